@@ -1,0 +1,107 @@
+"""The error tree. A message says what went wrong, with which one, and what to do.
+
+    AgentrError
+    ├── UserError                     the user's mistake: the command line exits with 2
+    │   ├── ConfigError (ValueError)  a recipe, an override or an option
+    │   ├── ModelDirectoryError       a model directory that is missing, incomplete or corrupt
+    │   ├── StoreError                a workspace that cannot be opened
+    │   │   ├── CorruptStore          the database file is damaged
+    │   │   └── StoreBusy (Transient) another process holds the workspace
+    │   └── DataFileError             a data file that is missing or malformed
+    ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
+    │   ├── EnvironmentUnavailable (Transient)
+    │   └── ReplayDiverged            replaying recorded actions gave another observation
+    ├── ModelFault                    the model's backend broke
+    │   ├── ModelUnavailable (Transient)
+    │   └── PromptTooLong             a conversation that leaves no room for a reply
+    ├── DataFault                     a broken rule of the data: split leakage, an empty or wrong loss mask
+    ├── TrainingFault                 a trainer ended without a usable checkpoint
+    │   ├── NonFiniteLoss
+    │   └── OutOfMemory
+    └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
+
+`Transient` marks what may heal by itself: Prefect tasks retry these and nothing else.
+To add a class: inherit the right branch (and the matching builtin), keep it picklable by one message argument, list it above.
+"""
+
+from __future__ import annotations
+
+
+class Transient(Exception):
+    """Marks an error that may heal by itself; it is retried with back-off."""
+
+
+class AgentrError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UserError(AgentrError):
+    """The user's mistake; the command line answers with this one sentence and exits with 2."""
+
+
+class ConfigError(UserError, ValueError):
+    """A recipe, an override or a command-line option is wrong."""
+
+
+class ModelDirectoryError(UserError):
+    """A model directory is missing, incomplete or corrupt."""
+
+
+class StoreError(UserError):
+    """A workspace cannot be opened."""
+
+
+class CorruptStore(StoreError):
+    """The database file of a workspace is damaged."""
+
+
+class StoreBusy(StoreError, Transient):
+    """Another process holds the workspace for longer than we wait."""
+
+
+class DataFileError(UserError):
+    """A data file is missing or malformed."""
+
+
+class EnvironmentFault(AgentrError):
+    """An environment broke."""
+
+
+class EnvironmentUnavailable(EnvironmentFault, Transient):
+    """An environment cannot be reached."""
+
+
+class ReplayDiverged(EnvironmentFault):
+    """Replaying recorded actions gave another observation than the recorded one."""
+
+
+class ModelFault(AgentrError):
+    """A model's backend broke."""
+
+
+class ModelUnavailable(ModelFault, Transient):
+    """A model's backend cannot be reached."""
+
+
+class PromptTooLong(ModelFault):
+    """A conversation leaves no room for a reply."""
+
+
+class DataFault(AgentrError):
+    """A rule of the data is broken."""
+
+
+class TrainingFault(AgentrError):
+    """A trainer ended without a usable checkpoint."""
+
+
+class NonFiniteLoss(TrainingFault):
+    """The loss became NaN or infinite."""
+
+
+class OutOfMemory(TrainingFault):
+    """The trainer ran out of memory."""
+
+
+class ErrorBudgetSpent(AgentrError):
+    """A stage met more episode errors than its recipe allows."""
