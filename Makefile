@@ -1,0 +1,44 @@
+# The two commands are `make run` and `make test`; the others serve development.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RECIPE ?= deployments/recipes/textcraft-tiny.yaml
+STAMP := $(VENV)/.installed
+
+# Prefect must not look for a server or a network in the embedded default.
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+
+.PHONY: run test quick lint types contracts golden clean
+
+run: $(STAMP)
+	$(BIN)/agentr run $(RECIPE)
+
+test: $(STAMP) lint types contracts
+	$(BIN)/python -m pytest
+
+quick: $(STAMP)
+	$(BIN)/ruff check -q .
+	$(BIN)/python -m pytest tests/core tests/properties -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+golden: $(STAMP)
+	$(BIN)/python -m pytest tests/golden --update-golden
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

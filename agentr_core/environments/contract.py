@@ -1,0 +1,104 @@
+"""The contract checker: what every environment must keep, tried on real episodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agentr_core.protocols import Environment
+from agentr_core.types import Instance, Transition
+
+MAX_STEPS = 60
+NONSENSE = "florble the quux"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken rule of the contract."""
+
+    rule: str
+    detail: str
+
+
+def check(make: Callable[[], Environment], *, instances_per_split: int = 3) -> tuple[Violation, ...]:
+    """Return what breaks the contract, nothing if all is well. Two environments are made and closed.
+
+    Checked are: names and texts; splits that are not empty and do not overlap by first observation; determinism
+    across objects; rewards in [0, 1] or negative for a disaster, success flags; nonsense that is answered, not raised;
+    snapshots; the expert, whose replies must parse and succeed.
+    """
+    one, other = make(), make()
+    try:
+        return tuple(_violations(one, other, instances_per_split))
+    finally:
+        one.close()
+        one.close()
+        other.close()
+
+
+def _violations(one: Environment, other: Environment, per_split: int) -> Iterator[Violation]:
+    if not isinstance(one, Environment):
+        yield Violation(rule="protocol", detail=f"{type(one).__name__} lacks members of Environment")
+        return
+    for field in ("name", "instruction", "acknowledgement"):
+        if not getattr(one, field):
+            yield Violation(rule="texts", detail=f"{field} is empty")
+    if one.step_limit < 1:
+        yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit}")
+    if not {"train", "test"} <= set(one.splits()):
+        yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(one.splits())}")
+    seen: dict[str, Instance] = {}
+    for split in one.splits():
+        instances = one.instances(split)
+        if not len(instances):
+            yield Violation(rule="splits", detail=f"split {split} is empty")
+        for instance in _spread(instances, per_split):
+            first = one.reset(instance)
+            if first in seen and seen[first].split != split:
+                yield Violation(rule="leakage", detail=f"{instance.key} and {seen[first].key} begin alike")
+            seen[first] = instance
+            yield from _episode(one, other, instance)
+
+
+def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
+    replies = one.expert(instance)
+    actions = [NONSENSE, ""] if replies is None else [one.parse(reply) for reply in replies]
+    if replies is not None and not all(actions):
+        yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
+    firsts = one.reset(instance), other.reset(instance)
+    if firsts[0] != firsts[1]:
+        yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
+    nonsense = one.step(NONSENSE)
+    yield from _transition(instance, NONSENSE, nonsense)
+    if nonsense.reward > 0 or nonsense.info.get("success"):
+        yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward}")
+    one.reset(instance)
+    last: Transition | None = None
+    for position, action in enumerate(itertools.islice(actions, MAX_STEPS)):
+        before = one.snapshot() if one.can_snapshot else None
+        last = one.step(action)
+        yield from _transition(instance, action, last)
+        if other.step(action)[:4] != last[:4]:
+            yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
+        if one.can_snapshot:
+            one.restore(before)
+            if one.step(action)[:4] != last[:4]:
+                yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
+        if last.terminated or last.truncated:
+            break
+    if replies is not None and len(actions) <= MAX_STEPS and not (last and last.info.get("success")):
+        yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
+
+
+def _transition(instance: Instance, action: str, transition: Transition) -> Iterator[Violation]:
+    if not isinstance(transition.observation, str) or transition.reward > 1:
+        yield Violation(rule="transition", detail=f"{instance.key}: {action!r} gave reward {transition.reward}")
+    if "success" not in transition.info:
+        yield Violation(rule="transition", detail=f"{instance.key}: info after {action!r} has no success flag")
+
+
+def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:
+    """Return instances from the whole length of a split."""
+    step = max(1, len(instances) // count)
+    return [instances[position] for position in range(0, min(len(instances), step * count), step)]

@@ -1,0 +1,273 @@
+"""The recipes of a crafting world as a graph without circles, and the files they come from.
+
+Names are ids with their namespace, as in `minecraft:oak_planks`. A tag is a name for a set of items, any of which
+serves where a recipe asks for the tag.
+
+Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from agentr_core.data_files import data_path
+from agentr_core.errors import DataFault, DataFileError
+
+NAMESPACE = "minecraft"
+SHAPED = "minecraft:crafting_shaped"
+SHAPELESS = "minecraft:crafting_shapeless"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredient:
+    """`count` pieces of an item, or of any items with a tag if `is_tag`."""
+
+    name: str
+    count: int
+    is_tag: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What makes `count` pieces of `output`. `output_tag` is the recipe's group, or None where it has none."""
+
+    output: str
+    count: int
+    output_tag: str | None
+    inputs: tuple[Ingredient, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeBook:
+    """Recipes in load order with their indices.
+
+    `by_item` and `by_tag` find recipes by output, `item_to_tag` the tag that an item satisfies. `items` has every
+    item of the world, craftable or not; no tag is in it.
+    """
+
+    recipes: tuple[Recipe, ...]
+    by_item: Mapping[str, tuple[Recipe, ...]]
+    by_tag: Mapping[str, tuple[Recipe, ...]]
+    item_to_tag: Mapping[str, str]
+    items: frozenset[str]
+    tags: frozenset[str]
+
+    def depth(self, name: str) -> int:
+        """Return how many crafts the longest chain below an item or tag has, by its shallowest recipe; 0 without one.
+
+        Raises `DataFault` when recipes go in a circle.
+        """
+        return self._depths.get(name, 0)
+
+    def members(self, tag: str) -> tuple[str, ...]:
+        """Return the items that satisfy a tag, in load order."""
+        return tuple(item for item, of in self.item_to_tag.items() if of == tag)
+
+    def users(self, name: str) -> tuple[Recipe, ...]:
+        """Return the recipes with an input of that name, in load order."""
+        return self._users.get(name, ())
+
+    @cached_property
+    def goals(self) -> tuple[tuple[str, int], ...]:
+        """Every item of depth 1 or more with its depth, the shallow ones first, in load order among equals."""
+        crafted = ((item, depth) for item in self.by_item if (depth := self.depth(item)))
+        return tuple(sorted(crafted, key=lambda goal: goal[1]))
+
+    @cached_property
+    def _users(self) -> dict[str, tuple[Recipe, ...]]:
+        return _index((ingredient.name, recipe) for recipe in self.recipes for ingredient in recipe.inputs)
+
+    @cached_property
+    def _depths(self) -> dict[str, int]:
+        # Recipes by item come first: an item of the same name hides a tag.
+        ways = {**self.by_tag, **self.by_item}
+        below = {name: {i.name for recipe in recipes for i in recipe.inputs} for name, recipes in ways.items()}
+        depths: dict[str, int] = {}
+        try:
+            for name in TopologicalSorter(below).static_order():
+                chains = (max((depths[i.name] + 1 for i in r.inputs), default=0) for r in ways.get(name, ()))
+                depths[name] = min(chains, default=0)
+        except CycleError as error:
+            raise DataFault(f"recipes go in a circle: {' <- '.join(error.args[1])}") from None
+        return depths
+
+
+def build_book(
+    recipes: Iterable[Recipe], *, item_to_tag: Mapping[str, str] | None = None, items: Iterable[str] = ()
+) -> RecipeBook:
+    """Return the book of recipes that are taken as they are, but for tags that nothing satisfies: these become items.
+
+    Args:
+        recipes: in load order, free of circles.
+        item_to_tag: which tag an item satisfies; by default the last group among its own recipes.
+        items: items of the world beside those that the recipes name.
+    """
+    given = tuple(recipes)
+    if item_to_tag is None:
+        item_to_tag = {r.output: r.output_tag for r in given if r.output_tag and r.output_tag != r.output}
+    tags = frozenset(item_to_tag.values())
+    kept = tuple(
+        replace(r, inputs=tuple(replace(i, is_tag=i.is_tag and i.name in tags) for i in r.inputs)) for r in given
+    )
+    named = {i.name for r in kept for i in r.inputs if not i.is_tag}
+    return RecipeBook(
+        recipes=kept,
+        by_item=_index((r.output, r) for r in kept),
+        by_tag=_index((r.output_tag, r) for r in kept if r.output_tag in tags),
+        item_to_tag=item_to_tag,
+        items=frozenset({*(r.output for r in kept), *named, *items}),
+        tags=tags,
+    )
+
+
+def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Return the recipes that make a graph without circles, in load order.
+
+    Left out are those whose only ingredient is a storage block, and any that would close a circle with earlier ones.
+    """
+    below: dict[str, set[str]] = {}
+    kept = []
+    for recipe in recipes:
+        inputs = {ingredient.name for ingredient in recipe.inputs}
+        if len(inputs) == 1 and next(iter(inputs)).endswith("_block"):
+            continue
+        made = {recipe.output, recipe.output_tag or recipe.output}
+        if made & _reachable(inputs, below):
+            continue
+        below.setdefault(recipe.output, set()).update(inputs)
+        for tag in made - {recipe.output}:
+            below.setdefault(tag, set()).add(recipe.output)
+        kept.append(recipe)
+    return kept
+
+
+def load_shipped() -> RecipeBook:
+    """Return the recipes of Minecraft 1.16 that come along, equal to the published graph. Raises `DataFileError`."""
+    path = data_path("textcraft", "recipes.json")
+    rows = _read(path)
+    try:
+        recipes = [_from_row(*row) for row in rows]
+    except (TypeError, AttributeError) as error:
+        raise DataFileError(f"recipe table {path} is malformed ({error}); restore it from the release") from error
+    return _official(recipes)
+
+
+def load_folder(folder: Path) -> RecipeBook:
+    """Return the recipes in a folder of the game's own JSON files, loaded in the order of their names.
+
+    Files of other types than `crafting_shaped` and `crafting_shapeless` are passed over. Of an ingredient's
+    options the first one counts.
+
+    Raises:
+        DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
+    """
+    if not folder.is_dir():
+        raise DataFileError(f"recipe folder {folder} does not exist; point recipes_dir to the game's recipe JSON files")
+    recipes = []
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
+        raw = _read(path)
+        try:
+            if raw["type"] in (SHAPED, SHAPELESS):
+                recipes.append(_from_game(raw))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            why = f"no {error}" if isinstance(error, KeyError) else error
+            raise DataFileError(f"recipe file {path} is malformed ({why}); repair or remove it") from error
+    if not recipes:
+        raise DataFileError(f"recipe folder {folder} has no crafting recipe; point recipes_dir to the game's files")
+    return _official(recipes)
+
+
+def load_split() -> dict[str, tuple[int, ...]]:
+    """Return the goal indices of the splits `train`, `test` and `rest` (in neither), ascending.
+
+    Raises `DataFileError` when the file is missing or malformed.
+    """
+    path = data_path("textcraft", "split.json")
+    raw = _read(path)
+    try:
+        train, test = (
+            tuple(index for first, last in raw[name] for index in range(first, last + 1)) for name in ("train", "test")
+        )
+        rest = tuple(sorted(set(range(raw["goals"])).difference(train, test)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataFileError(f"split file {path} is malformed ({error}); restore it from the release") from error
+    return {"train": train, "test": test, "rest": rest}
+
+
+def _official(recipes: Sequence[Recipe]) -> RecipeBook:
+    # The world knows what a left-out recipe makes, so that it can be got.
+    return build_book(untangle(recipes), items=(recipe.output for recipe in recipes))
+
+
+def _index(pairs: Iterable[tuple[Any, Recipe]]) -> dict[str, tuple[Recipe, ...]]:
+    found: dict[str, list[Recipe]] = {}
+    for key, recipe in pairs:
+        found.setdefault(key, []).append(recipe)
+    return {key: tuple(recipes) for key, recipes in found.items()}
+
+
+def _reachable(names: Iterable[str], below: Mapping[str, Iterable[str]]) -> set[str]:
+    found: set[str] = set()
+    frontier = list(names)
+    while frontier:
+        name = frontier.pop()
+        if name not in found:
+            found.add(name)
+            frontier.extend(below.get(name, ()))
+    return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataFileError(f"{path} cannot be read as JSON ({error}); repair or remove it") from error
+
+
+def _from_row(output: str, count: int, group: str | None, inputs: Mapping[str, int]) -> Recipe:
+    """Return the recipe in one row of recipes.json; there, names have no namespace and tags start with "#"."""
+    return Recipe(
+        output=f"{NAMESPACE}:{output}",
+        count=count,
+        output_tag=f"{NAMESPACE}:{group}" if group else None,
+        inputs=tuple(
+            Ingredient(name=f"{NAMESPACE}:{name.removeprefix('#')}", count=number, is_tag=name.startswith("#"))
+            for name, number in inputs.items()
+        ),
+    )
+
+
+def _from_game(raw: Mapping[str, Any]) -> Recipe:
+    """Return the recipe in one of the game's files."""
+    counts: Counter[tuple[str, bool]] = Counter()
+    if raw["type"] == SHAPED:
+        grid = Counter("".join(raw["pattern"]).replace(" ", ""))
+        unknown = sorted(grid.keys() - raw["key"].keys())
+        if unknown:
+            raise ValueError(f"the pattern has {unknown[0]!r}, the key does not")
+        for letter, options in raw["key"].items():
+            counts[_ingredient(options)] += grid[letter]
+    else:
+        counts.update(_ingredient(options) for options in raw["ingredients"])
+    result = raw["result"]
+    output, count = (result, 1) if isinstance(result, str) else (result["item"], result.get("count", 1))
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"the result's count is {count!r}, not a positive integer")
+    return Recipe(
+        output=output,
+        count=count,
+        output_tag=f"{NAMESPACE}:{raw['group']}" if raw.get("group") else None,
+        inputs=tuple(Ingredient(name=n, is_tag=tag, count=count) for (n, tag), count in counts.items() if count),
+    )
+
+
+def _ingredient(options: Any) -> tuple[str, bool]:
+    first = options[0] if isinstance(options, list) else options
+    return (first["tag"], True) if "tag" in first else (first["item"], False)

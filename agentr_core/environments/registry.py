@@ -1,0 +1,42 @@
+"""Environments by name: those that come along and those that other packages add.
+
+A package adds one with an entry point in the group `agentr.environments` that names a class; the class takes the
+recipe's `environment.options` as keyword arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from agentr_core.errors import ConfigError
+from agentr_core.protocols import Environment
+
+GROUP = "agentr.environments"
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all installed environments, sorted."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def make(name: str, options: Mapping[str, Any]) -> Environment:
+    """Return a new environment.
+
+    Raises:
+        ConfigError: there is no environment of that name, or it has no such option.
+    """
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(names())}")
+    kind = next(iter(found)).load()
+    known = inspect.signature(kind).parameters
+    unknown = sorted(options.keys() - known.keys())
+    if unknown:
+        raise ConfigError(
+            f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
+        )
+    environment: Environment = kind(**options)
+    return environment

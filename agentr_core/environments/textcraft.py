@@ -1,0 +1,191 @@
+"""TextCraft in process: crafting goals from listed commands, microseconds a step.
+
+Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation strings are theirs,
+so that transcripts can be compared. Unlike the served version the text of an instance is a function of its index.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from agentr_core.environments import crafting_text
+from agentr_core.environments.crafting import CraftingTask, chain, plan
+from agentr_core.environments.crafting_game import CraftingGame
+from agentr_core.environments.crafting_recipes import Recipe, RecipeBook, load_folder, load_shipped, load_split
+from agentr_core.environments.procedural import ProceduralWorlds
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Instance, Transition
+
+_LABELLED = re.compile(r"Action:[ \t]*(.*)")
+_FOREIGN = re.compile(r"[^a-z0-9, ]")
+
+MAX_DISTRACTORS = 10
+
+
+class TextCraft:
+    """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
+
+    Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals in neither, and
+    `procedural` has any number of invented worlds that share no item with the official ones.
+
+    Args:
+        recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
+        expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only what the next
+            craft needs, which spares it from multiplying totals ahead.
+    """
+
+    name = "textcraft"
+    instruction = crafting_text.INSTRUCTION
+    acknowledgement = "Ok."
+    step_limit = 20
+    can_snapshot = True
+    blocking = False
+
+    def __init__(self, *, recipes_dir: str = "", expert: Literal["optimal", "lazy"] = "optimal") -> None:
+        if expert not in ("optimal", "lazy"):
+            raise ConfigError(f"environment.options.expert must be optimal or lazy, not {expert!r}")
+        self.book = load_folder(Path(recipes_dir)) if recipes_dir else load_shipped()
+        self._split = load_split()
+        self._procedural = ProceduralWorlds()
+        self._expert = expert
+        self._world: RecipeBook = self.book
+        self._goal = ""
+        self._game = CraftingGame(self._world)
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return ("train", "test", "rest", "procedural")
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
+        if split == "procedural":
+            indices: Sequence[int] = range(self._procedural.count)
+        elif split in self._split:
+            indices = [index for index in self._split[split] if index < len(self.book.goals)]
+        else:
+            raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
+        return _Instances(split, indices)
+
+    def task(self, instance: Instance) -> CraftingTask:
+        """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an unknown one."""
+        if instance.environment != self.name or instance.split not in self.splits():
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        if instance.split == "procedural":
+            world, goal = self._procedural.world(instance.index)
+        elif instance.index < len(self.book.goals):
+            world, goal = self.book, self.book.goals[instance.index][0]
+        else:
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        return CraftingTask(goal=goal, commands=listed_commands(world, goal, instance), item_to_tag=world.item_to_tag)
+
+    def reset(self, instance: Instance) -> str:
+        """Return the listed commands and the goal; the inventory is empty."""
+        task = self.task(instance)
+        self._world = self._procedural.world(instance.index)[0] if instance.split == "procedural" else self.book
+        self._goal = task.goal
+        self._game = CraftingGame(self._world)
+        return crafting_text.first_observation(task)
+
+    def parse(self, reply: str) -> str:
+        """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+        labelled = _LABELLED.findall(reply)
+        return " ".join(_FOREIGN.sub("", labelled[-1].lower()).split()) if labelled else ""
+
+    def step(self, action: str) -> Transition:
+        """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
+        observation, item = self._game.act(action)
+        won = item == self._goal
+        return Transition(observation, float(won), won, False, {"success": won, "valid": bool(item)})
+
+    def snapshot(self) -> Any:
+        """Return a copy of the inventory with the goal and world it belongs to."""
+        return self._world, self._goal, self._game.inventory
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back to a snapshot."""
+        self._world, self._goal, inventory = snapshot
+        self._game = CraftingGame(self._world, inventory)
+
+    @property
+    def inventory(self) -> Mapping[str, int]:
+        """A copy of the present inventory: item id to count."""
+        return self._game.inventory
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
+        if instance.split == "procedural":
+            world, goal = self._procedural.world(instance.index)
+            return world.depth(goal)
+        return self.book.goals[instance.index][1]
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
+        task = self.task(instance)
+        inventory: dict[str, int] = {}
+        replies: list[str] = []
+        first = plan(task, inventory)
+        if first is None:
+            return None
+        if self._expert == "optimal":
+            return crafting_text.optimal_replies(task, first)
+        while not inventory.get(task.goal):
+            present = plan(task, inventory)
+            if present is None:
+                return None
+            hops = chain(task, inventory, present)
+            replies.append(crafting_text.lazy_reply(hops, present.items))
+            crafting_text.apply_last_hop(inventory, hops, present.items)
+        return replies
+
+    def close(self) -> None:
+        """Do nothing: an episode holds no resources."""
+
+
+class _Instances(Sequence[Instance]):
+    """The instances of one split, made when they are asked for: a split may hold billions."""
+
+    def __init__(self, split: str, indices: Sequence[int]) -> None:
+        self._split = split
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return _Instances(self._split, self._indices[position])
+        return Instance(environment="textcraft", split=self._split, index=self._indices[position])
+
+
+def listed_commands(world: RecipeBook, goal: str, instance: Instance) -> tuple[Recipe, ...]:
+    """Return what an instance lists: every recipe the goal may need, up to 10 distractors, shuffled by its index.
+
+    A distractor uses an ingredient that a needed recipe uses as well.
+    """
+    needed = _needed(world, goal, frozenset())
+    rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
+    pool: dict[Recipe, None] = {}
+    for recipe in needed:
+        for ingredient in recipe.inputs:
+            users = world.users(ingredient.name)
+            pool.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
+    others = [recipe for recipe in pool if recipe not in needed]
+    listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
+    rng.shuffle(listed)
+    return tuple(listed)
+
+
+def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
+    found: dict[Recipe, None] = {}
+    if name in path:
+        return found
+    for recipe in world.by_item.get(name) or world.by_tag.get(name, ()):
+        found[recipe] = None
+        for ingredient in recipe.inputs:
+            found.update(_needed(world, ingredient.name, path | {name}))
+    return found

@@ -1,0 +1,49 @@
+"""Every installed environment keeps the contract, and the checker catches those that do not."""
+
+from dataclasses import replace
+
+import pytest
+
+from agentr_core.environments import registry
+from agentr_core.environments.contract import check
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.errors import ConfigError
+from agentr_core.types import Transition
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_installed_environment_keeps_the_contract(name):
+    assert check(lambda: registry.make(name, {}), instances_per_split=8) == ()
+
+
+def test_lazy_expert_keeps_the_contract():
+    assert check(lambda: TextCraft(expert="lazy"), instances_per_split=8) == ()
+
+
+class Leaky(TextCraft):
+    def task(self, instance):
+        return super().task(replace(instance, split="train", index=7))
+
+
+class Generous(TextCraft):
+    def step(self, action):
+        return Transition(*super().step(action)[:1], 2.0, False, False, {})
+
+
+class Forgetful(TextCraft):
+    def restore(self, snapshot):
+        self._game = type(self._game)(self._world)
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"), [(Leaky, "leakage"), (Generous, "transition"), (Forgetful, "snapshot")]
+)
+def test_checker_catches(broken, rule):
+    assert rule in {violation.rule for violation in check(broken)}
+
+
+def test_unknown_environment_and_option():
+    with pytest.raises(ConfigError, match="no environment 'nope'.*textcraft"):
+        registry.make("nope", {})
+    with pytest.raises(ConfigError, match="no option recipe_dir; it has recipes_dir, expert"):
+        registry.make("textcraft", {"recipe_dir": "x"})

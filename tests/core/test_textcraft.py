@@ -1,0 +1,176 @@
+"""The rules of TextCraft, string by string, and its planner against the game itself."""
+
+import pytest
+
+from agentr_core.environments import crafting_text
+from agentr_core.environments.crafting import CraftingTask, plan
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance
+
+
+@pytest.fixture
+def env():
+    return TextCraft()
+
+
+def at(env, index, split=None):
+    name = split or next(s for s in ("train", "test", "rest") if index in {i.index for i in env.instances(s)})
+    return Instance(environment="textcraft", split=name, index=index)
+
+
+def goal_index(env, item):
+    return next(i for i, (goal, _) in enumerate(env.book.goals) if goal == f"minecraft:{item}")
+
+
+def test_splits_are_the_published_ones(env):
+    test = [i.index for i in env.instances("test")]
+    assert test == [*range(31), *range(140, 181), *range(420, 445), 533, 534, 535]
+    assert len(env.instances("train")) == 374
+    assert not {i.index for i in env.instances("train")} & set(test)
+    assert [env.depth(i) for i in env.instances("test")] == [1] * 31 + [2] * 41 + [3] * 25 + [4] * 3
+
+
+def test_first_observation_lists_commands_and_goal(env):
+    text = env.reset(at(env, goal_index(env, "stick")))
+    assert text.startswith("Crafting commands:\ncraft ")
+    assert text.endswith("\n\nGoal: craft stick.")
+    assert "craft 4 stick using 2 planks" in text.splitlines()
+    assert "craft 1 stick using 2 bamboo" not in text or "bamboo" in text
+
+
+def test_text_of_an_instance_is_fixed(env):
+    instance = at(env, 533)
+    assert env.reset(instance) == TextCraft().reset(instance)
+
+
+def test_a_whole_episode(env):
+    env.reset(at(env, goal_index(env, "stick")))
+    assert env.step("inventory").observation == "Inventory: You are not carrying anything."
+    assert env.step("get 2 oak logs").observation == "Got 2 oak logs"
+    assert env.step("craft 4 oak planks using 1 oak logs").observation == "Crafted 4 minecraft:oak_planks"
+    assert env.step("inventory").observation == "Inventory: [oak logs] (1) [oak planks] (4) "
+    last = env.step("craft 4 stick using 2 oak planks")
+    assert last.observation == "Crafted 4 minecraft:stick"
+    assert (last.reward, last.terminated, last.info["success"]) == (1.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        ("get 1 stick", "Could not find stick"),
+        ("get 1 planks", "Could not find planks"),
+        ("get 1 unobtainium", "Could not find unobtainium"),
+        ("get oak logs", "Could not execute get oak logs"),
+        ("dance", "Could not execute dance"),
+        ("", "Could not execute "),
+        ("craft 4 stick using planks", "Wrong item format: planks"),
+        ("craft 4 stick using 2 planks", "Could not find enough items to craft minecraft:stick"),
+        ("craft 4 stick using 2 oak planks", "Could not find enough items to craft minecraft:stick"),
+        ("get 0 oak logs", "Got 0 oak logs"),
+    ],
+)
+def test_answers_to_what_fails(env, action, answer):
+    env.reset(at(env, goal_index(env, "stick")))
+    transition = env.step(action)
+    assert transition.observation == answer
+    assert (transition.reward, transition.terminated, transition.info["success"]) == (0.0, False, False)
+
+
+def test_multiples_are_refused_and_the_requested_number_is_ignored(env):
+    env.reset(at(env, goal_index(env, "ladder")))
+    env.step("get 4 oak logs")
+    refused = env.step("craft 8 oak planks using 2 oak logs").observation
+    assert refused == (
+        "Could not find a valid recipe for "
+        "ItemTagWithCount(item_tag=ItemTag(tag=None, item_id='minecraft:oak_planks'), count=8)"
+    )
+    assert env.step("craft 9 oak planks using 1 oak logs").observation == "Crafted 4 minecraft:oak_planks"
+    assert env.step("craft oak planks using 1 oak logs").observation == "Crafted 4 minecraft:oak_planks"
+    generic = env.step("craft 4 planks using 1 oak logs").observation
+    assert generic == (
+        "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag='minecraft:planks', item_id=None), count=4)"
+    )
+
+
+def test_goal_that_can_be_got_is_rewarded(env):
+    env.reset(at(env, goal_index(env, "stick")))
+    env._goal = "minecraft:oak_logs"
+    assert env.step("get 1 oak logs").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("Thought: x\nAction: get 1 oak logs", "get 1 oak logs"),
+        ("Action:get 2  Oak-Logs!", "get 2 oaklogs"),
+        ("Action: get 1 a\nAction: get 2 b", "get 2 b"),
+        ("get 1 oak logs", ""),
+        ("Thought: no label", ""),
+    ],
+)
+def test_parser(env, reply, action):
+    assert env.parse(reply) == action
+
+
+@pytest.mark.parametrize("style", ["optimal", "lazy"])
+def test_expert_solves_every_official_goal(style):
+    env = TextCraft(expert=style)
+    for split in ("train", "test", "rest"):
+        for instance in env.instances(split):
+            env.reset(instance)
+            for reply in env.expert(instance):
+                last = env.step(env.parse(reply))
+            assert last.info["success"], instance.key
+
+
+def test_optimal_expert_is_never_longer_than_the_lazy_one_and_as_long_as_its_plan():
+    optimal, lazy = TextCraft(expert="optimal"), TextCraft(expert="lazy")
+    for instance in [*optimal.instances("test"), *optimal.instances("procedural")[:200]]:
+        steps = len(optimal.expert(instance))
+        assert steps <= len(lazy.expert(instance))
+        assert steps == plan(optimal.task(instance), {}).steps
+
+
+def test_plan_takes_what_is_at_hand_into_account(env):
+    task = env.task(at(env, goal_index(env, "stick")))
+    assert plan(task, {}).steps == min(plan(task, {}).steps, 3)
+    assert plan(task, {"minecraft:birch_planks": 2}).steps == 1
+    assert plan(task, {"minecraft:birch_planks": 2}).items["minecraft:planks"] == "minecraft:birch_planks"
+
+
+def test_plan_of_a_goal_that_needs_itself_is_none(env):
+    task = env.task(at(env, goal_index(env, "stick")))
+    recipe = task.commands[0]
+    circle = CraftingTask(
+        goal=recipe.output,
+        commands=(type(recipe)(
+            output=recipe.output, count=1, output_tag=None, inputs=(type(recipe.inputs[0])(
+                name=recipe.output, count=1, is_tag=False),)),),
+        item_to_tag={},
+    )
+    assert plan(circle, {}) is None
+
+
+def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_depth(env):
+    for instance in env.instances("procedural")[:100]:
+        task = env.task(instance)
+        items = {recipe.output for recipe in task.commands} | {i.name for r in task.commands for i in r.inputs}
+        assert not items & env.book.items
+        assert env.depth(instance) == instance.index % 4 + 1
+
+
+def test_misuse_is_told_in_one_sentence(env):
+    with pytest.raises(ConfigError, match="no split 'validation'"):
+        env.instances("validation")
+    with pytest.raises(EnvironmentFault, match="textcraft/test/9999"):
+        env.reset(Instance(environment="textcraft", split="test", index=9999))
+    with pytest.raises(ConfigError, match="optimal or lazy"):
+        TextCraft(expert="clever")
+
+
+def test_every_string_of_the_expert_is_a_listed_command(env):
+    instance = at(env, 144)
+    listed = {crafting_text.command(recipe) for recipe in env.task(instance).commands}
+    crafts = [env.parse(r) for r in env.expert(instance) if "Action: craft" in r]
+    assert all(c in listed or "planks" in c for c in crafts)
