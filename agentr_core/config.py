@@ -228,7 +228,7 @@ class Recipe:
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     method: Literal["agent-r", "base"] = "agent-r"
     description: str = ""
-    workspace: str = "runs/default"
+    workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""
     seed: Natural = 0
     iterations: Count = 3
@@ -346,4 +346,4 @@ def _plain_copy(value: Any) -> Any:
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
     """Return a copy of a recipe with top-level fields changed, unchecked: for programs, not for user input."""
-    return dataclasses.replace(recipe, **changes)
+    return dataclasses.replace(recipe, **changes)  # type: ignore[type-var]

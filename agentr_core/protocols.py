@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from agentr_core.types import Generation, Instance, Request, Transition
+from agentr_core.types import Generation, Instance, Request, Transition, Verdict
 
 
 @runtime_checkable
@@ -66,6 +66,15 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Release what the episode holds. Calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class Oracle(Protocol):
+    """What an environment may have besides: the truth about each step, to measure judges against."""
+
+    def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
+        """Return the true verdict on each action of an episode, played from its start; never unparsable."""
         ...
 
 

@@ -93,9 +93,9 @@ def optimal_replies(task: CraftingTask, chosen: Plan) -> list[str]:
     goal = display(task.goal)
     replies = [
         f"Thought: {goal} needs {count} {display(item)} in all.\nAction: get {count} {display(item)}"
-        for item, count in reversed(chosen.gets.items())
+        for item, count in reversed(list(chosen.gets.items()))
     ]
-    for item, times in reversed(chosen.crafts.items()):
+    for item, times in reversed(list(chosen.crafts.items())):
         replies.extend(
             [f"Thought: all is there for {display(item)}.\nAction: {_craft(chosen.recipes[item], chosen.items)}"] * times
         )

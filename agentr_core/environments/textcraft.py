@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from agentr_core.environments import crafting_text
+from agentr_core.environments import crafting_oracle, crafting_text
 from agentr_core.environments.crafting import CraftingTask, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
 from agentr_core.environments.crafting_recipes import Recipe, RecipeBook, load_folder, load_shipped, load_split
 from agentr_core.environments.procedural import ProceduralWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.types import Instance, Transition
+from agentr_core.types import Instance, Transition, Verdict
 
 _LABELLED = re.compile(r"Action:[ \t]*(.*)")
 _FOREIGN = re.compile(r"[^a-z0-9, ]")
@@ -100,7 +100,7 @@ class TextCraft:
         """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
         observation, item = self._game.act(action)
         won = item == self._goal
-        return Transition(observation, float(won), won, False, {"success": won, "valid": bool(item)})
+        return Transition(observation, float(won), won, False, {"success": won, "valid": bool(item) or action.startswith("inventory")})
 
     def snapshot(self) -> Any:
         """Return a copy of the inventory with the goal and world it belongs to."""
@@ -141,6 +141,11 @@ class TextCraft:
             replies.append(crafting_text.lazy_reply(hops, present.items))
             crafting_text.apply_last_hop(inventory, hops, present.items)
         return replies
+
+    def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
+        """Return the true verdict on each action of an episode, played from its start."""
+        world = self._procedural.world(instance.index)[0] if instance.split == "procedural" else self.book
+        return crafting_oracle.verdicts(self.task(instance), world, actions)
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""

@@ -1,0 +1,7 @@
+"""The trajectory store: DuckDB schema, bursts of reading and writing, and the codec between records and rows."""
+
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows
+from agentr_core.store.writer import Writer
+
+__all__ = ["Rows", "Store", "Writer"]

@@ -1,0 +1,32 @@
+"""Samples to training batches of a few fixed shapes: every new shape would make the CPU compile new kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from agentr_core.rendering import IGNORED, RenderedSample
+
+LENGTHS = (192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
+
+
+def batches(rows: Iterable[RenderedSample], *, batch_tokens: int, pad: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield right-padded batches of one length each, about `batch_tokens` tokens big; too long rows are left out.
+
+    Causal attention never looks ahead, so padding at the end needs no attention mask.
+    Shapes: `input_ids` and `labels` are (B, L), with L in `LENGTHS` and B = batch_tokens // L.
+    """
+    waiting: dict[int, list[RenderedSample]] = {length: [] for length in LENGTHS}
+    for row in rows:
+        length = next((length for length in LENGTHS if length >= len(row.input_ids)), None)
+        if length is None:
+            continue
+        bucket = waiting[length]
+        bucket.append(row)
+        if len(bucket) == max(1, batch_tokens // length):
+            yield {
+                "input_ids": torch.tensor([[*r.input_ids, *[pad] * (length - len(r.input_ids))] for r in bucket]),
+                "labels": torch.tensor([[*r.labels, *[IGNORED] * (length - len(r.labels))] for r in bucket]),
+            }
+            bucket.clear()

@@ -1,0 +1,197 @@
+"""What the tiny base model learns from: expert episodes and oracle-judged steps, with items renamed at random.
+
+Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
+of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
+Sources are procedural worlds and the training instances; no test instance is ever touched.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from agentr_core.critique.prompt import judge_messages
+from agentr_core.environments import crafting_text as text
+from agentr_core.environments.crafting import CraftingTask, Plan, chain, plan
+from agentr_core.environments.crafting_game import CraftingGame
+from agentr_core.environments.crafting_oracle import judge
+from agentr_core.environments.crafting_recipes import RecipeBook, build_book
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
+
+MAX_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedStep:
+    """One played action with the oracle's word and the reason it would give."""
+
+    action: str
+    observation: str
+    verdict: Verdict
+    reason: str
+
+
+class Curriculum:
+    """An endless stream of samples; sample i depends on the seed and i alone.
+
+    Args:
+        seed: another seed is another stream.
+        judge_share: part of the samples that are judge examples, in [0, 1].
+        procedural_share: part of the samples that come from procedural worlds, in [0, 1].
+    """
+
+    def __init__(self, *, seed: int, judge_share: float, procedural_share: float) -> None:
+        self._seed = seed
+        self._judge_share = judge_share
+        self._procedural_share = procedural_share
+        self._env = TextCraft(expert="lazy")
+        self._train = self._env.instances("train")
+        book = self._env.book
+        kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
+        self._names = sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples from the first one on."""
+        index = 0
+        while True:
+            if (sample := self.sample(index)) is not None:
+                yield sample
+            index += 1
+
+    def name_texts(self) -> list[str]:
+        """Return every name that may occur, as it stands in a text."""
+        return [f" {text.display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
+
+    def sample(self, index: int) -> Sample | None:
+        """Return sample number `index`, or None where the drawn instance has no solution within `MAX_STEPS`."""
+        rng = random.Random(derive_seed("base-curriculum", self._seed, index))
+        if rng.random() < self._procedural_share:
+            # Beyond the first million: the first worlds stay free for tests and for searching.
+            instance = Instance(environment="textcraft", split="procedural", index=rng.randrange(10**6, 10**9))
+        else:
+            instance = rng.choice(self._train)
+        task = rename(self._env.task(instance), self._names, rng)
+        world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        if rng.random() < self._judge_share:
+            return judge_sample(task, world, instance, rng)
+        return expert_sample(task, instance)
+
+
+def rename(task: CraftingTask, names: Sequence[str], rng: random.Random) -> CraftingTask:
+    """Return the task with its items renamed at random and its commands shuffled anew."""
+    items = dict.fromkeys(i for r in task.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
+    tagged = task.item_to_tag
+    used_tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}
+    mapping: dict[str, str] = {}
+    for tag in sorted(used_tags):
+        members = sorted(item for item, of in tagged.items() if of == tag)
+        mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
+    free = [item for item in items if item not in mapping]
+    mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
+    commands = [
+        replace(
+            recipe,
+            output=mapping[recipe.output],
+            output_tag=recipe.output_tag if recipe.output_tag in used_tags else None,
+            inputs=tuple(i if i.is_tag else replace(i, name=mapping[i.name]) for i in recipe.inputs),
+        )
+        for recipe in task.commands
+    ]
+    rng.shuffle(commands)
+    return CraftingTask(
+        goal=mapping[task.goal],
+        commands=tuple(commands),
+        item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
+    )
+
+
+def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
+    """Return an episode of the lazy expert, all its replies trained."""
+    chosen = plan(task, {})
+    if chosen is None:
+        return None
+    messages = [
+        Message(role="user", text=text.INSTRUCTION),
+        Message(role="assistant", text=TextCraft.acknowledgement),
+        Message(role="user", text=text.first_observation(task)),
+    ]
+    inventory: dict[str, int] = {}
+    for _ in range(MAX_STEPS):
+        hops = chain(task, inventory, chosen)
+        text.apply_last_hop(inventory, hops, chosen.items)
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
+        if inventory.get(task.goal):
+            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
+        messages.append(Message(role="user", text=text.answer(hops[-1])))
+    return None
+
+
+def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
+    """Return one judged step of a faulty episode: the judge's reply is trained."""
+    steps = judged_episode(task, world, rng, length=rng.randint(1, 12))
+    if not steps:
+        return None
+    # The last step of each verdict is as likely as any other, so that errors are not drowned by good steps.
+    by_verdict: dict[Verdict, list[int]] = {}
+    for position, step in enumerate(steps):
+        by_verdict.setdefault(step.verdict, []).append(position)
+    position = rng.choice(by_verdict[rng.choice(sorted(by_verdict))])
+    step = steps[position]
+    log = [(before.action, before.observation) for before in steps[:position]]
+    prompt = judge_messages(text.first_observation(task), log, step.action, step.observation)
+    reply = f"Reason: {step.reason}\nJudgement: {step.verdict.value.capitalize()}"
+    return Sample(
+        kind=SampleKind.JUDGE,
+        messages=(*prompt, Message(role="assistant", text=reply, train=True)),
+        instance=instance,
+    )
+
+
+def judged_episode(
+    task: CraftingTask, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.3
+) -> list[JudgedStep]:
+    """Return up to `length` steps of an expert that errs at the given rate, each judged by the oracle."""
+    game = CraftingGame(world)
+    steps: list[JudgedStep] = []
+    present = plan(task, {})
+    while present is not None and len(steps) < length and not game.inventory.get(task.goal):
+        hops = chain(task, game.inventory, present)
+        expected = text.action_of(hops[-1], present.items)
+        action = corrupt(task, present, expected, steps, rng) if rng.random() < error_rate else expected
+        observation, made = game.act(action)
+        after = plan(task, game.inventory)
+        verdict = judge(present, after, action, expected, made)
+        steps.append(
+            JudgedStep(
+                action=action, observation=observation, verdict=verdict, reason=text.chain_text(hops, present.items)
+            )
+        )
+        present = after
+    return steps
+
+
+def corrupt(task: CraftingTask, present: Plan, expected: str, steps: Sequence[JudgedStep], rng: random.Random) -> str:
+    """Return an action such as a confused agent takes in place of the expected one."""
+    kind = rng.randrange(6)
+    recipe = rng.choice(task.commands)
+    item = rng.choice(recipe.inputs).name
+    if kind == 0:
+        return "inventory"
+    if kind == 1 and steps:
+        return rng.choice(steps).action
+    if kind == 2:
+        return text.command(recipe)
+    if kind == 3:
+        return f"get {rng.randint(1, 9)} {text.display(item)}"
+    words = expected.split()
+    numbers = [i for i, word in enumerate(words) if word.isdigit()]
+    if kind == 4 and numbers:
+        spot = rng.choice(numbers)
+        words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
+        return " ".join(words)
+    wanted = rng.choice([*present.recipes] or [task.goal])
+    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(task.goal)}"
+

@@ -1,0 +1,122 @@
+"""Make the tiny base model: tokenizer, random weights, one pass over the curriculum.
+
+The learning rate is constant until the last fifth of the training, so a run with fewer tokens is a prefix of a longer
+one up to its own decay: a longer run's checkpoint can be finished early.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from agentr_core.base_model.batches import batches
+from agentr_core.base_model.curriculum import Curriculum
+from agentr_core.base_model.tokenizer import build_tokenizer
+from agentr_core.config import BaseConfig
+from agentr_core.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.environments.crafting_text import INSTRUCTION
+from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
+from agentr_core.rendering import Renderer
+
+TOKENIZER_SAMPLES = 5000
+DECAY_SHARE = 0.2
+
+
+def make_tokenizer(config: BaseConfig, seed: int) -> Any:
+    """Return the tokenizer of the base model: its phrases are those of the curriculum's first samples."""
+    curriculum = Curriculum(seed=seed, judge_share=config.judge_share, procedural_share=config.procedural_share)
+    samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
+    numbers = "".join(f" {number} , {number}" for number in range(129))
+    revision = f"\nAction: {ACTION}\nCould not execute {ACTION}\n{ACKNOWLEDGEMENT}"
+    texts = itertools.chain([numbers, revision], curriculum.name_texts(), (m.text for s in samples for m in s.messages))
+    reflections = (f" {sentence}" for sentence in REFLECTIONS)
+    return build_tokenizer(texts, wholes=(INSTRUCTION, JUDGE_INSTRUCTION, *reflections))
+
+
+def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
+    """Return a Llama decoder with random weights."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=-(-len(tokenizer) // 64) * 64,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.hidden_size // config.head_dim,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
+    """The endless stream of batches that the curriculum makes."""
+
+    def __init__(self, config: BaseConfig, tokenizer: Any, seed: int) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield batches from the first one on."""
+        curriculum = Curriculum(
+            seed=self._seed, judge_share=self._config.judge_share, procedural_share=self._config.procedural_share
+        )
+        renderer = Renderer(self._tokenizer)
+        rows = (renderer.render_sample(sample.messages) for sample in curriculum)
+        return batches(rows, batch_tokens=self._config.batch_tokens, pad=self._tokenizer.pad_token_id)
+
+
+def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any]) -> tuple[Any, Any]:
+    """Return the trained (model, tokenizer); continues from the last checkpoint in `work` after an interruption."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    tokenizer = make_tokenizer(config, seed)
+    model = make_model(config, tokenizer, seed)
+    steps = config.tokens // config.batch_tokens
+    arguments = TrainingArguments(
+        output_dir=str(work),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": int(steps * DECAY_SHARE)},
+        warmup_steps=config.warmup_steps,
+        adam_beta2=0.95,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=20,
+        save_steps=200,
+        save_total_limit=30,
+        dataloader_num_workers=1,
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=CurriculumBatches(config, tokenizer, seed),
+        data_collator=_only,
+        callbacks=callbacks,
+    )
+    has_checkpoint = any(work.glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=has_checkpoint or None)
+    return trainer.model, tokenizer
+
+
+def _only(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the one ready-made batch that the data loader was given."""
+    return batch[0]

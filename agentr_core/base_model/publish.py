@@ -1,0 +1,52 @@
+"""From a recipe of method `base` to a finished model directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentr_core.config import BaseConfig
+from agentr_core.fingerprint import canonical, fingerprint
+
+
+def make_and_publish(
+    config: BaseConfig, *, seed: int, work: Path, progress: Callable[[int, int, str], None]
+) -> Path:
+    """Return the directory of the finished model, made if it is not there yet.
+
+    An interrupted training goes on from its last checkpoint in `work`. The directory appears only when it is complete;
+    its `recipe.json` says what it was made of.
+    """
+    from transformers import TrainerCallback
+
+    from agentr_core.base_model.pretrain import pretrain
+
+    output = Path(config.output)
+    key = fingerprint("base-model", config, seed)
+    record = output / "recipe.json"
+    if record.exists() and json.loads(record.read_text(encoding="utf-8")).get("key") == key:
+        return output
+
+    class Report(TrainerCallback):  # type: ignore[misc]
+        """Passes the trainer's log on."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            """Report step and loss."""
+            if logs and "loss" in logs:
+                progress(state.global_step, state.max_steps, f"steps, loss {float(logs['loss']):.3f}")
+
+    model, tokenizer = pretrain(config, seed=seed, work=work / key, callbacks=[Report()])
+    draft = output.with_name(output.name + ".new")
+    shutil.rmtree(draft, ignore_errors=True)
+    model.float().save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    (draft / "recipe.json").write_text(
+        json.dumps({"key": key, "seed": seed, "base": json.loads(canonical(config))}, indent=2) + "\n", encoding="utf-8"
+    )
+    if output.exists():
+        output.rename(output.with_name(f"{output.name}.before-{key}"))
+    draft.rename(output)
+    return output

@@ -1,0 +1,72 @@
+"""A tokenizer whose words are the things of a crafting world: an item is one token, whatever its name.
+
+Lossless for ordinary text: what is not in the vocabulary falls back to bytes. Only the ids in observations
+(`minecraft:oak_logs`) are read as the names they stand for (`minecraft: oak logs`), so that both are one word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = ("system", "user", "assistant")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+# Keywords, numbers and punctuation cut a text; what lies between two cuts is one token if the vocabulary has it.
+_CUTS = (
+    r"\n+(?:Thought:|Action:|Observation:|Judgement:|Goal: craft|craft)?",
+    r"; lacking(?: nothing\.)?",
+    r",? ?\b\d+\b",
+    r" ?\b(?:craft|using|get|takes|needs|inventory|Got|Crafted|Good|Bad|Uncertain|minecraft:)(?!\w)",
+    r" ?(?:Could not find(?: enough items to craft| a valid recipe for)?|Could not execute|Wrong item format)",
+    r"(?:Thought|Action|Observation|Judgement|Reason|Inventory|Goal):",
+    r"[,.;:()\[\]=']",
+)
+
+
+def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_words: int = 4000) -> Any:
+    """Return a fast tokenizer whose vocabulary is bytes, special tokens and the phrases of the given texts.
+
+    Args:
+        texts: what the model will read and write; every phrase in them becomes one token.
+        wholes: texts that recur word for word in every conversation, such as instructions: one token each.
+        max_words: the most phrases that are kept, the most frequent first.
+    """
+    normalizer = normalizers.Sequence(
+        [normalizers.Replace(a, b) for a, b in (("minecraft:", "minecraft: "), ("_", " "), ("[", "[ "))]
+    )
+    literals = [re.escape(normalizer.normalize_str(text)).replace(r"\ ", " ") for text in wholes]
+    pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join([*literals, *_CUTS])), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    counts = Counter(
+        phrase
+        for text in [*wholes, *texts]
+        for phrase, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
+        if len(phrase) > 1
+    )
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
+    specials = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    entries = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[], ignore_merges=True)
+    )
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast

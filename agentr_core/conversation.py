@@ -1,0 +1,40 @@
+"""The conversation of a state: what the model reads before its next reply, and what training sees of it.
+
+There is no system turn: instruction, acknowledgement, first observation, then reply and observation in turns.
+Source: Agent-R (arXiv 2501.11425), the set-up of its search and its evaluation. Search, rollouts and splicing all
+build their conversations here, so a model is trained on exactly what it reads while it acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentr_core.protocols import Environment
+from agentr_core.types import Message, Step
+
+
+def opening(env: Environment, first_observation: str) -> tuple[Message, ...]:
+    """Return the three turns before the first reply; none of them carries loss."""
+    return (
+        Message(role="user", text=env.instruction),
+        Message(role="assistant", text=env.acknowledgement),
+        Message(role="user", text=first_observation),
+    )
+
+
+def turns(steps: Iterable[Step], *, train: bool = False) -> tuple[Message, ...]:
+    """Return two turns for each step: the reply, which carries loss if `train`, and the observation, which never does.
+
+    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens.
+    """
+    return tuple(message for step in steps for message in _turn(step, train))
+
+
+def conversation(env: Environment, first_observation: str, steps: Iterable[Step]) -> tuple[Message, ...]:
+    """Return the prompt for the reply that follows the given steps; it ends with a user turn."""
+    return opening(env, first_observation) + turns(steps)
+
+
+def _turn(step: Step, train: bool) -> tuple[Message, Message]:
+    reply = Message(role="assistant", text=step.reply, train=train, token_ids=step.token_ids or None)
+    return reply, Message(role="user", text=step.observation)

@@ -1,0 +1,152 @@
+"""Scores of an evaluation, with intervals; pure functions over finished episodes.
+
+Every interval is at 95%. Source: Agent-R (arXiv 2501.11425), section 4, for which scores; its loops have no published
+definition, so ours is stated at `count_loops`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+
+from agentr_core.types import StopReason, Trajectory
+
+LOOP_LENGTHS = range(1, 6)
+_Z = NormalDist().inv_cdf(0.975)
+# Student's t, two-sided 95%, for 1 to 30 degrees of freedom.
+_T = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over `n` values with its 95% interval; all three are NaN when there are no values.
+
+    `low` and `high` are NaN too where an interval needs more values than there are.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+NOTHING = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loops:
+    """How episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for length L, 1 to 5.
+
+    `stuck_share` is the part of the episodes in which a sequence of 1 to 5 actions comes three times in a row or more.
+    """
+
+    per_episode: Mapping[int, float]
+    stuck_share: float
+
+
+def success_rate(successes: Sequence[bool]) -> Estimate:
+    """Return the share of successes with its Wilson interval."""
+    n = len(successes)
+    if n == 0:
+        return NOTHING
+    share = sum(successes) / n
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    # Rounding must not push an interval past the share itself, nor out of [0, 1].
+    return Estimate(mean=share, low=max(0.0, min(centre - half, share)), high=min(1.0, max(centre + half, share)), n=n)
+
+
+def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 2000) -> Estimate:
+    """Return the mean with its percentile bootstrap interval, drawn with `seed`."""
+    n = len(rewards)
+    if n == 0:
+        return NOTHING
+    values = np.asarray(rewards, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    means = np.array([values[rng.integers(0, n, n)].mean() for _ in range(resamples)])
+    low, high = np.quantile(means, (0.025, 0.975))
+    return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
+
+
+def success_by_depth(trajectories: Sequence[Trajectory], depths: Sequence[int | None]) -> dict[int, Estimate]:
+    """Return the success rate of each difficulty class, in ascending order; episodes without a class are left out."""
+    groups: defaultdict[int, list[bool]] = defaultdict(list)
+    for trajectory, depth in zip(trajectories, depths, strict=True):
+        if depth is not None:
+            groups[depth].append(trajectory.success)
+    return {depth: success_rate(groups[depth]) for depth in sorted(groups)}
+
+
+def mean_steps_to_success(trajectories: Sequence[Trajectory]) -> float:
+    """Return the mean number of steps of the successful episodes; NaN when there are none."""
+    steps = [len(trajectory.steps) for trajectory in trajectories if trajectory.success]
+    return fmean(steps) if steps else math.nan
+
+
+def stop_counts(trajectories: Sequence[Trajectory]) -> dict[StopReason, int]:
+    """Return how many episodes stopped for each reason; every reason is there."""
+    counts = Counter(trajectory.stop for trajectory in trajectories)
+    return {reason: counts[reason] for reason in StopReason}
+
+
+def invalid_share(invalid: Sequence[int | None], steps: Sequence[int]) -> float:
+    """Return the share of invalid actions among the steps of those episodes that tell; NaN when none has a step.
+
+    `invalid[i]` is the number of invalid actions of episode i, or None where the environment does not say.
+    """
+    known = [(bad, total) for bad, total in zip(invalid, steps, strict=True) if bad is not None]
+    total = sum(total for _, total in known)
+    return sum(bad for bad, _ in known) / total if total else math.nan
+
+
+def count_loops(actions: Sequence[str], length: int) -> int:
+    """Return the number of positions at which `length` actions equal the `length` actions directly before them."""
+    return sum(actions[i : i + length] == actions[i - length : i] for i in range(length, len(actions) - length + 1))
+
+
+def is_stuck(actions: Sequence[str], *, repeats: int = 3) -> bool:
+    """Return whether a sequence of 1 to 5 actions comes at least `repeats` times in a row."""
+    return any(
+        all(actions[i + k] == actions[i + k + length] for k in range(length * (repeats - 1)))
+        for length in LOOP_LENGTHS
+        for i in range(len(actions) - length * repeats + 1)
+    )
+
+
+def loops(episodes: Sequence[Sequence[str]]) -> Loops:
+    """Return how episodes, given by their actions, repeat themselves; NaN everywhere when there are none."""
+    if not episodes:
+        return Loops(per_episode=dict.fromkeys(LOOP_LENGTHS, math.nan), stuck_share=math.nan)
+    return Loops(
+        per_episode={length: fmean(count_loops(actions, length) for actions in episodes) for length in LOOP_LENGTHS},
+        stuck_share=fmean(is_stuck(actions) for actions in episodes),
+    )
+
+
+def over_seeds(scores: Sequence[float]) -> Estimate:
+    """Return the mean of one score per seed with Student's t interval; a single score has no interval."""
+    n = len(scores)
+    if n == 0:
+        return NOTHING
+    mean = fmean(scores)
+    if n == 1:
+        return Estimate(mean=mean, low=math.nan, high=math.nan, n=1)
+    half = t_quantile(n - 1) * stdev(scores) / math.sqrt(n)
+    return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t: tabled to 30 degrees of freedom, then by its expansion in 1/freedom."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z = _Z
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

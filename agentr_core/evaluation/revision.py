@@ -1,0 +1,52 @@
+"""The revision test: can a model recover from the failed beginning of an episode of the base model?
+
+Source: Agent-R (arXiv 2501.11425), section 4.3 and table 3. The cuts are drawn once, from the base model's episodes,
+so that every model continues from the same states.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Rejection, Trajectory
+
+
+def revision_plans(
+    trajectories: Sequence[Trajectory], *, cuts: int, seed: int
+) -> tuple[tuple[EpisodePlan, ...], tuple[Rejection, ...]]:
+    """Return an episode to be played from each cut, and the failed trajectories that cannot be cut.
+
+    A trajectory failed if its reward is 0. From each, up to `cuts` different numbers of steps are drawn; at least one
+    step is kept, and at least one is cut off, so that no prefix has ended the episode.
+
+    Args:
+        trajectories: the base model's episodes; their order numbers the episodes of one instance.
+        seed: the cuts of an episode depend on it, on the instance and on that number alone.
+    """
+    plans: list[EpisodePlan] = []
+    rejections: list[Rejection] = []
+    episodes: dict[str, int] = {}
+    for trajectory in trajectories:
+        key = trajectory.instance.key
+        number = episodes[key] = episodes.get(key, -1) + 1
+        if trajectory.reward > 0:
+            continue
+        possible = range(1, len(trajectory.steps))
+        if not possible:
+            detail = f"episode {number} has {len(trajectory.steps)} steps"
+            rejections.append(Rejection(stage="revision-test", subject=key, reason="too-short", detail=detail))
+            continue
+        rng = random.Random(derive_seed(seed, "cut", key, number))
+        for cut in sorted(rng.sample(possible, min(cuts, len(possible)))):
+            plans.append(
+                EpisodePlan(
+                    instance=trajectory.instance,
+                    number=number,
+                    seed=derive_seed(seed, "revision", key, number, cut),
+                    prefix=trajectory.steps[:cut],
+                )
+            )
+    return tuple(plans), tuple(rejections)

@@ -1,0 +1,105 @@
+"""What keeps samples out of a dataset. Each filter returns what it kept, in order, and a rejection for all else.
+
+Filters are idempotent: applied to what they kept, they reject nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from agentr_core.errors import DataFault
+from agentr_core.rows import TokenRow
+from agentr_core.samples import conversation_key, sample_id
+from agentr_core.types import Instance, Rejection, Sample, SampleKind
+
+T = TypeVar("T")
+
+STAGE = "filter"
+
+
+class Filtered(NamedTuple, Generic[T]):
+    """What a filter kept, in the given order, and one rejection for each of the others."""
+
+    kept: tuple[T, ...]
+    rejected: tuple[Rejection, ...]
+
+
+def unused_kinds(samples: Iterable[Sample], use: Literal["revision", "good", "both"]) -> Filtered[Sample]:
+    """Return the samples without the kind that the recipe does not train on: revision or good ones."""
+    unused = {"revision": {SampleKind.GOOD}, "good": {SampleKind.REVISION}, "both": set[SampleKind]()}[use]
+    kept, rejected = [], []
+    for sample in samples:
+        if sample.kind in unused:
+            rejected.append(_reject(sample_id(sample), "kind-not-used", f"data.use is {use}"))
+        else:
+            kept.append(sample)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
+    """Return the first sample of each conversation: the same texts in the same roles with the same train flags."""
+    first: dict[str, Sample] = {}
+    rejected = []
+    for sample in samples:
+        earlier = first.setdefault(conversation_key(sample), sample)
+        if earlier is not sample:
+            rejected.append(
+                _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(earlier)}")
+            )
+    return Filtered(tuple(first.values()), tuple(rejected))
+
+
+def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
+    """Return the samples with at most `cap` good ones of each tree, the shortest first; a cap of 0 keeps all.
+
+    Samples of other kinds are kept. Equally short ones are preferred by the index of their leaf, then by their id.
+    """
+    samples = tuple(samples)
+    by_tree: dict[str, list[int]] = {}
+    for position, sample in enumerate(samples):
+        if sample.kind is SampleKind.GOOD:
+            by_tree.setdefault(sample.provenance.tree_id, []).append(position)
+    over = set()
+    for positions in by_tree.values():
+        positions.sort(key=lambda position: _preference(samples[position]))
+        over.update(positions[cap or len(positions) :])
+    return Filtered(
+        tuple(sample for position, sample in enumerate(samples) if position not in over),
+        tuple(
+            _reject(sample_id(samples[p]), "good-per-tree-cap", f"tree {samples[p].provenance.tree_id} keeps {cap}")
+            for p in sorted(over)
+        ),
+    )
+
+
+def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
+    """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever cut to fit."""
+    kept, rejected = [], []
+    for row in rows:
+        if max_length and len(row.input_ids) > max_length:
+            detail = f"{len(row.input_ids)} tokens; data.max_length is {max_length}"
+            rejected.append(_reject(row.sample_id, "too-long", detail))
+        else:
+            kept.append(row)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> None:
+    """Raise `DataFault` when a sample was made from a test instance; the message names all such instances."""
+    forbidden = {instance.key for instance in test}
+    leaked = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
+    if leaked:
+        raise DataFault(
+            f"samples were made from {len(leaked)} test instances: {', '.join(leaked)}; collect from another split and "
+            "build the samples again"
+        )
+
+
+def _preference(sample: Sample) -> tuple[int, int, str]:
+    leaf = sample.provenance.good_leaf
+    return len(sample.messages), -1 if leaf is None else leaf, sample_id(sample)
+
+
+def _reject(subject: str, reason: str, detail: str) -> Rejection:
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)

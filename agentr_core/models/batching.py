@@ -1,0 +1,180 @@
+"""Many coroutines wait for one reply each; the model gets few large batches.
+
+A batch is sent off when the event loop has nothing more to add: every coroutine that can run has run, and the rest
+wait for a reply, or when it is full. While the model computes one batch, requests for the next gather. Coroutines whose
+environment works in a thread are not waited for: their requests join a later batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from agentr_core.errors import ModelFault, PromptTooLong, Transient
+from agentr_core.protocols import ChatModel
+from agentr_core.types import Generation, Request
+
+_QUIET_TURNS = 3
+"""Turns of the event loop without a new request after which it counts as idle: a future's result takes two turns to
+reach the coroutine that awaits it through a task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStats:
+    """What a batcher has done so far. `sequences` are replies; `prompt_tokens` counts each request's prompt once.
+
+    `fill` is the mean of sequences / max_batch over all batches; it is above 1 if single requests want more
+    replies than `max_batch`.
+    """
+
+    requests: int = 0
+    sequences: int = 0
+    batches: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    generate_seconds: float = 0.0
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    request: Request
+    prompt_tokens: int
+    future: asyncio.Future[list[Generation]]
+
+
+class Batcher:
+    """Gathers single requests into batches for a model. It belongs to one event loop.
+
+    Args:
+        model: Where the batches go, one at a time. The batcher does not close it.
+        max_batch: The most replies in a batch; a request that wants more goes alone.
+        linger: The most seconds that a batch is held back while other coroutines keep the event loop busy.
+    """
+
+    def __init__(self, model: ChatModel, *, max_batch: int, linger: float = 0.05) -> None:
+        self.model = model
+        self._max_batch = max_batch
+        self._linger = linger
+        self._waiting: list[_Waiting] = []
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._stats = BatchStats()
+        self._closed = False
+
+    async def sample(self, request: Request) -> list[Generation]:
+        """Return the replies to one request.
+
+        Raises what the model raises for this request alone: `PromptTooLong` at once, other faults from its batch. After
+        `close`: `ModelFault`.
+        """
+        if self._closed:
+            raise ModelFault("the batcher is closed; make a new one")
+        prompt_tokens = self.model.count_tokens(request)
+        if prompt_tokens >= self.model.context_length:
+            raise PromptTooLong(
+                f"a prompt of {prompt_tokens} tokens leaves no room for a reply in the {self.model.context_length} of "
+                f"{self.model.name}"
+            )
+        waiting = _Waiting(request, prompt_tokens, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._dispatcher is None:
+            self._dispatcher = asyncio.create_task(self._dispatch(), name="batcher")
+        return await waiting.future
+
+    def stats(self) -> BatchStats:
+        """Return the counters so far."""
+        return self._stats
+
+    async def close(self) -> None:
+        """Fail the requests that wait, and return when the batch under way has ended. Calling it twice is harmless."""
+        self._closed = True
+        for waiting in self._waiting:
+            _fail(waiting, ModelFault("the batcher was closed while this request waited"))
+        self._waiting.clear()
+        if self._dispatcher is not None:
+            await asyncio.shield(self._dispatcher)
+
+    async def _dispatch(self) -> None:
+        """Send batches until nobody waits."""
+        try:
+            while self._waiting:
+                await self._gather()
+                batch = self._take()
+                if batch:
+                    await self._serve(batch)
+        finally:
+            self._dispatcher = None
+            # Only when this task is cancelled does anybody wait here still.
+            for waiting in self._waiting:
+                waiting.future.cancel()
+            self._waiting.clear()
+
+    async def _gather(self) -> None:
+        """Return when the batch is full, or the event loop idle, or time is up."""
+        deadline = time.monotonic() + self._linger
+        quiet = 0
+        while quiet < _QUIET_TURNS and self._sequences() < self._max_batch and time.monotonic() < deadline:
+            before = len(self._waiting)
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == before else 0
+
+    def _sequences(self) -> int:
+        return sum(waiting.request.n for waiting in self._waiting)
+
+    def _take(self) -> list[_Waiting]:
+        """Remove and return the oldest requests that fit in a batch, those of shorter prompts first."""
+        alive = [waiting for waiting in self._waiting if not waiting.future.done()]
+        taken = 0
+        sequences = 0
+        while taken < len(alive) and (not taken or sequences + alive[taken].request.n <= self._max_batch):
+            sequences += alive[taken].request.n
+            taken += 1
+        self._waiting = alive[taken:]
+        return sorted(alive[:taken], key=lambda waiting: waiting.prompt_tokens)
+
+    async def _serve(self, batch: list[_Waiting]) -> None:
+        """Answer a batch. One that fails is halved until the requests at fault stand alone."""
+        start = time.perf_counter()
+        try:
+            replies = await self.model.generate([waiting.request for waiting in batch])
+        except asyncio.CancelledError:
+            for waiting in batch:
+                waiting.future.cancel()
+            raise
+        except Exception as error:
+            self._stats = replace(self._stats, failures=self._stats.failures + 1)
+            # What may heal by itself is the backend's fault, not one request's.
+            if len(batch) == 1 or isinstance(error, Transient):
+                for waiting in batch:
+                    _fail(waiting, error)
+                return
+            middle = len(batch) // 2
+            await self._serve(batch[:middle])
+            await self._serve(batch[middle:])
+            return
+        self._count(replies, time.perf_counter() - start)
+        for waiting, generations in zip(batch, replies, strict=True):
+            if not waiting.future.done():
+                waiting.future.set_result(generations)
+
+    def _count(self, replies: list[list[Generation]], seconds: float) -> None:
+        old = self._stats
+        sequences = sum(len(generations) for generations in replies)
+        batches = old.batches + 1
+        self._stats = replace(
+            old,
+            requests=old.requests + len(replies),
+            sequences=old.sequences + sequences,
+            batches=batches,
+            prompt_tokens=old.prompt_tokens + sum(generations[0].prompt_tokens for generations in replies),
+            completion_tokens=old.completion_tokens + sum(g.completion_tokens for reply in replies for g in reply),
+            generate_seconds=old.generate_seconds + seconds,
+            fill=old.fill + (sequences / self._max_batch - old.fill) / batches,
+        )
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(error)

@@ -1,0 +1,62 @@
+"""Keys and values of prompt beginnings that were computed before.
+
+The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prompts are computed in blocks of
+fixed length, and a block's keys and values depend only on the tokens up to its end, so a block is looked up by the hash
+of those tokens. Blocks are computed in the same way whether they are stored afterwards or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Block = tuple[Tensor, Tensor]
+"""Keys and values of one block: each [layers, heads, tokens, head size]."""
+
+
+def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
+    """Return one name for each whole block of `length` tokens; it identifies all tokens up to the block's end."""
+    names = []
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(tokens) - length + 1, length):
+        digest.update(array("q", tokens[start : start + length]).tobytes())
+        names.append(digest.digest())
+    return names
+
+
+class PrefixCache:
+    """The most recently used blocks, up to a number of bytes. Not thread-safe: one worker owns it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, name: bytes) -> Block | None:
+        """Return a stored block and mark it as used, or None."""
+        block = self._blocks.get(name)
+        if block is not None:
+            self._blocks.move_to_end(name)
+        return block
+
+    def put(self, name: bytes, block: Block) -> None:
+        """Store a block that is not stored yet. Nothing is evicted before `trim`."""
+        self._blocks[name] = block
+        self._bytes += _size(block)
+
+    def trim(self) -> None:
+        """Evict the least recently used blocks until the rest fits."""
+        while self._bytes > self._max_bytes:
+            _, block = self._blocks.popitem(last=False)
+            self._bytes -= _size(block)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+
+def _size(block: Block) -> int:
+    return sum(part.numel() * part.element_size() for part in block)

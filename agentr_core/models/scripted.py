@@ -1,0 +1,76 @@
+"""A chat model whose replies are written by a function: for examples, and for tests that fix the model's choices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.stopping import cut_at_stop
+from agentr_core.types import Generation, Message, Request
+
+ReplyFunction = Callable[[tuple[Message, ...], int, int], str]
+"""(messages, seed, reply number) -> the reply's text. It must be pure."""
+
+_WORD = re.compile(r"\S+\s*")
+
+
+class ScriptedModel:
+    """A ChatModel that answers with `reply(messages, seed, number)`.
+
+    Its tokens are words (a run of non-space characters and the space after it): `max_new_tokens` and the context limit
+    count them. Generations carry no token ids, since no tokenizer made them, so training renders their text; when
+    log-probabilities are asked for they are an empty tuple. Temperature and top-p have no effect: what a seed does is
+    up to the function. `script` names the function's behaviour in the fingerprint.
+    """
+
+    def __init__(
+        self, reply: ReplyFunction, *, name: str = "scripted", script: str = "", context_length: int = 1_000_000
+    ) -> None:
+        self.name = name
+        self.fingerprint = fingerprint("scripted", name, script)
+        self.context_length = context_length
+        self._reply = reply
+        self._closed = False
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        """Return the written replies; `finish_reason` is "length" for a reply cut by `max_new_tokens` or the context.
+
+        Raises `PromptTooLong` when a prompt fills the context, `ModelFault` after `close`.
+        """
+        if self._closed:
+            raise ModelFault(f"model {self.name} is closed; make a new one")
+        for request in requests:
+            if self.count_tokens(request) >= self.context_length:
+                raise PromptTooLong(
+                    f"a prompt of {self.count_tokens(request)} tokens leaves no room for a reply in the "
+                    f"{self.context_length} of {self.name}"
+                )
+        return [[self._generation(request, number) for number in range(request.n)] for request in requests]
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the number of words in all messages, and one more for each message's role."""
+        return sum(1 + len(_WORD.findall(message.text)) for message in request.messages)
+
+    async def close(self) -> None:
+        """Refuse further work."""
+        self._closed = True
+
+    def _generation(self, request: Request, number: int) -> Generation:
+        prompt_tokens = self.count_tokens(request)
+        text = self._reply(request.messages, request.seed, number)
+        text = cut_at_stop(text, request.sampling.stop)
+        room = min(request.sampling.max_new_tokens, self.context_length - prompt_tokens)
+        words = list(_WORD.finditer(text))
+        clipped = len(words) > room
+        if clipped:
+            text = text[: words[room].start()]
+        return Generation(
+            text=text,
+            token_ids=(),
+            finish_reason="length" if clipped else "stop",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=min(len(words), room),
+            logprobs=() if request.sampling.logprobs else None,
+        )

@@ -1,0 +1,190 @@
+"""Conversations as token ids: one rendering for sampling and for training.
+
+A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of template text
+between two of them. Segments are tokenised one by one and joined, so the prompt of turn k is a prefix of the training
+sample by construction, and a sampled turn is trained on exactly the ids that were sampled.
+
+    | system and user text, header | reply ids, end of turn | rest of template, user text, header | reply ids, ... |
+      label -100                     trained if train=True    label -100
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.types import Message
+
+IGNORED = -100
+"""The label of a token without loss: what torch's cross entropy skips by default."""
+_CACHED_SEGMENTS = 8192
+
+
+class RenderedSample(NamedTuple):
+    """Token ids and labels of one conversation, of equal length; an untrained token has the label -100."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def load_renderer(path: Path) -> Renderer:
+    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}") from error
+    return Renderer(tokenizer)
+
+
+class Renderer:
+    """Turns conversations into token ids with a tokenizer's own chat template.
+
+    Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant turn.
+
+    Raises:
+        ModelDirectoryError: there is no chat template, or it does not end assistant turns with one special token.
+    """
+
+    end_of_turn: int
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = Lock()
+        self._encode = lru_cache(_CACHED_SEGMENTS)(self._encode_uncached)
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelDirectoryError(
+                f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
+            )
+        self.end_of_turn, self._end_text = self._find_end_of_turn()
+
+    def render_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids after which the model's next reply begins.
+
+        Raises `DataFault` when there are no messages, the last one is an assistant turn, or the template cannot be cut
+        into segments.
+        """
+        if not messages or messages[-1].role == "assistant":
+            raise DataFault("a prompt must end with a system or user turn; drop the trailing assistant turn")
+        pieces = self._pieces(messages, prompt=True)
+        ids, _ = self._join(messages, pieces)
+        return ids
+
+    def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
+        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, end of turn included.
+
+        The prompt of every assistant turn is checked to be a prefix of the whole. Raises `DataFault` when it is not,
+        or when a turn that is not the assistant's is marked for training.
+        """
+        if not messages:
+            raise DataFault("a sample needs at least one turn")
+        for position, message in enumerate(messages):
+            if message.train and message.role != "assistant":
+                raise DataFault(
+                    f"turn {position} is a {message.role} turn with train=True; only assistant turns are trained"
+                )
+        pieces = self._pieces(messages, prompt=False)
+        self._check_prefixes(messages, pieces)
+        return RenderedSample(*self._join(messages, pieces))
+
+    def _pieces(self, messages: Sequence[Message], *, prompt: bool) -> list[str]:
+        """Return the template text around the assistant turns: one piece more than there are such turns."""
+        markers = [_marker(i) for i in range(sum(m.role == "assistant" for m in messages))]
+        text = self._template(messages, markers, prompt=prompt)
+        pieces = []
+        for marker in markers:
+            if text.count(marker) != 1:
+                raise DataFault(
+                    f"the chat template does not render each assistant turn once and unchanged ({marker!r} occurs "
+                    f"{text.count(marker)} times); use a template that keeps every turn"
+                )
+            before, text = text.split(marker)
+            pieces.append(before)
+        pieces.append(text)
+        for piece in pieces[1:]:
+            if not piece.startswith(self._end_text):
+                raise DataFault(f"the chat template does not end every assistant turn with {self._end_text!r}")
+        return pieces
+
+    def _join(self, messages: Sequence[Message], pieces: Sequence[str]) -> tuple[list[int], list[int]]:
+        replies = [m for m in messages if m.role == "assistant"]
+        ids = list(self._encode(pieces[0]))
+        labels = [IGNORED] * len(ids)
+        for reply, piece in zip(replies, pieces[1:], strict=True):
+            turn = list(reply.token_ids or self._encode(reply.text))
+            if turn[-1:] != [self.end_of_turn]:
+                turn.append(self.end_of_turn)
+            rest = self._encode(piece[len(self._end_text) :])
+            ids += turn
+            labels += turn if reply.train else [IGNORED] * len(turn)
+            ids += rest
+            labels += [IGNORED] * len(rest)
+        return ids, labels
+
+    def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str]) -> None:
+        turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
+        for number, position in enumerate(turns):
+            if position == 0:
+                raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
+            if self._pieces(messages[:position], prompt=True) != list(pieces[: number + 1]):
+                raise DataFault(
+                    f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
+                    "so training would not see what was sampled; use a template that renders earlier turns unchanged"
+                )
+
+    def _template(self, messages: Sequence[Message], markers: Sequence[str], *, prompt: bool) -> str:
+        remaining = iter(markers)
+        turns = [{"role": m.role, "content": next(remaining) if m.role == "assistant" else m.text} for m in messages]
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
+        except TemplateError as error:
+            raise DataFault(f"the chat template refuses this order of turns: {error}") from error
+
+    def _find_end_of_turn(self) -> tuple[int, str]:
+        turns = [Message(role="user", text="?"), Message(role="assistant", text="")]
+        _, _, tail = self._template(turns, [_marker(0)], prompt=False).partition(_marker(0))
+        special = {
+            str(token): number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
+        }
+        for text in sorted(special, key=len, reverse=True):
+            if tail.startswith(text):
+                return special[text], text
+        raise ModelDirectoryError(
+            f"the chat template of {self._tokenizer.name_or_path!r} does not end an assistant turn with a special "
+            f"token (it goes on with {tail[:20]!r}), so a reply's end cannot be learnt; correct the template"
+        )
+
+    def _encode_uncached(self, text: str) -> tuple[int, ...]:
+        # A fast tokenizer refuses to be used by two threads at once while its padding settings change.
+        with self._lock:
+            return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
+def trained_tokens(labels: Sequence[int]) -> int:
+    """Return how many tokens carry loss."""
+    return sum(label != IGNORED for label in labels)
+
+
+def check_sample(sample: RenderedSample) -> None:
+    """Raise `DataFault` when a sample cannot be trained on: no trained token, or labels that are not its ids."""
+    ids, labels = sample
+    if len(ids) != len(labels):
+        raise DataFault(f"a sample has {len(ids)} token ids and {len(labels)} labels; they must be equally many")
+    if not trained_tokens(labels):
+        raise DataFault("the loss mask of a sample is empty; mark at least one assistant turn with train=True")
+    wrong = [i for i, (token, label) in enumerate(zip(ids, labels, strict=True)) if label not in (IGNORED, token)]
+    if wrong:
+        raise DataFault(
+            f"the label at token {wrong[0]} is neither -100 nor the token's own id; render the sample again"
+        )
+
+
+def _marker(number: int) -> str:
+    return f"@@assistant-turn-{number}@@"

@@ -1,0 +1,153 @@
+"""The parts of a report page, free of any output format: what the HTML and the Markdown renderer both read.
+
+A `Section` is a heading, a sentence, and blocks. Text in blocks is plain text; `Figure.svg` alone is markup, made by
+`plots` from numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentr_core.reports.records import RevisionExample
+
+ColumnKind = Literal["text", "number", "code", "meter", "bar", "whisker"]
+RowTone = Literal["", "strong", "minor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A horizontal bar that fills `share` of its cell, in [0, 1]."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Whisker:
+    """A dot with its interval on a scale from 0 to 1."""
+
+    low: float
+    value: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A number with its interval as text, over a bar that fills `share` of the cell."""
+
+    text: str
+    note: str
+    share: float
+
+
+Cell = str | Bar | Whisker | Meter | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. `bar` and `whisker` columns are drawn, so text renderers leave them out."""
+
+    title: str
+    kind: ColumnKind = "number"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the column repeats as a drawing what other columns say in numbers."""
+        return self.kind in ("bar", "whisker")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: as many cells as the table has columns."""
+
+    cells: tuple[Cell, ...]
+    tone: RowTone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with an optional caption."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """One paragraph of plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show: maybe nothing."""
+
+    svg: str
+    caption: str
+    instead: tuple[Table | Paragraph, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a stacked bar: `share` of the whole, in [0, 1]."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A bar divided into parts."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A difference of success: `text` in signed points, its interval, and against what."""
+
+    text: str
+    interval: str
+    against: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The one number of a report with its differences. `reading` says which of them are beyond chance, if known."""
+
+    value: str
+    interval: str
+    episodes: str
+    deltas: tuple[Delta, ...]
+    reading: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """Revision samples, turn by turn."""
+
+    examples: tuple[RevisionExample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Preformatted text that can be folded away."""
+
+    title: str
+    language: str
+    text: str
+
+
+Block = Table | Figure | Paragraph | Stack | Headline | Transcripts | Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with what belongs to it. `note` says how to read the numbers."""
+
+    key: str
+    title: str
+    blocks: tuple[Block, ...]
+    note: str = ""

@@ -1,0 +1,54 @@
+"""Reports as HTML: one self-contained page that loads nothing, in light, dark and print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from agentr_core.reports import document, sections, summary, wording
+from agentr_core.reports.records import IterationReport
+
+
+def render_html(report: IterationReport) -> str:
+    """Return the page of an iteration. The same report gives the same page, byte for byte."""
+    return _render("report.html.jinja", report=report, sections=sections.sections(report))
+
+
+def render_index(reports: Sequence[IterationReport]) -> str:
+    """Return the page of a run, which links to `<report_name>.html` of each iteration beside it.
+
+    Raises:
+        ValueError: there is no report, or the reports are not all of one run.
+    """
+    ordered = summary.of_one_run(reports)
+    entries = [(report, summary.report_name(report), sections.headline(report)) for report in ordered]
+    last = ordered[-1]
+    parts = [section for section in sections.sections(last) if section.key in ("headline", "scores")]
+    return _render("index.html.jinja", report=last, entries=entries, sections=parts)
+
+
+def _render(template: str, **values: object) -> str:
+    environment = Environment(
+        loader=PackageLoader("agentr_core.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_finalize,
+    )
+    environment.filters.update(inline_svg=_inline_svg, kind=lambda block: type(block).__name__)
+    environment.globals.update(wording=wording)
+    return environment.get_template(template).render(**values)
+
+
+def _finalize(value: object) -> object:
+    # Markup is a macro's output or a drawing; its texts have been through here already.
+    return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)
+
+
+def _inline_svg(figure: document.Figure) -> Markup:
+    # The only unescaped value of a page: markup made by `plots` from numbers.
+    return Markup(figure.svg)

@@ -1,0 +1,126 @@
+"""Reports as Markdown (GitHub's dialect): the numbers and transcripts of the HTML page without its drawings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentr_core.reports import document, wording
+from agentr_core.reports.records import IterationReport, RevisionExample, Turn
+from agentr_core.reports.sections import sections
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
+_ALIGN = {"text": ":--", "code": ":--", "number": "--:", "meter": "--:"}
+
+
+def render_markdown(report: IterationReport) -> str:
+    """Return a report as Markdown; texts from models stand in fenced blocks that they cannot close."""
+    head = (
+        f"# {escape(report.recipe_name)}, {wording.iteration(report.iteration)}\n\n"
+        f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)} · {escape(report.date)}\n"
+    )
+    return head + "".join(_section(section) for section in sections(report))
+
+
+def escape(text: str) -> str:
+    """Return a text as one line that Markdown shows literally."""
+    return _SPECIAL.sub(r"\\\1", " ".join(wording.visible(text).split()))
+
+
+def table_markdown(table: document.Table) -> str:
+    """Return a table with its numbers right-aligned; drawn columns are left out."""
+    kept = [i for i, column in enumerate(table.columns) if not column.drawn]
+    lines = [
+        [escape(table.columns[i].title) for i in kept],
+        [_ALIGN[table.columns[i].kind] for i in kept],
+        *([_cell(row.cells[i], row, table.columns[i], first=i == kept[0]) for i in kept] for row in table.rows),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def fence(text: str, language: str = "text") -> str:
+    """Return a text in a fenced block whose fence is longer than any run of backticks in the text."""
+    shown = wording.visible(text)
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    return f"{ticks}{language}\n{shown}\n{ticks}\n"
+
+
+def _section(section: document.Section) -> str:
+    note = f"\n{escape(section.note)}\n" if section.note else ""
+    return f"\n## {escape(section.title)}\n{note}" + "".join(
+        f"\n{text}" for text in map(_block, section.blocks) if text
+    )
+
+
+def _block(block: document.Block) -> str:
+    match block:
+        case document.Headline():
+            return _headline(block)
+        case document.Table():
+            return table_markdown(block)
+        case document.Figure():
+            return "\n".join(map(_block, block.instead))
+        case document.Paragraph():
+            return f"{escape(block.text)}\n"
+        case document.Stack():
+            return ""
+        case document.Listing():
+            return fence(block.text, block.language)
+        case document.Transcripts():
+            return "\n".join(_example(number, example) for number, example in enumerate(block.examples, 1))
+
+
+def _headline(block: document.Headline) -> str:
+    lines = [f"**{block.value}%** (95% interval {block.interval}, {block.episodes} episodes)\n\n"]
+    for delta in block.deltas:
+        bounds = f" ({delta.interval})" if delta.interval else ""
+        lines.append(f"- **{delta.text}** points against {delta.against}{bounds}\n")
+    return "".join(lines) + (f"\n{escape(block.reading)}\n" if block.reading else "")
+
+
+def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, first: bool) -> str:
+    match cell:
+        case document.Meter():
+            return f"{escape(cell.text)} ({escape(cell.note)})"
+        case str():
+            text = _code(cell) if column.kind == "code" and cell else escape(cell)
+            if first and row.tone == "minor":
+                return f"· {text}"
+            return f"**{text}**" if first and row.tone == "strong" else text
+        case _:
+            return ""
+
+
+def _code(text: str) -> str:
+    shown = " ".join(wording.visible(text).split())
+    return f"`{shown}`" if "`" not in shown and "|" not in shown else escape(shown)
+
+
+def _example(number: int, example: RevisionExample) -> str:
+    live = f", {example.live_reward:.2f} live" if example.live_reward is not None else ""
+    head = (
+        f"### {number}. {escape(example.instance)}\n\n"
+        f"Sample {_code(example.sample_id)} of tree {_code(example.tree_id)}: reward {example.bad_reward:.2f} "
+        f"to {example.good_reward:.2f}{live}; split after step {example.split}, cut after step {example.cut}.\n"
+    )
+    return head + "".join(_turn(turn) for turn in example.turns)
+
+
+def _turn(turn: Turn) -> str:
+    return "\n" + " · ".join(_turn_labels(turn)) + "\n\n" + fence(turn.text) + _judgement(turn)
+
+
+def _turn_labels(turn: Turn) -> Iterator[str]:
+    yield f"**{turn.role}**"
+    if turn.role == "assistant":
+        yield wording.PARTS[turn.part]
+    if turn.train:
+        yield "**trained**"
+    if turn.first_error:
+        yield "**first error**"
+    if turn.verdict:
+        yield f"judged {escape(turn.verdict)}"
+
+
+def _judgement(turn: Turn) -> str:
+    return f"\nReply of the judge:\n\n{fence(turn.judge_reply)}" if turn.judge_reply else ""

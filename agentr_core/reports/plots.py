@@ -1,0 +1,119 @@
+"""Drawings of a report as inline SVG: numbers in, markup out.
+
+Drawn by hand rather than by matplotlib: a few hundred bytes each, the same on every machine, and coloured by the
+page's style sheet, so that one drawing serves light, dark and print. Classes name the marks: `axis`, `grid`, `error`,
+`line`, `dot`, `bar`, `now` (this iteration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from xml.etree import ElementTree as ET
+
+from agentr_core.reports import wording
+from agentr_core.reports.records import BASE, Estimate, IterationScore, LengthCount
+
+_WIDTH = 440.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 12.0, 18.0, 26.0
+_NAMED = 6
+"""With more models than this on an axis, `iteration 7` is written `7`."""
+_LONGEST = 20
+"""Revision lengths from here on share the last bar of the histogram."""
+
+
+def success(scores: Sequence[IterationScore], current: int) -> str:
+    """Return success in percent over iterations with 95% error bars; a dashed line carries the base along."""
+    height = 210.0
+    top = _ceiling(max(score.success.high for score in scores))
+    slot = (_WIDTH - _LEFT - _RIGHT) / len(scores)
+    centres = [_LEFT + slot * (i + 0.5) for i in range(len(scores))]
+
+    def y(share: float) -> float:
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * share / top
+
+    svg = _canvas(height, "Held-out success by iteration: " + "; ".join(_spoken(score) for score in scores))
+    for tick in range(5):
+        _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
+    base = next((score for score in scores if score.iteration == BASE), None)
+    if base:
+        _line(svg, "base", _LEFT, y(base.success.value), _WIDTH - _RIGHT, y(base.success.value))
+    joined = " ".join(f"{_at(x)},{_at(y(score.success.value))}" for x, score in zip(centres, scores, strict=True))
+    ET.SubElement(svg, "polyline", {"class": "line", "points": joined})
+    for x, score in zip(centres, scores, strict=True):
+        mark = ET.SubElement(svg, "g", {"class": "now" if score.iteration == current else "then"})
+        _error_bar(mark, x, score.success, y)
+        ET.SubElement(mark, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y(score.success.value)), "r": "4"})
+        _text(mark, x, y(score.success.high) - 7, wording.percent(score.success.value), "middle", "number")
+        name = wording.iteration(score.iteration)
+        _text(mark, x, height - 8, name if len(scores) <= _NAMED else name.split()[-1], "middle", "tick")
+    return _markup(svg)
+
+
+def histogram(lengths: Sequence[LengthCount]) -> str:
+    """Return how many critiques found the first error after 1, 2, ... steps; the tail shares the last bar."""
+    height = 150.0
+    pooled: dict[int, int] = {}
+    for item in lengths:
+        pooled[min(item.steps, _LONGEST)] = pooled.get(min(item.steps, _LONGEST), 0) + item.count
+    first, last = min(pooled), max(pooled)
+    most = max(*pooled.values(), 1)
+    # A bar is never wider than a tenth of the drawing: three lengths should not look like three walls.
+    slot = min((_WIDTH - 2 * _RIGHT) / (last - first + 1), _WIDTH / 10)
+    svg = _canvas(
+        height, "Steps from the split to the first error: " + "; ".join(f"{k}: {pooled[k]}" for k in sorted(pooled))
+    )
+    floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
+    for steps in range(first, last + 1):
+        number = pooled.get(steps, 0)
+        x, tall = _RIGHT + slot * (steps - first), room * number / most
+        box = {"x": _at(x + slot * 0.12), "y": _at(floor - tall), "width": _at(slot * 0.76), "height": _at(tall)}
+        ET.SubElement(svg, "rect", {"class": "bar", **box})
+        if number:
+            _text(svg, x + slot / 2, floor - tall - 4, str(number), "middle", "number")
+        tail = "+" if steps == _LONGEST and any(item.steps > _LONGEST for item in lengths) else ""
+        _text(svg, x + slot / 2, height - 9, f"{steps}{tail}", "middle", "tick")
+    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * (last - first + 1), floor)
+    return _markup(svg)
+
+
+def _spoken(score: IterationScore) -> str:
+    estimate = score.success
+    return f"{wording.iteration(score.iteration)} {wording.percent(estimate.value)}% ({wording.interval(estimate)})"
+
+
+def _ceiling(share: float) -> float:
+    """Return the end of an axis that four equal steps divide into whole percent."""
+    return next((top for top in (0.08, 0.2, 0.4, 0.6, 0.8) if share <= top), 1.0)
+
+
+def _error_bar(parent: ET.Element, x: float, estimate: Estimate, y: Callable[[float], float]) -> None:
+    low, high = y(estimate.low), y(estimate.high)
+    _line(parent, "error", x, low, x, high)
+    for end in (low, high):
+        _line(parent, "error", x - 4, end, x + 4, end)
+
+
+def _ruler(svg: ET.Element, y: float, label: str, *, first: bool) -> None:
+    _line(svg, "axis" if first else "grid", _LEFT, y, _WIDTH - _RIGHT, y)
+    _text(svg, _LEFT - 7, y + 4, label, "end", "tick")
+
+
+def _canvas(height: float, spoken: str) -> ET.Element:
+    return ET.Element("svg", {"viewBox": f"0 0 {_at(_WIDTH)} {_at(height)}", "role": "img", "aria-label": spoken})
+
+
+def _line(parent: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:
+    ends = {"x1": _at(x1), "y1": _at(y1), "x2": _at(x2), "y2": _at(y2)}
+    ET.SubElement(parent, "line", {"class": kind, **ends})
+
+
+def _text(parent: ET.Element, x: float, y: float, text: str, anchor: str, kind: str) -> None:
+    ET.SubElement(parent, "text", {"class": kind, "x": _at(x), "y": _at(y), "text-anchor": anchor}).text = text
+
+
+def _at(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _markup(svg: ET.Element) -> str:
+    return ET.tostring(svg, encoding="unicode")

@@ -1,0 +1,248 @@
+"""What a report is made of: plain frozen records, filled from the store by whoever asks for a report.
+
+Shares, rewards and scores are in [0, 1]; a renderer turns them into percent. Times are seconds. Texts are as the
+model or the environment wrote them: renderers escape. A part that was not measured is None, or an empty tuple, and
+its section of the report says so in one line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from agentr_core.types import Role
+
+BASE = 0
+"""The iteration number of the model before any training."""
+
+TurnPart = Literal["opening", "shared", "bad", "revision", "good"]
+"""Which part of a revision sample a turn belongs to: instruction and first observation; steps that the good and the
+bad path share; bad steps up to the first error; the reflection and its answer; the remaining steps of the good path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over `n` episodes (or steps, or pairs) with its 95% interval.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.value, self.low, self.high))):
+            raise ValueError(f"{self} is not finite: leave the estimate out (None) where nothing was measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How often something was counted. `name` is a slug or a class name."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedText:
+    """A name and its value: a package and its version, an artefact and its hash."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthScore:
+    """Held-out success on the instances of one difficulty class."""
+
+    depth: int
+    success: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationScore:
+    """What one model reached on the held-out instances. `iteration` 0 is the base model."""
+
+    iteration: int
+    success: Estimate
+    reward: Estimate
+    steps_to_success: float | None = None
+    """Mean steps of the successful episodes; None when there was none."""
+    by_depth: tuple[DepthScore, ...] = ()
+    revision: Estimate | None = None
+    """Success when continuing from failed prefixes of the base model (Agent-R, table 3)."""
+    loops: tuple[float, ...] = ()
+    """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right before."""
+    looping: float | None = None
+    """Share of episodes in which some sequence came at least three times in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunnelStage:
+    """How many came out of a stage of data construction, and why the others did not.
+
+    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified, samples, trained rows.
+    """
+
+    name: str
+    count: int
+    rejected: tuple[Tally, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpliceSurvival:
+    """How many splices, played in the environment, still cleared alpha; `died` counts the others by reason."""
+
+    tried: int
+    survived: int
+    died: tuple[Tally, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleAgreement:
+    """The judge measured against an oracle that knows each step's true verdict.
+
+    `precision` and `recall` are those of the class "bad"; None when undefined. `first_error` is the share of paths
+    on which judge and oracle name the same first error.
+    """
+
+    accuracy: Estimate
+    precision: float | None = None
+    recall: float | None = None
+    first_error: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCount:
+    """How many critiques found the first error `steps` steps after the split (1: the first step after it)."""
+
+    steps: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRecord:
+    """What the judge said in an iteration. `verdicts` counts judged steps by class, unparsable ones included."""
+
+    verdicts: tuple[Tally, ...]
+    paths: int
+    """Bad paths that were judged."""
+    no_error: int
+    """Those of them in which no step was found bad."""
+    revision_lengths: tuple[LengthCount, ...] = ()
+    oracle: OracleAgreement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpent:
+    """Wall-clock seconds of one activity: generate, environment, train, store, other."""
+
+    activity: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Tokens read and written by the models, and tokens that carried loss, by class of sample or turn."""
+
+    prompt: int
+    completion: int
+    trained: tuple[Tally, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopCount:
+    """How many tree paths and held-out episodes ended for one reason."""
+
+    reason: str
+    collected: int
+    evaluated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCount:
+    """Exceptions of one class in one phase; `lost` of the `count` were not healed by a retry."""
+
+    error: str
+    phase: str
+    count: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRecord:
+    """What went wrong: the agent's mistakes by class, why episodes stopped, and faults of the machinery."""
+
+    mistakes: tuple[Tally, ...] = ()
+    stops: tuple[StopCount, ...] = ()
+    faults: tuple[FaultCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message of a transcript. `verdict` and `judge_reply` are set on steps that the judge saw."""
+
+    role: Role
+    text: str
+    part: TurnPart
+    train: bool = False
+    first_error: bool = False
+    verdict: str = ""
+    judge_reply: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionExample:
+    """One revision sample as it is trained on. `live_reward` is the reward of the verified splice, where played."""
+
+    sample_id: str
+    instance: str
+    tree_id: str
+    good_reward: float
+    bad_reward: float
+    split: int
+    """Steps that both paths share."""
+    cut: int
+    """Steps of the bad path that were kept, the first error included."""
+    turns: tuple[Turn, ...]
+    live_reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationReport:
+    """One turn of the wheel of one run.
+
+    `scores` holds every model evaluated so far, the base model and this iteration among them. `versus_base` and
+    `versus_previous` estimate the difference of success, this iteration minus the other, on the same instances.
+    """
+
+    recipe_name: str
+    run_id: str
+    iteration: int
+    date: str
+    environment: str
+    model: str
+    scores: tuple[IterationScore, ...] = ()
+    versus_base: Estimate | None = None
+    versus_previous: Estimate | None = None
+    interval_method: str = ""
+    """How the intervals were computed, as a phrase for the footnote."""
+    funnel: tuple[FunnelStage, ...] = ()
+    survival: SpliceSurvival | None = None
+    judge: JudgeRecord | None = None
+    time: tuple[TimeSpent, ...] = ()
+    tokens: TokenCounts | None = None
+    errors: ErrorRecord | None = None
+    examples: tuple[RevisionExample, ...] = ()
+    recipe_yaml: str = ""
+    versions: tuple[NamedText, ...] = ()
+    hashes: tuple[NamedText, ...] = ()
+    """Expected names: checkpoint, parent, dataset, weights, store."""
+
+    def score(self, iteration: int) -> IterationScore | None:
+        """Return the score of an iteration, or None when it was not evaluated."""
+        return next((score for score in self.scores if score.iteration == iteration), None)

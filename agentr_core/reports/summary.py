@@ -1,0 +1,79 @@
+"""Success per iteration of one run, as a short table for a terminal or a Prefect artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentr_core.reports import wording
+from agentr_core.reports.document import Column, Row, Table
+from agentr_core.reports.markdown import table_markdown
+from agentr_core.reports.records import BASE, IterationReport, IterationScore
+
+
+def summary_table(reports: Sequence[IterationReport]) -> str:
+    """Return success per iteration with 95% intervals as aligned plain text, one line each, base first.
+
+    Raises:
+        ValueError: there is no report, or the reports are not all of one run.
+    """
+    table = _table(reports)
+    lines = [[column.title for column in table.columns], *([str(cell) for cell in row.cells] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.ljust(width) if column.kind == "text" else cell.rjust(width)
+            for cell, width, column in zip(line, widths, table.columns, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+
+
+def summary_markdown(reports: Sequence[IterationReport]) -> str:
+    """Return the same table in Markdown. Raises `ValueError` as `summary_table` does."""
+    return table_markdown(_table(reports))
+
+
+def report_name(report: IterationReport) -> str:
+    """Return the file name of a report without its ending, `iteration-02`."""
+    return f"iteration-{report.iteration:02d}"
+
+
+def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
+    """Return reports in the order of their iterations. Raises `ValueError` unless they are of one run."""
+    runs = sorted({report.run_id for report in reports})
+    if len(runs) != 1:
+        raise ValueError(f"expected reports of one run, got {', '.join(runs) or 'none'}: call once for each run")
+    return tuple(sorted(reports, key=lambda report: report.iteration))
+
+
+def _table(reports: Sequence[IterationReport]) -> Table:
+    ordered = of_one_run(reports)
+    # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
+    scores = {score.iteration: score for report in ordered for score in report.scores}
+    base = scores.get(BASE)
+    columns = (
+        Column("Model", "text"),
+        Column("Success %"),
+        Column("95% interval"),
+        Column("Against base"),
+        Column(f"Reward {wording.TIMES}100"),
+        Column("Episodes"),
+    )
+    return Table(columns, tuple(_row(scores[key], base) for key in sorted(scores)))
+
+
+def _row(score: IterationScore, base: IterationScore | None) -> Row:
+    gain = (
+        wording.NOTHING if base is None or score is base else wording.points(score.success.value - base.success.value)
+    )
+    return Row(
+        (
+            wording.iteration(score.iteration),
+            wording.percent(score.success.value),
+            wording.interval(score.success),
+            gain,
+            wording.percent(score.reward.value),
+            wording.count(score.success.n),
+        )
+    )

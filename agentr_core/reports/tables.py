@@ -1,0 +1,193 @@
+"""Tables about data construction, judge, cost and errors: records in, plain tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agentr_core.reports import wording
+from agentr_core.reports.document import Bar, Cell, Column, Row, Table
+from agentr_core.reports.records import (
+    ErrorRecord,
+    Estimate,
+    FunnelStage,
+    JudgeRecord,
+    LengthCount,
+    NamedText,
+    OracleAgreement,
+    SpliceSurvival,
+    Tally,
+    TimeSpent,
+    TokenCounts,
+)
+
+
+def funnel(stages: Sequence[FunnelStage]) -> Table:
+    """Return the stages of data construction as a ledger: each count, and below it what was turned away and why."""
+    most = max(stage.count for stage in stages)
+    rows = []
+    before: int | None = None
+    for stage in stages:
+        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), _ratio(stage.count, before))
+        rows.append(Row((*cells, Bar(wording.share(stage.count, most) or 0.0)), "strong"))
+        rows += [
+            Row((wording.label(reason.name), f"{wording.MINUS}{wording.count(reason.count)}", "", None), "minor")
+            for reason in _by_count(stage.rejected)
+        ]
+        before = stage.count
+    return Table((Column("Stage", "text"), Column("Count"), Column("Of stage before"), Column("", "bar")), tuple(rows))
+
+
+def survival(record: SpliceSurvival) -> Table:
+    """Return how many splices held when they were played, and what became of the others."""
+    outcomes = (Tally(name="survived", count=record.survived), *_by_count(record.died))
+    return tallies("Outcome", "Splices", outcomes, whole=record.tried)
+
+
+def verdicts(record: JudgeRecord) -> Table:
+    """Return the judged steps by class of verdict."""
+    return tallies("Verdict", "Steps", record.verdicts)
+
+
+def judge_rates(record: JudgeRecord) -> Table:
+    """Return the shares by which a judge is watched: unparsable replies and paths without an error."""
+    steps = sum(verdict.count for verdict in record.verdicts)
+    unparsable = sum(verdict.count for verdict in record.verdicts if verdict.name == "unparsable")
+    rows = (
+        _rate("Unparsable replies", unparsable, steps, "judged steps"),
+        _rate("No error found", record.no_error, record.paths, "judged paths"),
+    )
+    return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), rows)
+
+
+def revision_lengths(lengths: Sequence[LengthCount]) -> Table:
+    """Return the histogram of revision lengths in numbers."""
+    rows = (Row((wording.count(item.steps), wording.count(item.count))) for item in lengths)
+    return Table((Column("Steps to first error"), Column("Critiques")), tuple(rows))
+
+
+def oracle(record: OracleAgreement) -> Table:
+    """Return how well the judge agrees with an oracle."""
+    rows = [Row(("Verdict accuracy", *_estimate(record.accuracy)), "strong")]
+    if record.first_error:
+        rows.append(Row(("Same first error", *_estimate(record.first_error))))
+    rows.append(Row(("Precision of “bad”", wording.percent(record.precision), wording.NOTHING, wording.NOTHING)))
+    rows.append(Row(("Recall of “bad”", wording.percent(record.recall), wording.NOTHING, wording.NOTHING)))
+    columns = (Column("Judge against oracle", "text"), Column("%"), Column("95% interval"), Column("n"))
+    return Table(columns, tuple(rows))
+
+
+def time(spent: Sequence[TimeSpent]) -> Table:
+    """Return seconds and share of each activity, and their total."""
+    total = sum(item.seconds for item in spent)
+    rows = [
+        Row(
+            (
+                wording.label(item.activity),
+                wording.decimal(item.seconds, 1),
+                wording.duration(item.seconds),
+                wording.percent(wording.share(item.seconds, total)),
+            )
+        )
+        for item in spent
+    ]
+    rows.append(Row(("total", wording.decimal(total, 1), wording.duration(total), wording.percent(1.0)), "strong"))
+    return Table((Column("Activity", "text"), Column("Seconds"), Column(""), Column("Share %")), tuple(rows))
+
+
+def tokens(counts: TokenCounts) -> Table:
+    """Return tokens read, written, and trained by class."""
+    trained = sum(item.count for item in counts.trained)
+    rows = [
+        Row(("prompt", wording.count(counts.prompt), ""), "strong"),
+        Row(("completion", wording.count(counts.completion), ""), "strong"),
+        Row(
+            ("trained (with loss)", wording.count(trained), wording.percent(1.0) if trained else wording.NOTHING),
+            "strong",
+        ),
+    ]
+    rows += [
+        Row(
+            (wording.label(item.name), wording.count(item.count), wording.percent(wording.share(item.count, trained))),
+            "minor",
+        )
+        for item in counts.trained
+    ]
+    return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
+
+
+def stops(record: ErrorRecord) -> Table:
+    """Return why tree paths and held-out episodes ended."""
+    collected = sum(stop.collected for stop in record.stops)
+    evaluated = sum(stop.evaluated for stop in record.stops)
+    rows = (
+        Row(
+            (
+                wording.label(stop.reason),
+                wording.count(stop.collected),
+                wording.percent(wording.share(stop.collected, collected)),
+                wording.count(stop.evaluated),
+                wording.percent(wording.share(stop.evaluated, evaluated)),
+            )
+        )
+        for stop in record.stops
+    )
+    columns = (
+        Column("Stop reason", "text"),
+        Column("Tree paths"),
+        Column("%"),
+        Column("Held-out episodes"),
+        Column("%"),
+    )
+    return Table(columns, tuple(rows))
+
+
+def faults(record: ErrorRecord) -> Table:
+    """Return exceptions by class and phase, with how many were not healed by a retry."""
+    columns = (Column("Exception", "code"), Column("Phase", "text"), Column("Count"), Column("Lost episodes"))
+    rows = (
+        Row((item.error, wording.label(item.phase), wording.count(item.count), wording.count(item.lost)))
+        for item in record.faults
+    )
+    return Table(columns, tuple(rows))
+
+
+def tallies(title: str, unit: str, items: Sequence[Tally], whole: int | None = None) -> Table:
+    """Return counts with their share of the whole (by default their sum) as numbers and bars."""
+    total = sum(item.count for item in items) if whole is None else whole
+    rows = (
+        Row(
+            (
+                wording.label(item.name),
+                wording.count(item.count),
+                wording.percent(wording.share(item.count, total)),
+                Bar(wording.share(item.count, total) or 0.0),
+            )
+        )
+        for item in items
+    )
+    return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
+
+
+def named(title: str, items: Iterable[NamedText]) -> Table:
+    """Return names with their values as code."""
+    return Table((Column(title, "text"), Column("", "code")), tuple(Row((item.name, item.text)) for item in items))
+
+
+def _estimate(estimate: Estimate) -> tuple[str, str, str]:
+    return wording.percent(estimate.value), wording.interval(estimate), wording.count(estimate.n)
+
+
+def _rate(name: str, part: int, whole: int, unit: str) -> Row:
+    return Row(
+        (name, wording.percent(wording.share(part, whole)), wording.count(part), f"{wording.count(whole)} {unit}")
+    )
+
+
+def _ratio(count: int, before: int | None) -> str:
+    if not before:
+        return wording.NOTHING
+    return f"{wording.TIMES}{count / before:.1f}" if count > before else f"{100 * count / before:.1f}%"
+
+
+def _by_count(items: Iterable[Tally]) -> list[Tally]:
+    return sorted(items, key=lambda item: (-item.count, item.name))

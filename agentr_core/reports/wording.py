@@ -1,0 +1,94 @@
+"""Numbers and names as text: one form for all renderers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agentr_core.reports.records import BASE, Estimate, TurnPart
+
+MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+TO = "\N{EN DASH}"
+NOTHING = "\N{EN DASH}"
+"""Stands in a table where there is no number."""
+
+PARTS: Mapping[TurnPart, str] = {
+    "opening": "opening",
+    "shared": "shared prefix",
+    "bad": "bad path",
+    "revision": "revision",
+    "good": "good path",
+}
+"""What a report calls the parts of a revision sample."""
+
+# Control characters and lone surrogates are illegal in HTML or cannot be encoded; bidirectional overrides could make
+# a transcript read differently from what was trained on.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def percent(share: float | None) -> str:
+    """Return a share in [0, 1] as percent with one decimal and no sign, or a dash."""
+    return NOTHING if share is None else f"{100 * share:.1f}"
+
+
+def interval(estimate: Estimate | None) -> str:
+    """Return the 95% interval of a share in percent: two numbers with one decimal and a dash between; or a dash."""
+    return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
+
+
+def points(difference: float) -> str:
+    """Return a difference of shares in signed points with one decimal; a true minus sign."""
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+
+
+def points_interval(estimate: Estimate) -> str:
+    """Return the interval of a difference in points, `+3.1 to +12.4`."""
+    return f"{points(estimate.low)} to {points(estimate.high)}"
+
+
+def count(number: int) -> str:
+    """Return a whole number with thousands separated by commas."""
+    return f"{number:,}"
+
+
+def decimal(number: float | None, digits: int = 2) -> str:
+    """Return a number with fixed decimals, or a dash."""
+    return NOTHING if number is None else f"{number:,.{digits}f}"
+
+
+def share(part: float, whole: float) -> float | None:
+    """Return part / whole, or None when the whole is 0."""
+    return part / whole if whole else None
+
+
+def iteration(number: int) -> str:
+    """Return what a report calls a model: `base` or `iteration 2`."""
+    return "base" if number == BASE else f"iteration {number}"
+
+
+def label(slug: str) -> str:
+    """Return a slug in words: underscores become spaces."""
+    return slug.replace("_", " ")
+
+
+def duration(seconds: float) -> str:
+    """Return a time as `41 s`, `12 min 05 s` or `3 h 07 min`; below ten seconds with one decimal."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def visible(text: str) -> str:
+    """Return a text with control characters, direction overrides and lone surrogates written out as escapes.
+
+    Tabs and line feeds stay; carriage returns are shown, because a tokenizer saw them.
+    """
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,0 +1,227 @@
+"""One step, one episode, and the way back to a recorded state by exact replay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeVar
+
+from agentr_core.conversation import conversation
+from agentr_core.errors import EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
+from agentr_core.fingerprint import derive_seed
+from agentr_core.pool import phase
+from agentr_core.protocols import Environment
+from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
+
+T = TypeVar("T")
+
+Sample = Callable[[Request], Awaitable[list[Generation]]]
+"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its batch, is too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one reply led to. `stop` is None while the episode goes on; `info` is the environment's own."""
+
+    step: Step
+    stop: StopReason | None
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A reply drawn with `seed`, and what it led to."""
+
+    seed: int
+    generation: Generation
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class EpisodeTimer:
+    """Seconds spent in environment calls and seconds spent waiting for replies, summed over what it was given to."""
+
+    environment_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """Count the time of the block as environment time."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.environment_seconds += perf_counter() - start
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Count the time of the block as waiting for the model."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.sampling_seconds += perf_counter() - start
+
+
+def act(env: Environment, reply: str, *, generation: Generation | None = None) -> Outcome:
+    """Return what a reply leads to in the present state of the environment.
+
+    Token ids and log probabilities of the step come from `generation`. A negative reward is a disaster: the step
+    counts as reward 0 and ends the episode. Raises `EnvironmentFault` for a reward that is not in [0, 1] otherwise.
+    """
+    action = env.parse(reply)
+    observation, reward, terminated, truncated, info = env.step(action)
+    disaster = reward < 0
+    if not disaster and not reward <= 1:
+        raise EnvironmentFault(
+            f"{env.name}: action {action!r} gave reward {reward!r}; an environment scales its rewards to [0, 1]"
+        )
+    success = bool(info["success"]) and not disaster
+    step = Step(
+        reply=reply,
+        action=action,
+        observation=observation,
+        reward=0.0 if disaster else float(reward),
+        terminated=terminated,
+        success=success,
+        disaster=disaster,
+        token_ids=generation.token_ids if generation else (),
+        logprobs=generation.logprobs if generation else None,
+    )
+    stop: StopReason | None
+    if disaster:
+        stop = StopReason.DISASTER
+    elif terminated:
+        stop = StopReason.SUCCESS if success else StopReason.FAILURE
+    else:
+        stop = StopReason.STEP_LIMIT if truncated else None
+    return Outcome(step=step, stop=stop, info=info)
+
+
+def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[str, tuple[Outcome, ...]]:
+    """Return the first observation and the live outcomes of given replies, up to the one that ends the episode.
+
+    The outcomes may differ from recorded ones: this is how a spliced path is verified.
+    """
+    first_observation = env.reset(instance)
+    outcomes: list[Outcome] = []
+    for reply in replies:
+        outcomes.append(act(env, reply))
+        if outcomes[-1].stop is not None:
+            break
+    return first_observation, tuple(outcomes)
+
+
+def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
+    """Put the environment into the state after recorded steps by replaying their actions; return the first observation.
+
+    Raises `ReplayDiverged` when an observation differs from the recorded one, or the episode ends on the way.
+    An empty `first_observation` is not compared.
+    """
+    seen = env.reset(instance)
+    if first_observation and seen != first_observation:
+        raise ReplayDiverged(f"{instance.key}: first observation {_differ(seen, first_observation)}; {_REPLAY_HINT}")
+    for position, step in enumerate(steps):
+        observation, _, terminated, truncated, _ = env.step(step.action)
+        if observation != step.observation:
+            raise ReplayDiverged(
+                f"{instance.key}: observation {position} after {step.action!r} "
+                f"{_differ(observation, step.observation)}; {_REPLAY_HINT}"
+            )
+        if terminated or truncated:
+            raise ReplayDiverged(f"{instance.key}: the episode ended at step {position} of a replay; {_REPLAY_HINT}")
+    return seen
+
+
+async def episode(
+    instance: Instance,
+    env: Environment,
+    sample: Sample,
+    *,
+    max_steps: int,
+    sampling: Sampling,
+    seed: int,
+    prefix: Sequence[Step] = (),
+    on_reply: Callable[[Reply], None] | None = None,
+    timer: EpisodeTimer | None = None,
+) -> Trajectory:
+    """Return the episode the model plays after `prefix`, whose steps come first in the trajectory.
+
+    Args:
+        max_steps: the most replies of the model; those of the prefix are not counted.
+        seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix) + i)`.
+        prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
+        on_reply: is called after each reply of the model was acted on.
+    """
+    timer = timer or EpisodeTimer()
+    with phase("restore" if prefix else "reset"):
+        first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
+    steps = list(prefix)
+    stop: StopReason | None = None
+    while stop is None:
+        if len(steps) - len(prefix) >= max_steps:
+            stop = StopReason.STEP_LIMIT
+            break
+        request = Request(
+            messages=conversation(env, first_observation, steps),
+            sampling=sampling,
+            seed=derive_seed(seed, "step", len(steps)),
+            session=f"{instance.key}#{seed}",
+        )
+        try:
+            generation = (await draw(sample, request, timer))[0]
+        except PromptTooLong:
+            stop = StopReason.CONTEXT_LIMIT
+            break
+        outcome = await step_with(env, timer, generation)
+        steps.append(outcome.step)
+        stop = outcome.stop
+        if on_reply is not None:
+            on_reply(Reply(seed=request.seed, generation=generation, outcome=outcome))
+    return Trajectory(
+        instance=instance,
+        first_observation=first_observation,
+        steps=tuple(steps),
+        reward=steps[-1].reward if steps else 0.0,
+        success=bool(steps) and steps[-1].success,
+        stop=stop,
+    )
+
+
+async def step_with(env: Environment, timer: EpisodeTimer, generation: Generation) -> Outcome:
+    """Return what a generation leads to in the present state of the environment."""
+    with phase("step"):
+        return await call(env, timer, lambda: act(env, generation.text, generation=generation))
+
+
+async def draw(sample: Sample, request: Request, timer: EpisodeTimer) -> list[Generation]:
+    """Return the replies to a request. Raises `ModelFault` when there are not as many as were asked for."""
+    with phase("generate"), timer.sampling():
+        generations = await sample(request)
+        if len(generations) != request.n:
+            raise ModelFault(f"session {request.session}: {request.n} replies were asked for, {len(generations)} came")
+        return generations
+
+
+async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
+    """Return what a function that uses the environment returns; it runs in a thread if the environment blocks."""
+
+    def timed() -> T:
+        with timer.environment():
+            return function()
+
+    return await asyncio.to_thread(timed) if env.blocking else timed()
+
+
+_REPLAY_HINT = "the environment is not deterministic, or its data or version changed since the recording"
+
+
+def _differ(seen: str, recorded: str) -> str:
+    return f"was recorded as {_short(recorded)} and is now {_short(seen)}"
+
+
+def _short(text: str, limit: int = 120) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")

@@ -1,0 +1,69 @@
+"""What identifies a sample, and which of its turns may carry loss."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import fingerprint
+from agentr_core.types import Message, Sample, SampleKind
+
+TurnClass = Literal["revision_turn", "good_suffix", "good_path", "general", "expert", "judge"]
+"""What a trained turn is for; trained tokens are counted by these."""
+
+_WHOLE: dict[SampleKind, TurnClass] = {
+    SampleKind.GOOD: "good_path",
+    SampleKind.GENERAL: "general",
+    SampleKind.EXPERT: "expert",
+    SampleKind.JUDGE: "judge",
+}
+
+
+def sample_id(sample: Sample) -> str:
+    """Return the id of a sample: a fingerprint of its content and provenance."""
+    return fingerprint("sample", sample.kind, sample.messages, sample.instance, sample.provenance)
+
+
+def conversation_key(sample: Sample) -> str:
+    """Return a fingerprint of what training reads: texts, roles and train flags, but not where they come from."""
+    return fingerprint([(message.role, message.text, message.train) for message in sample.messages])
+
+
+def trained_turns(sample: Sample) -> tuple[Message, ...]:
+    """Return the turns of a sample that carry loss, in order."""
+    return tuple(message for message in sample.messages if message.train)
+
+
+def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
+    """Return what each trained turn of a sample is for; in a revision sample the first one is the revision turn."""
+    count = len(trained_turns(sample))
+    if sample.kind is not SampleKind.REVISION:
+        return (_WHOLE[sample.kind],) * count
+    classes: tuple[TurnClass, ...] = ("revision_turn", "good_suffix")
+    return classes[:count] + classes[1:] * (count - 2)
+
+
+def check_flags(sample: Sample) -> None:
+    """Raise `DataFault` unless only the turns that may be trained are: replies, and in a revision none before it.
+
+    The acknowledgement of the instruction and the `cut` kept replies come before the revision turn.
+    """
+    fault = _flag_fault(sample)
+    if fault:
+        raise DataFault(f"{sample.kind} sample {sample_id(sample)} {fault}")
+
+
+def _flag_fault(sample: Sample) -> str:
+    if not trained_turns(sample):
+        return "has no trained turn; reject it before it reaches a dataset"
+    wrong = [position for position, m in enumerate(sample.messages) if m.train and m.role != "assistant"]
+    if wrong:
+        return f"trains turn {wrong[0]}, which is not the assistant's; only replies carry loss"
+    cut = sample.provenance.cut
+    if sample.kind is SampleKind.REVISION:
+        if cut is None:
+            return "does not say how many bad steps it keeps; set provenance.cut"
+        flags = [message.train for message in sample.messages if message.role == "assistant"]
+        if flags[: cut + 2] != [False] * (cut + 1) + [True]:
+            return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
+    return ""

@@ -1,0 +1,62 @@
+"""Independent episodes kept as a tree: each is a chain below the root. The control to the tree search."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from agentr_core.config import SearchConfig
+from agentr_core.errors import ReplayDiverged
+from agentr_core.fingerprint import derive_seed
+from agentr_core.protocols import Environment
+from agentr_core.rollout import EpisodeTimer, Reply, Sample, episode
+from agentr_core.search.expansion import end_at_context_limit, sampling_of
+from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth
+from agentr_core.types import Trajectory
+
+
+async def grow_chains(
+    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer
+) -> AsyncGenerator[Expansion, None]:
+    """Yield each finished episode until there are `config.dives * config.width`; `width` of them count as one dive.
+
+    Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as the longest path of
+    a search, `config.depth + 1`. Every node of a chain is terminal; the root becomes so with the last episode.
+    """
+    total = config.dives * config.width
+    while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:
+        replies: list[Reply] = []
+        trajectory = await episode(
+            arena.instance,
+            env,
+            sample,
+            max_steps=config.depth + 1,
+            sampling=sampling_of(config),
+            seed=derive_seed(arena.seed, "episode", number),
+            on_reply=replies.append,
+            timer=timer,
+        )
+        if trajectory.first_observation != arena.first_observation:
+            raise ReplayDiverged(
+                f"{arena.instance.key}: episode {number} began with another observation than the first one; "
+                "a reset must always give the same state"
+            )
+        growth = _add(arena, trajectory, replies, dive=number // config.width)
+        arena.dives_done = len(arena.children[ROOT]) // config.width
+        if number + 1 == total:
+            arena.put(replace(arena.nodes[ROOT], terminal=True))
+        yield arena.report(growth)
+
+
+def _add(arena: Arena, trajectory: Trajectory, replies: Sequence[Reply], *, dive: int) -> Growth:
+    if not replies:
+        return end_at_context_limit(arena, ROOT)
+    first_created = node = len(arena.nodes)
+    draws = []
+    parent = ROOT
+    for position, reply in enumerate(replies, 1):
+        stop = trajectory.stop if position == len(replies) else None
+        node = arena.add(parent, reply.outcome.step, stop, terminal=True, dive=dive)
+        draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
+        parent = node
+    return Growth(first_created=first_created, touched=frozenset(arena.back_up(node)), draws=tuple(draws))

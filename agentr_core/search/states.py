@@ -1,0 +1,61 @@
+"""Bring one environment to the nodes of a growing tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentr_core.pool import phase
+from agentr_core.protocols import Environment
+from agentr_core.rollout import Outcome, act, restore
+from agentr_core.search.tree import Arena, steps_to
+from agentr_core.types import Generation, StopReason
+
+
+@dataclass(slots=True)
+class NodeStates:
+    """One environment and the snapshots of the nodes that are still to be expanded.
+
+    A node is reached by staying where the environment already stands, else by snapshot in constant time, else by
+    replaying the node's steps from a reset. `standing` is the node whose state the environment is in, None if unknown.
+    """
+
+    env: Environment
+    standing: int | None = None
+    snapshots: dict[int, Any] = field(default_factory=dict)
+
+    def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
+        """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the step limit.
+
+        Generation i must become the i-th node that is added next, since the states it leads to are kept under that
+        index. Raises `ReplayDiverged` when the node is reached by replay and the environment answers differently.
+        """
+        outcomes = []
+        for child, generation in enumerate(generations, len(arena.nodes)):
+            self._go(arena, node)
+            self.standing = None
+            outcome = act(self.env, generation.text, generation=generation)
+            if outcome.stop is None and horizon:
+                outcome = replace(outcome, stop=StopReason.STEP_LIMIT)
+            if outcome.stop is None and self.env.can_snapshot:
+                self.snapshots[child] = self.env.snapshot()
+            self.standing = child
+            outcomes.append(outcome)
+        self.snapshots.pop(node, None)
+        return outcomes
+
+    def _go(self, arena: Arena, node: int) -> None:
+        if node in self.snapshots and self.standing != node:
+            self.env.restore(self.snapshots[node])
+            return
+        if self.standing != node:
+            with phase("restore"):
+                restore(
+                    self.env,
+                    arena.instance,
+                    steps_to(arena.nodes, node),
+                    first_observation=arena.first_observation,
+                )
+        if self.env.can_snapshot and node not in self.snapshots:
+            self.snapshots[node] = self.env.snapshot()

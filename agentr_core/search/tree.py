@@ -1,0 +1,164 @@
+"""A tree while it grows, and what is reported each time it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentr_core.errors import DataFault
+from agentr_core.search.backup import back_up, close
+from agentr_core.types import Generation, Instance, Node, Step, StopReason, Tree
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One sampled reply: number `number` of the request with seed `seed`, drawn at node `parent`.
+
+    `node` is the child that stands for it: siblings whose replies count as equal share one, and it is the first of
+    them that the child's step is made of.
+    """
+
+    parent: int
+    node: int
+    seed: int
+    number: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """One growth of a tree: the grain at which a search is stored and resumed.
+
+    `created` are the new nodes and `changed` the earlier ones whose statistics are new, both as they are after it.
+    A tree that holds exactly the expansions up to this one, with this `dives_done`, resumes as if never interrupted.
+    """
+
+    created: tuple[Node, ...]
+    changed: tuple[Node, ...]
+    draws: tuple[Draw, ...]
+    dives_done: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What a growth did, by index: it made the nodes from `first_created` on and changed those in `touched`."""
+
+    first_created: int
+    touched: frozenset[int]
+    draws: tuple[Draw, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Arena:
+    """A tree under construction: nodes by index, and the indices of each node's children in order of creation."""
+
+    instance: Instance
+    first_observation: str
+    seed: int
+    nodes: list[Node] = field(default_factory=lambda: [Node(index=ROOT, parent=-1, depth=0, step=None)])
+    children: list[list[int]] = field(default_factory=lambda: [[]])
+    dives_done: int = 0
+
+    @classmethod
+    def of(cls, tree: Tree) -> Arena:
+        """Return the arena of a stored tree. Raises `DataFault` when nodes are missing or out of order."""
+        children: list[list[int]] = [[] for _ in tree.nodes]
+        for position, node in enumerate(tree.nodes):
+            if node.index != position or node.parent >= position or (node.parent < 0) != (position == ROOT):
+                raise DataFault(
+                    f"tree of {tree.instance.key}: node {node.index} with parent {node.parent} is at place {position}; "
+                    "load all nodes of a tree in the order of their index"
+                )
+            if position != ROOT:
+                children[node.parent].append(position)
+        return cls(
+            instance=tree.instance,
+            first_observation=tree.first_observation,
+            seed=tree.seed,
+            nodes=list(tree.nodes),
+            children=children,
+            dives_done=tree.dives_done,
+        )
+
+    def tree(self) -> Tree:
+        """Return the tree as it is now."""
+        return Tree(
+            instance=self.instance,
+            first_observation=self.first_observation,
+            nodes=tuple(self.nodes),
+            dives_done=self.dives_done,
+            seed=self.seed,
+        )
+
+    def add(
+        self,
+        parent: int,
+        step: Step,
+        stop: StopReason | None,
+        *,
+        duplicates: int = 1,
+        terminal: bool | None = None,
+        dive: int | None = None,
+    ) -> int:
+        """Append a child without statistics and return its index.
+
+        By default it is terminal if it has a stop reason, and made by the dive in progress.
+        """
+        index = len(self.nodes)
+        node = Node(
+            index=index,
+            parent=parent,
+            depth=self.nodes[parent].depth + 1,
+            step=step,
+            terminal=stop is not None if terminal is None else terminal,
+            stop=stop,
+            dive=self.dives_done if dive is None else dive,
+            duplicates=duplicates,
+        )
+        self.nodes.append(node)
+        self.children.append([])
+        self.children[parent].append(index)
+        return index
+
+    def back_up(self, leaf: int) -> set[int]:
+        """Count one visit of a leaf with its reward on the way up to the root; return the indices of that way."""
+        return self._put(back_up(self.nodes, leaf))
+
+    def close(self, start: int) -> set[int]:
+        """Make nodes terminal from `start` upwards whose children all are; return their indices."""
+        return self._put(close(self.nodes, self.children, start))
+
+    def put(self, node: Node) -> None:
+        """Replace the node with the same index."""
+        self.nodes[node.index] = node
+
+    def report(self, growth: Growth) -> Expansion:
+        """Return what a growth did, with the nodes as they are now."""
+        first = growth.first_created
+        return Expansion(
+            created=tuple(self.nodes[first:]),
+            changed=tuple(self.nodes[index] for index in sorted(growth.touched) if index < first),
+            draws=growth.draws,
+            dives_done=self.dives_done,
+        )
+
+    def _put(self, changed: Mapping[int, Node]) -> set[int]:
+        for node in changed.values():
+            self.put(node)
+        return set(changed)
+
+
+def steps_to(nodes: Sequence[Node], index: int) -> tuple[Step, ...]:
+    """Return the steps from the root to a node, the node's own last."""
+    return tuple(step for i in way_to(nodes, index) if (step := nodes[i].step) is not None)
+
+
+def way_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
+    """Return the indices from the first node after the root to a node."""
+    way = []
+    while index > ROOT:
+        way.append(index)
+        index = nodes[index].parent
+    return tuple(reversed(way))

@@ -1,0 +1,44 @@
+"""Which instances an iteration collects from, and which are held out."""
+
+from __future__ import annotations
+
+import random
+
+from agentr_core.config import Recipe
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import derive_seed
+from agentr_core.protocols import Environment
+from agentr_core.types import Instance
+
+
+def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances of an iteration: `train_limit` of the training split drawn anew, in their own order."""
+    pool = env.instances(recipe.instances.train)
+    limit = recipe.instances.train_limit
+    if not limit or limit >= len(pool):
+        return tuple(pool)
+    rng = random.Random(derive_seed(recipe.seed, "instances", iteration))
+    return tuple(pool[position] for position in sorted(rng.sample(range(len(pool)), limit)))
+
+
+def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
+    """Return the held-out instances: all of the test split, or `test_limit` spread over it evenly."""
+    pool = env.instances(recipe.instances.test)
+    limit = recipe.instances.test_limit
+    if not limit or limit >= len(pool):
+        return tuple(pool)
+    return tuple(pool[position * len(pool) // limit] for position in range(limit))
+
+
+def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
+    """Raise `DataFault` if a training instance begins like a test instance, under whatever name.
+
+    Blocks as `reset` of the environment does.
+    """
+    held_out = {env.reset(instance): instance.key for instance in test}
+    for instance in train:
+        twin = held_out.get(env.reset(instance))
+        if twin is not None:
+            raise DataFault(
+                f"training instance {instance.key} is test instance {twin}; change instances.train or instances.test"
+            )

@@ -1,0 +1,235 @@
+"""The report of an iteration, filled from the store alone: it can be written anew at any time."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import yaml
+
+from agentr_core.config import resolved
+from agentr_core.reports.records import (
+    ErrorRecord,
+    FaultCount,
+    FunnelStage,
+    IterationReport,
+    JudgeRecord,
+    LengthCount,
+    NamedText,
+    SpliceSurvival,
+    StopCount,
+    Tally,
+    TimeSpent,
+    TokenCounts,
+)
+from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
+from agentr_core.stages.oracle import agreement
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.report_examples import examples
+from agentr_core.stages.report_scores import difference, scores
+
+INTERVALS = "success by Wilson's score, reward by bootstrap, differences paired by instance"
+
+
+def build_report(place: Workplace, iteration: int) -> IterationReport:
+    """Return the report of an iteration; parts that were not measured are left out."""
+    recipe = place.recipe
+    return IterationReport(
+        recipe_name=recipe.name,
+        run_id=place.run_id,
+        iteration=iteration,
+        date=_date(place, iteration),
+        environment=recipe.environment.name,
+        model=recipe.model.path,
+        scores=scores(place, iteration),
+        versus_base=difference(place, iteration, 0),
+        versus_previous=difference(place, iteration, iteration - 1) if iteration > 1 else None,
+        interval_method=INTERVALS,
+        funnel=_funnel(place, iteration),
+        survival=_survival(place, iteration),
+        judge=_judge(place, iteration),
+        time=_time(place, iteration),
+        tokens=_tokens(place, iteration),
+        errors=_errors(place, iteration),
+        examples=examples(place, iteration, count=5),
+        recipe_yaml=yaml.safe_dump(resolved(recipe), sort_keys=False),
+        versions=_versions(place),
+        hashes=_hashes(place, iteration),
+    )
+
+
+def _date(place: Workplace, iteration: int) -> str:
+    row = place.one("select finished_at from iteration where iteration_id = ?", place.iteration_id(iteration))
+    return (row[0] if row and row[0] else datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    row = place.one(
+        "select trees, leaves, pairs, critiques, spliced, verified, samples, dataset_rows from v_funnel "
+        "where iteration_id = ?",
+        place.iteration_id(iteration),
+    )
+    if row is None:
+        return ()
+    rejected = {
+        stage: tuple(Tally(name=reason, count=count) for reason, count in found)
+        for stage, found in _rejections(place, iteration).items()
+    }
+    verify = tuple(tally for tally in rejected.get("splice", ()) if tally.name.startswith("verify-"))
+    unspliced = tuple(tally for tally in rejected.get("splice", ()) if not tally.name.startswith("verify-"))
+    stages = [
+        FunnelStage(name="trees", count=row[0]),
+        FunnelStage(name="leaves", count=row[1]),
+        FunnelStage(name="candidate pairs", count=row[2], rejected=rejected.get("pairs", ())),
+        FunnelStage(name="judged", count=row[3]),
+        FunnelStage(name="spliced", count=row[4], rejected=unspliced),
+        FunnelStage(name="verified", count=row[5], rejected=verify),
+        FunnelStage(name="samples", count=row[6]),
+        FunnelStage(name="trained rows", count=row[7], rejected=rejected.get("filter", ())),
+    ]
+    if place.recipe.splice.mode != "verified":
+        stages = [stage for stage in stages if stage.name != "verified"]
+    return tuple(stages)
+
+
+def _rejections(place: Workplace, iteration: int) -> dict[str, list[tuple[str, int]]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for stage, reason, count in place.all(
+        "select stage, reason, count(*) from rejection where iteration_id = ? group by all order by count(*) desc, reason",
+        place.iteration_id(iteration),
+    ):
+        found.setdefault(stage, []).append((reason, count))
+    return found
+
+
+def _survival(place: Workplace, iteration: int) -> SpliceSurvival | None:
+    if place.recipe.splice.mode != "verified":
+        return None
+    died = [item for item in _rejections(place, iteration).get("splice", []) if item[0].startswith("verify-")]
+    row = place.one(
+        "select count(*) from sample where iteration_id = ? and kind = 'revision'", place.iteration_id(iteration)
+    )
+    survived = row[0] if row else 0
+    return SpliceSurvival(
+        tried=survived + sum(count for _, count in died),
+        survived=survived,
+        died=tuple(Tally(name=reason, count=count) for reason, count in died),
+    )
+
+
+def _judge(place: Workplace, iteration: int) -> JudgeRecord | None:
+    # Pairs that share a bad path share its verdicts: each judged node counts once.
+    verdicts = place.all(
+        "select verdict, count(distinct (p.tree_id, v.node_index)) from verdict v join pair p using (pair_id) "
+        "where p.iteration_id = ? group by verdict order by verdict",
+        place.iteration_id(iteration),
+    )
+    if not verdicts:
+        return None
+    paths = place.all(
+        "select c.first_error, c.first_error - p.shared_steps + 1 from critique c join pair p using (pair_id) "
+        "where p.iteration_id = ?",
+        place.iteration_id(iteration),
+    )
+    lengths: dict[int, int] = {}
+    for _, length in paths:
+        if length is not None:
+            lengths[length] = lengths.get(length, 0) + 1
+    return JudgeRecord(
+        verdicts=tuple(Tally(name=name, count=count) for name, count in verdicts),
+        paths=len(paths),
+        no_error=sum(first is None for first, _ in paths),
+        revision_lengths=tuple(LengthCount(steps=steps, count=lengths[steps]) for steps in sorted(lengths)),
+        oracle=agreement(place, iteration),
+    )
+
+
+def _time(place: Workplace, iteration: int) -> tuple[TimeSpent, ...]:
+    rows = dict(
+        place.all(
+            "select part, sum(seconds) from timing where iteration_id = ? group by part", place.iteration_id(iteration)
+        )
+    )
+    order = ("generate", "environment", "train", "store", "other")
+    return tuple(TimeSpent(activity=part, seconds=rows[part]) for part in order if part in rows)
+
+
+def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
+    row = place.one(
+        "select coalesce(sum(g.prompt_tokens), 0), coalesce(sum(g.completion_tokens), 0) from generation g "
+        "where (g.kind = 'node' and g.owner_id in (select tree_id from tree where iteration_id = $1)) "
+        "or (g.kind = 'verdict' and g.owner_id in (select pair_id from pair where iteration_id = $1)) "
+        "or (g.kind = 'step' and g.owner_id in (select trajectory_id from trajectory where iteration_id = $1 and source = 'episode'))",
+        place.iteration_id(iteration),
+    )
+    counts = place.one(
+        "select counts from dataset where iteration_id = ? order by created_at desc", place.iteration_id(iteration)
+    )
+    trained = json.loads(counts[0])["trained_tokens"] if counts else {}
+    if row is None:
+        return None
+    return TokenCounts(
+        prompt=int(row[0]),
+        completion=int(row[1]),
+        trained=tuple(Tally(name=name, count=count) for name, count in sorted(trained.items())),
+    )
+
+
+def _errors(place: Workplace, iteration: int) -> ErrorRecord:
+    iteration_id = place.iteration_id(iteration)
+    collected = dict(
+        place.all(
+            "select n.stop, count(*) from node n join tree t using (tree_id) "
+            "where t.iteration_id = ? and n.stop is not null group by n.stop",
+            iteration_id,
+        )
+    )
+    evaluated = dict(
+        place.all(
+            "select t.stop, count(*) from episode e join trajectory t using (trajectory_id) "
+            "where e.evaluation_id in (?, ?) group by t.stop",
+            evaluation_id(place, iteration, TEST),
+            evaluation_id(place, iteration, REVISION),
+        )
+    )
+    faults = place.all(
+        'select "class", phase, count(*), count(*) filter (level = \'error\') from event where iteration_id = ? '
+        "group by all order by all",
+        iteration_id,
+    )
+    return ErrorRecord(
+        mistakes=_mistakes(place, iteration_id),
+        stops=tuple(
+            StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
+            for reason in sorted(collected.keys() | evaluated.keys())
+        ),
+        faults=tuple(FaultCount(error=name, phase=phase, count=n, lost=lost) for name, phase, n, lost in faults),
+    )
+
+
+def _mistakes(place: Workplace, iteration_id: str) -> tuple[Tally, ...]:
+    """Observations of collected steps by their first three words: how an environment words a refusal."""
+    rows = place.all(
+        "select array_to_string(str_split(o.text, ' ')[1:4], ' ') as opening, count(*) from node n "
+        "join tree t using (tree_id) join text o on o.text_id = n.observation_id "
+        "where t.iteration_id = ? and n.reward = 0 and not n.terminated "
+        "and (o.text ilike 'could not%' or o.text ilike 'wrong %' or o.text ilike 'no known%' or o.text ilike 'invalid%') "
+        "group by opening order by count(*) desc, opening limit 8",
+        iteration_id,
+    )
+    return tuple(Tally(name=opening, count=count) for opening, count in rows)
+
+
+def _versions(place: Workplace) -> tuple[NamedText, ...]:
+    row = place.one("select versions from run where run_id = ?", place.run_id)
+    return tuple(NamedText(name=name, text=text) for name, text in json.loads(row[0]).items()) if row else ()
+
+
+def _hashes(place: Workplace, iteration: int) -> tuple[NamedText, ...]:
+    row = place.one(
+        "select c.checkpoint_id, c.parent_id, d.hash, c.weights_sha256 from checkpoint c join dataset d using (dataset_id) "
+        "where c.iteration_id = ?",
+        place.iteration_id(iteration),
+    )
+    names = ("checkpoint", "parent", "dataset", "weights")
+    return tuple(NamedText(name=name, text=str(text)) for name, text in zip(names, row, strict=True)) if row else ()

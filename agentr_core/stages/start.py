@@ -1,0 +1,93 @@
+"""The start and the end of a run: its rows in the store, and the model it begins with."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from agentr_core.config import Recipe, replace, resolved
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.checkpoint_dir import check_model_directory, weights_sha256
+from agentr_core.stages.place import Workplace
+from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows
+from agentr_core.store.tables import merge
+
+PACKAGES = ("agentr", "torch", "transformers", "trl", "prefect", "duckdb", "numpy")
+
+
+def run_id_of(recipe: Recipe) -> str:
+    """Return the id of a run: what the recipe asks for, but not how far or where.
+
+    More iterations of the same recipe go on with the same run.
+    """
+    plain = resolved(replace(recipe, iterations=1, workspace="", description=""))
+    return fingerprint("run", plain, weights_sha256(Path(recipe.model.path)))
+
+
+async def start(place: Workplace) -> dict[str, Any]:
+    """Write the run, its iteration 0 and the model it begins with to the store; what is there already stays.
+
+    Raises `ModelDirectoryError` when the model is unsound.
+    """
+    path = Path(place.recipe.model.path)
+    check_model_directory(path)
+    digest = weights_sha256(path)
+    checkpoint_id = fingerprint("checkpoint", digest)
+    place.store.write(
+        merge(
+            [
+                run_rows(
+                    place.run_id,
+                    recipe=place.recipe.name,
+                    method=place.recipe.method,
+                    config=resolved(place.recipe),
+                    versions=versions(),
+                    workspace=str(place.root),
+                ),
+                checkpoint_rows(checkpoint_id, path=str(path), weights_sha256=digest, config={}),
+                iteration_rows(
+                    place.iteration_id(0), run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id
+                ),
+            ]
+        )
+    )
+    return {"run_id": place.run_id, "checkpoint": checkpoint_id}
+
+
+async def begin(place: Workplace, iteration: int) -> None:
+    """Write that an iteration runs; an iteration that is finished stays so."""
+    row = place.one("select status from iteration where iteration_id = ?", place.iteration_id(iteration))
+    if row is None:
+        place.store.write(
+            iteration_rows(
+                place.iteration_id(iteration),
+                run_id=place.run_id,
+                iteration=iteration,
+                checkpoint_in=place.policy(iteration).id,
+            )
+        )
+
+
+async def end(place: Workplace, iteration: int) -> None:
+    """Write that an iteration is finished."""
+    place.store.update(
+        "iteration", {"iteration_id": place.iteration_id(iteration), "status": "finished", "finished_at": _now()}
+    )
+
+
+async def finish(place: Workplace, status: Literal["finished", "failed"]) -> None:
+    """Write how a run ended."""
+    place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of what a run depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None)

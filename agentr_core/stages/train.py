@@ -1,0 +1,80 @@
+"""Training: a checkpoint from the dataset of an iteration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.stages.dataset import dataset_file, dataset_id
+from agentr_core.stages.place import Workplace
+from agentr_core.store.codec import checkpoint_rows, metric_rows
+from agentr_core.store.tables import merge
+from agentr_core.training import TrainingJob, TrainingStep
+from agentr_core.training import train as fine_tune
+
+STAGE = "train"
+
+
+async def train(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Fine-tune on the dataset of an iteration, or find the checkpoint that an earlier try published.
+
+    Raises:
+        TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for the next try.
+        DataFault: the dataset is not there.
+    """
+    recipe = place.recipe
+    key = dataset_id(place, iteration)
+    row = place.one("select hash from dataset where dataset_id = ?", key)
+    if row is None:
+        raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
+    parent = place.trained(0) if recipe.training.start_from == "base" else place.policy(iteration)
+    epochs = recipe.num_train_epochs(iteration)
+    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training, epochs, recipe.seed)
+    job = TrainingJob(
+        model_dir=parent.path,
+        dataset_file=dataset_file(place, iteration),
+        output_dir=place.root / "checkpoints" / checkpoint_id,
+        config=recipe.training,
+        num_train_epochs=epochs,
+        seed=derive_seed(recipe.seed, "train", iteration) % 2**31,
+        parent=parent.id,
+        dataset_hash=row[0],
+    )
+
+    def show(step: TrainingStep) -> None:
+        place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
+
+    with place.timed(STAGE, iteration) as clock:
+        result = await fine_tune(job, on_progress=show)
+        clock.add({"train": result.seconds})
+        clock.tokens = result.trained_tokens
+    iteration_id = place.iteration_id(iteration)
+    place.store.write(
+        merge(
+            [
+                checkpoint_rows(
+                    checkpoint_id,
+                    path=str(_relative(result.path)),
+                    weights_sha256=result.weights_sha256,
+                    config=recipe.training,
+                    parent_id=parent.id,
+                    dataset_id=key,
+                    iteration_id=iteration_id,
+                ),
+                metric_rows("iteration", iteration_id, "train_loss", result.final_loss),
+                metric_rows("iteration", iteration_id, "trained_tokens", float(result.trained_tokens)),
+            ]
+        )
+    )
+    place.store.update("iteration", {"iteration_id": iteration_id, "checkpoint_out": checkpoint_id})
+    return {"checkpoint": checkpoint_id, "loss": result.final_loss, "trained_tokens": result.trained_tokens}
+
+
+def _relative(path: Path) -> Path:
+    """Return a path relative to the working directory where it lies below it, so that a workspace can be moved."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

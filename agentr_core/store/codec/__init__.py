@@ -1,0 +1,89 @@
+"""Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or `Writer.add`."""
+
+from agentr_core.store.codec.critiques import (
+    StoredJudgement,
+    critique_rows,
+    judgement_rows,
+    load_critiques,
+    load_judgements,
+    pair_rows,
+)
+from agentr_core.store.codec.generations import (
+    Draw,
+    load_draws,
+)
+from agentr_core.store.codec.ledger import (
+    checkpoint_rows,
+    evaluation_rows,
+    event_rows,
+    iteration_rows,
+    load_rejections,
+    metric_rows,
+    rejection_rows,
+    run_rows,
+    timing_rows,
+)
+from agentr_core.store.codec.samples import (
+    dataset_rows,
+    load_dataset,
+    load_samples,
+    sample_rows,
+)
+from agentr_core.store.codec.texts import (
+    instance_row,
+    text_id,
+)
+from agentr_core.store.codec.trajectories import (
+    Episode,
+    episode_rows,
+    load_episodes,
+    load_trajectories,
+    trajectory_rows,
+)
+from agentr_core.store.codec.trees import (
+    TreeHead,
+    finished_rows,
+    growth_rows,
+    load_tree,
+    load_trees,
+    tree_rows,
+    unfinished_trees,
+)
+
+__all__ = [
+    "Draw",
+    "Episode",
+    "StoredJudgement",
+    "TreeHead",
+    "checkpoint_rows",
+    "critique_rows",
+    "dataset_rows",
+    "episode_rows",
+    "evaluation_rows",
+    "event_rows",
+    "finished_rows",
+    "growth_rows",
+    "instance_row",
+    "iteration_rows",
+    "judgement_rows",
+    "load_critiques",
+    "load_dataset",
+    "load_draws",
+    "load_episodes",
+    "load_judgements",
+    "load_rejections",
+    "load_samples",
+    "load_trajectories",
+    "load_tree",
+    "load_trees",
+    "metric_rows",
+    "pair_rows",
+    "rejection_rows",
+    "run_rows",
+    "sample_rows",
+    "text_id",
+    "timing_rows",
+    "trajectory_rows",
+    "tree_rows",
+    "unfinished_trees",
+]

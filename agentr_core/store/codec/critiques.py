@@ -1,0 +1,145 @@
+"""Pairs of paths and what the judge said about them, to rows and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from agentr_core.store.codec.generations import Draw, draw_row, load_draws
+from agentr_core.store.codec.texts import text_id, text_rows
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows
+from agentr_core.types import Critique, PathPair, StepVerdict, Verdict
+
+
+def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str) -> Rows:
+    """Return the row of table `pair`. The pair itself follows from its tree, which is stored with all its nodes."""
+    good, bad = pair.good.trajectory.reward, pair.bad.trajectory.reward
+    return {
+        "pair": [
+            {
+                "pair_id": pair_id,
+                "iteration_id": iteration_id,
+                "tree_id": pair.good.tree_id,
+                "good_leaf": pair.good.leaf,
+                "bad_leaf": pair.bad.leaf,
+                "shared_steps": pair.split,
+                "good_reward": float(good),
+                "bad_reward": float(bad),
+                "gap": float(good - bad),
+            }
+        ]
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJudgement:
+    """The judge's word on one node: the majority of `votes`, each read from the reply of the draw at its place."""
+
+    verdict: Verdict
+    votes: tuple[Verdict, ...]
+    draws: tuple[Draw, ...]
+    dropped_steps: int
+
+
+def judgement_rows(tree_id: str, node: int, judgement: StoredJudgement, *, iteration_id: str) -> Rows:
+    """Return the rows of a judgement with the judge's replies; they are one unit."""
+    return {
+        "text": text_rows(draw.generation.text for draw in judgement.draws),
+        "judgement": [
+            {
+                "tree_id": tree_id,
+                "node_index": node,
+                "iteration_id": iteration_id,
+                "verdict": str(judgement.verdict),
+                "votes": [str(vote) for vote in judgement.votes],
+                "dropped_steps": judgement.dropped_steps,
+            }
+        ],
+        "generation": [draw_row("judgement", tree_id, node, draw) for draw in judgement.draws],
+    }
+
+
+def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, StoredJudgement]]:
+    """Return the stored judgements by tree and node. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return {}
+    with store.reading() as con:
+        records = con.execute(
+            "select tree_id, node_index, verdict, votes, dropped_steps from judgement "
+            "where tree_id in (select unnest(?)) order by tree_id, node_index",
+            [list(tree_ids)],
+        ).fetchall()
+    draws = load_draws(store, "judgement", tree_ids)
+    judgements: dict[str, dict[int, StoredJudgement]] = {}
+    for tree_id, node, verdict, votes, dropped_steps in records:
+        judgements.setdefault(tree_id, {})[node] = StoredJudgement(
+            verdict=Verdict(verdict),
+            votes=tuple(map(Verdict, votes)),
+            draws=draws.get(tree_id, {}).get(node, ()),
+            dropped_steps=dropped_steps,
+        )
+    return judgements
+
+
+def critique_rows(
+    pair_id: str,
+    critique: Critique,
+    *,
+    iteration_id: str,
+    nodes: Sequence[int] = (),
+) -> Rows:
+    """Return the rows of a finished critique; they are one unit.
+
+    Args:
+        nodes: indices of the bad path's nodes, so that `nodes[position]` is the judged node.
+    """
+    return {
+        "text": text_rows(verdict.reply for verdict in critique.verdicts),
+        "critique": [{"pair_id": pair_id, "iteration_id": iteration_id, "first_error": critique.first_error}],
+        "verdict": [
+            {
+                "pair_id": pair_id,
+                "position": verdict.position,
+                "verdict": str(verdict.verdict),
+                "reply_id": text_id(verdict.reply),
+                "node_index": nodes[verdict.position] if verdict.position < len(nodes) else None,
+            }
+            for verdict in critique.verdicts
+        ],
+    }
+
+
+def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]:
+    """Return those of the critiques that are stored, by pair id in the order given.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
+    """
+    if not store.path.exists():
+        return {}
+    with store.reading() as con:
+        first_errors = dict(
+            con.execute(
+                "select pair_id, first_error from critique where pair_id in (select unnest(?))", [list(pair_ids)]
+            ).fetchall()
+        )
+        records = con.execute(
+            "select v.pair_id, v.position, v.verdict, t.text from verdict v join text t on t.text_id = v.reply_id "
+            "where v.pair_id in (select unnest(?)) order by v.pair_id, v.position",
+            [list(pair_ids)],
+        ).fetchall()
+    verdicts = {
+        pair_id: tuple(
+            StepVerdict(position=position, verdict=Verdict(verdict), reply=reply)
+            for _, position, verdict, reply in group
+        )
+        for pair_id, group in groupby(records, key=itemgetter(0))
+    }
+    return {
+        pair_id: Critique(verdicts=verdicts.get(pair_id, ()), first_error=first_errors[pair_id])
+        for pair_id in pair_ids
+        if pair_id in first_errors
+    }

@@ -1,0 +1,230 @@
+"""Rows of the records about a run: what ran, what was turned away, what went wrong, what it measured.
+
+Each function returns rows by table that are one unit.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from agentr_core.fingerprint import canonical, fingerprint
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows
+from agentr_core.types import Rejection
+
+Status = Literal["running", "finished", "failed"]
+Part = Literal["generate", "environment", "train", "store", "other"]
+
+
+def run_rows(
+    run_id: str,
+    *,
+    recipe: str,
+    method: str,
+    config: Any,
+    versions: Mapping[str, str],
+    workspace: str,
+    status: Status = "running",
+    started_at: datetime | None = None,
+    finished_at: datetime | None = None,
+) -> Rows:
+    """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times are aware.
+
+    Stored again for the same run, only `status` and `finished_at` take effect.
+    """
+    return {
+        "run": [
+            {
+                "run_id": run_id,
+                "recipe": recipe,
+                "method": method,
+                "config": canonical(config),
+                "versions": canonical(dict(versions)),
+                "workspace": workspace,
+                "status": status,
+                "started_at": _utc(started_at or datetime.now(UTC)),
+                "finished_at": None if finished_at is None else _utc(finished_at),
+            }
+        ]
+    }
+
+
+def iteration_rows(
+    iteration_id: str,
+    *,
+    run_id: str,
+    iteration: int,
+    checkpoint_in: str | None = None,
+    checkpoint_out: str | None = None,
+    status: Status = "running",
+    finished_at: datetime | None = None,
+) -> Rows:
+    """Return the row of an iteration, counted from 1 (0: the evaluation of the base). Stored again, it is updated."""
+    return {
+        "iteration": [
+            {
+                "iteration_id": iteration_id,
+                "run_id": run_id,
+                "iteration": iteration,
+                "checkpoint_in": checkpoint_in,
+                "checkpoint_out": checkpoint_out,
+                "status": status,
+                "finished_at": None if finished_at is None else _utc(finished_at),
+            }
+        ]
+    }
+
+
+def checkpoint_rows(
+    checkpoint_id: str,
+    *,
+    path: str,
+    weights_sha256: str,
+    config: Any,
+    parent_id: str | None = None,
+    dataset_id: str | None = None,
+    iteration_id: str | None = None,
+) -> Rows:
+    """Return the row of a checkpoint; the model a run starts from has no parent, dataset or iteration."""
+    return {
+        "checkpoint": [
+            {
+                "checkpoint_id": checkpoint_id,
+                "parent_id": parent_id,
+                "dataset_id": dataset_id,
+                "iteration_id": iteration_id,
+                "path": path,
+                "weights_sha256": weights_sha256,
+                "config": canonical(config),
+            }
+        ]
+    }
+
+
+def evaluation_rows(
+    evaluation_id: str,
+    *,
+    iteration_id: str,
+    checkpoint_id: str,
+    name: str,
+    split: str,
+    config: Any,
+    finished: bool = False,
+) -> Rows:
+    """Return the row of an evaluation; `name` is "revision_test" for recovery from failed prefixes, else free."""
+    return {
+        "evaluation": [
+            {
+                "evaluation_id": evaluation_id,
+                "iteration_id": iteration_id,
+                "checkpoint_id": checkpoint_id,
+                "name": name,
+                "split": split,
+                "config": canonical(config),
+                "finished": finished,
+            }
+        ]
+    }
+
+
+def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Rows:
+    """Return the rows of what a filter turned away."""
+    return {
+        "rejection": [
+            {
+                "iteration_id": iteration_id,
+                "stage": rejection.stage,
+                "subject": rejection.subject,
+                "reason": rejection.reason,
+                "detail": rejection.detail,
+            }
+            for rejection in rejections
+        ]
+    }
+
+
+def load_rejections(store: Store, iteration_id: str) -> list[Rejection]:
+    """Return what was turned away in an iteration, by stage, subject and reason. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        rows = con.execute(
+            "select stage, subject, reason, detail from rejection where iteration_id = ? order by all", [iteration_id]
+        ).fetchall()
+    return [
+        Rejection(stage=stage, subject=subject, reason=reason, detail=detail) for stage, subject, reason, detail in rows
+    ]
+
+
+def metric_rows(
+    scope: Literal["run", "iteration", "evaluation"],
+    scope_id: str,
+    name: str,
+    value: float | None,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    n: int | None = None,
+) -> Rows:
+    """Return the row of a metric with its 95% interval; stored again, it is replaced."""
+    return {
+        "metric": [
+            {"scope": scope, "scope_id": scope_id, "name": name, "value": value, "low": low, "high": high, "n": n}
+        ]
+    }
+
+
+def event_rows(
+    *,
+    run_id: str,
+    stage: str,
+    phase: str,
+    subject: str,
+    error: BaseException,
+    iteration_id: str | None = None,
+    level: Literal["info", "warning", "error"] = "error",
+) -> Rows:
+    """Return the row of something that went wrong with `subject` while `phase` was done, with its traceback."""
+    at = datetime.now(UTC)
+    trace = "".join(traceback.format_exception(error))
+    return {
+        "event": [
+            {
+                "event_id": fingerprint(run_id, iteration_id, stage, phase, subject, trace, at.isoformat()),
+                "run_id": run_id,
+                "iteration_id": iteration_id,
+                "stage": stage,
+                "level": level,
+                "class": type(error).__name__,
+                "phase": phase,
+                "subject": subject,
+                "message": str(error),
+                "traceback": trace,
+            }
+        ]
+    }
+
+
+def timing_rows(iteration_id: str, stage: str, parts: Mapping[Part, float], *, tokens: int | None = None) -> Rows:
+    """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or trained in it."""
+    at = datetime.now(UTC).isoformat()
+    return {
+        "timing": [
+            {
+                "timing_id": fingerprint(iteration_id, stage, part, at),
+                "iteration_id": iteration_id,
+                "stage": stage,
+                "part": part,
+                "seconds": float(seconds),
+                "tokens": tokens if part in ("generate", "train") else None,
+            }
+            for part, seconds in parts.items()
+        ]
+    }
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(tzinfo=None)

@@ -1,0 +1,172 @@
+"""Training samples and datasets to rows and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from agentr_core.fingerprint import canonical
+from agentr_core.store.codec.texts import instance_row, text_id, text_rows
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows
+from agentr_core.types import Instance, Message, Provenance, Sample, SampleKind
+
+
+def sample_rows(
+    sample_id: str,
+    sample: Sample,
+    *,
+    iteration_id: str,
+    pair_id: str | None = None,
+    trajectory_id: str | None = None,
+    num_tokens: int | None = None,
+    num_trained_tokens: int | None = None,
+) -> Rows:
+    """Return the rows of a sample and its messages; they are one unit.
+
+    Args:
+        pair_id: the pair a revision was made of.
+        trajectory_id: the stored trajectory behind it, such as a splice played live or an expert's episode.
+        num_tokens, num_trained_tokens: its length, and how many of its tokens carry loss.
+    """
+    origin = sample.provenance
+    return {
+        "instance": [] if sample.instance is None else [instance_row(sample.instance)],
+        "text": text_rows(message.text for message in sample.messages),
+        "sample": [
+            {
+                "sample_id": sample_id,
+                "iteration_id": iteration_id,
+                "kind": str(sample.kind),
+                "instance_id": None if sample.instance is None else sample.instance.key,
+                "pair_id": pair_id,
+                "trajectory_id": trajectory_id,
+                "tree_id": origin.tree_id or None,
+                "good_leaf": origin.good_leaf,
+                "bad_leaf": origin.bad_leaf,
+                "shared_steps": origin.split,
+                "cut": origin.cut,
+                "good_reward": origin.good_reward,
+                "bad_reward": origin.bad_reward,
+                "extra": canonical(dict(origin.extra)),
+                "num_tokens": num_tokens,
+                "num_trained_tokens": num_trained_tokens,
+            }
+        ],
+        "message": [
+            {
+                "sample_id": sample_id,
+                "position": position,
+                "role": message.role,
+                "text_id": text_id(message.text),
+                "train": message.train,
+                "token_ids": None if message.token_ids is None else list(message.token_ids),
+            }
+            for position, message in enumerate(sample.messages)
+        ],
+    }
+
+
+def dataset_rows(
+    dataset_id: str, sample_ids: Sequence[str], *, iteration_id: str, content_hash: str, counts: Mapping[str, Any]
+) -> Rows:
+    """Return the rows of a dataset: its samples in their order; they are one unit."""
+    return {
+        "dataset": [
+            {
+                "dataset_id": dataset_id,
+                "iteration_id": iteration_id,
+                "hash": content_hash,
+                "counts": canonical(dict(counts)),
+            }
+        ],
+        "dataset_row": [
+            {"dataset_id": dataset_id, "position": position, "sample_id": sample_id}
+            for position, sample_id in enumerate(sample_ids)
+        ],
+    }
+
+
+def load_samples(
+    store: Store, ids: Sequence[str] | None = None, *, iteration_id: str | None = None
+) -> dict[str, Sample]:
+    """Return stored samples by id: of the given ids in their order, or of an iteration by id.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
+    """
+    if not store.path.exists():
+        return {}
+    chosen = {"ids": None if ids is None else list(ids), "iteration_id": iteration_id}
+    with store.reading() as con:
+        heads = con.execute(_SAMPLES, chosen).fetchall()
+        records = con.execute(_MESSAGES, chosen).fetchall()
+    messages = {
+        key: tuple(
+            Message(role=role, text=text, train=train, token_ids=None if tokens is None else tuple(tokens))
+            for _, role, text, train, tokens in group
+        )
+        for key, group in groupby(records, key=itemgetter(0))
+    }
+    found = {record[0]: _sample(record, messages.get(record[0], ())) for record in heads}
+    return found if ids is None else {key: found[key] for key in ids if key in found}
+
+
+def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
+    """Return the sample ids and samples of a dataset in their order; a sample may come more than once.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
+    """
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        rows = con.execute(
+            "select sample_id from dataset_row where dataset_id = ? order by position", [dataset_id]
+        ).fetchall()
+    ids = [sample_id for (sample_id,) in rows]
+    samples = load_samples(store, ids)
+    return [(sample_id, samples[sample_id]) for sample_id in ids]
+
+
+def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
+    _, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra = record
+    return Sample(
+        kind=SampleKind(kind),
+        messages=messages,
+        instance=None if environment is None else Instance(environment=environment, split=split, index=index),
+        provenance=Provenance(
+            tree_id=tree_id or "",
+            good_leaf=good_leaf,
+            bad_leaf=bad_leaf,
+            split=shared,
+            cut=cut,
+            good_reward=good,
+            bad_reward=bad,
+            extra=json.loads(extra),
+        ),
+    )
+
+
+_CHOSEN = """
+($ids::varchar[] is null or s.sample_id in (select unnest($ids::varchar[])))
+    and ($iteration_id::varchar is null or s.iteration_id = $iteration_id)
+"""
+_SAMPLES = f"""
+select s.sample_id, s.kind, i.environment, i.split, i.instance_index, s.tree_id, s.good_leaf, s.bad_leaf,
+    s.shared_steps, s.cut, s.good_reward, s.bad_reward, s.extra
+from sample s left join instance i using (instance_id)
+where {_CHOSEN}
+order by s.sample_id
+"""
+_MESSAGES = f"""
+select m.sample_id, m.role, t.text, m.train, m.token_ids
+from message m
+join sample s using (sample_id)
+join text t using (text_id)
+where {_CHOSEN}
+order by m.sample_id, m.position
+"""

@@ -1,0 +1,240 @@
+"""Trajectories, and the episodes of an evaluation, to rows and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Literal
+
+from agentr_core.store.codec.generations import TOKENS_ONLY, Draw, draw_row, has_tokens, sampled, step_tokens
+from agentr_core.store.codec.texts import instance_row, text_id, text_rows
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Row, Rows, merge
+from agentr_core.types import Instance, Step, StopReason, Trajectory
+
+Source = Literal["tree", "rollout", "episode", "splice", "expert"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One episode of an evaluation: number `repeat` of its instance, after `cut` replayed steps if it had any."""
+
+    trajectory_id: str
+    instance: Instance
+    repeat: int
+    cut: int | None
+    trajectory: Trajectory
+    invalid_actions: int | None
+    environment_seconds: float | None
+    sampling_seconds: float | None
+
+
+def trajectory_rows(
+    trajectory_id: str,
+    trajectory: Trajectory,
+    *,
+    source: Source,
+    iteration_id: str | None = None,
+    evaluation_id: str | None = None,
+    tree_id: str | None = None,
+    leaf: int | None = None,
+    draws: Mapping[int, Draw] | None = None,
+) -> Rows:
+    """Return the rows of a trajectory; they are one unit.
+
+    Args:
+        tree_id, leaf: the path of a tree that it is.
+        draws: where the replies come from, by step position.
+    """
+    return {
+        "instance": [instance_row(trajectory.instance)],
+        "text": text_rows(
+            [
+                trajectory.first_observation,
+                *(text for step in trajectory.steps for text in (step.reply, step.observation)),
+            ]
+        ),
+        "trajectory": [
+            {
+                "trajectory_id": trajectory_id,
+                "source": source,
+                "iteration_id": iteration_id,
+                "evaluation_id": evaluation_id,
+                "instance_id": trajectory.instance.key,
+                "first_observation_id": text_id(trajectory.first_observation),
+                "reward": float(trajectory.reward),
+                "success": trajectory.success,
+                "stop": str(trajectory.stop),
+                "num_steps": len(trajectory.steps),
+                "tree_id": tree_id,
+                "leaf": leaf,
+            }
+        ],
+        "step": [
+            _step_row(trajectory_id, position, step, (draws or {}).get(position))
+            for position, step in enumerate(trajectory.steps)
+        ],
+        "generation": [
+            row
+            for position, step in enumerate(trajectory.steps)
+            for row in _generation_rows(trajectory_id, position, step, (draws or {}).get(position))
+        ],
+    }
+
+
+def episode_rows(
+    trajectory_id: str,
+    trajectory: Trajectory,
+    *,
+    evaluation_id: str,
+    iteration_id: str,
+    repeat: int = 0,
+    cut: int | None = None,
+    invalid_actions: int | None = None,
+    environment_seconds: float | None = None,
+    sampling_seconds: float | None = None,
+    draws: Mapping[int, Draw] | None = None,
+) -> Rows:
+    """Return the rows of one episode of an evaluation with its trajectory; they are one unit.
+
+    `repeat` is its number among the episodes of its instance (the number of the cut in a revision test), `cut` how
+    many steps were replayed before the model took over.
+    """
+    episode = {
+        "evaluation_id": evaluation_id,
+        "instance_id": trajectory.instance.key,
+        "repeat": repeat,
+        "cut": cut,
+        "trajectory_id": trajectory_id,
+        "invalid_actions": invalid_actions,
+        "environment_seconds": environment_seconds,
+        "sampling_seconds": sampling_seconds,
+    }
+    steps = trajectory_rows(
+        trajectory_id, trajectory, source="episode", iteration_id=iteration_id, evaluation_id=evaluation_id, draws=draws
+    )
+    return merge([steps, {"episode": [episode]}])
+
+
+def load_trajectories(
+    store: Store,
+    ids: Sequence[str] | None = None,
+    *,
+    iteration_id: str | None = None,
+    source: Source | None = None,
+) -> dict[str, Trajectory]:
+    """Return stored trajectories by id: of the given ids in their order, or of an iteration and a source by id.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
+    """
+    if not store.path.exists():
+        return {}
+    chosen = {"ids": None if ids is None else list(ids), "iteration_id": iteration_id, "source": source}
+    with store.reading() as con:
+        heads = con.execute(_TRAJECTORIES, chosen).fetchall()
+        records = con.execute(_STEPS, chosen).fetchall()
+    steps = {key: tuple(_step(record[1:]) for record in group) for key, group in groupby(records, key=itemgetter(0))}
+    found = {
+        key: Trajectory(
+            instance=Instance(environment=environment, split=split, index=index),
+            first_observation=first_observation,
+            steps=steps.get(key, ()),
+            reward=reward,
+            success=success,
+            stop=StopReason(stop),
+        )
+        for key, environment, split, index, first_observation, reward, success, stop in heads
+    }
+    return found if ids is None else {key: found[key] for key in ids if key in found}
+
+
+def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
+    """Return the episodes of an evaluation that are stored, by instance and repeat. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        rows = con.execute(
+            "select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds "
+            "from episode e join instance i using (instance_id) "
+            "where e.evaluation_id = ? order by i.environment, i.split, i.instance_index, e.repeat",
+            [evaluation_id],
+        ).fetchall()
+    trajectories = load_trajectories(store, [row[0] for row in rows])
+    return [
+        Episode(
+            trajectory_id=key,
+            instance=trajectories[key].instance,
+            repeat=repeat,
+            cut=cut,
+            trajectory=trajectories[key],
+            invalid_actions=invalid_actions,
+            environment_seconds=environment_seconds,
+            sampling_seconds=sampling_seconds,
+        )
+        for key, repeat, cut, invalid_actions, environment_seconds, sampling_seconds in rows
+    ]
+
+
+def _generation_rows(trajectory_id: str, position: int, step: Step, draw: Draw | None) -> Iterable[Row]:
+    if draw is None:
+        return step_tokens("step", trajectory_id, position, step)
+    return [draw_row("step", trajectory_id, position, draw)]
+
+
+def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) -> Row:
+    number = TOKENS_ONLY if has_tokens(step) else None
+    return {
+        "trajectory_id": trajectory_id,
+        "position": position,
+        "reply_id": text_id(step.reply),
+        "action": step.action,
+        "observation_id": text_id(step.observation),
+        "reward": float(step.reward),
+        "terminated": step.terminated,
+        "success": step.success,
+        "disaster": step.disaster,
+        "draw": number if draw is None else draw.number,
+    }
+
+
+def _step(record: tuple[Any, ...]) -> Step:
+    reply, action, observation, reward, terminated, success, disaster, token_ids, logprobs = record
+    return Step(
+        reply=reply,
+        action=action,
+        observation=observation,
+        reward=reward,
+        terminated=terminated,
+        success=success,
+        disaster=disaster,
+        **sampled(token_ids, logprobs),
+    )
+
+
+_CHOSEN = """
+($ids::varchar[] is null or t.trajectory_id in (select unnest($ids::varchar[])))
+    and ($iteration_id::varchar is null or t.iteration_id = $iteration_id)
+    and ($source::varchar is null or t.source = $source)
+"""
+_TRAJECTORIES = f"""
+select t.trajectory_id, i.environment, i.split, i.instance_index, o.text, t.reward, t.success, t.stop
+from trajectory t
+join instance i using (instance_id)
+join text o on o.text_id = t.first_observation_id
+where {_CHOSEN}
+order by t.trajectory_id
+"""
+_STEPS = f"""
+select s.trajectory_id, r.text, s.action, o.text, s.reward, s.terminated, s.success, s.disaster, g.token_ids, g.logprobs
+from step s
+join trajectory t using (trajectory_id)
+join text r on r.text_id = s.reply_id
+join text o on o.text_id = s.observation_id
+left join generation g
+    on g.kind = 'step' and g.owner_id = s.trajectory_id and g.position = s.position and g.draw = s.draw
+where {_CHOSEN}
+order by s.trajectory_id, s.position
+"""

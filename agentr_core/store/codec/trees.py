@@ -1,0 +1,246 @@
+"""Search trees to rows and back; a half-grown tree goes on from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol
+
+from agentr_core.fingerprint import canonical
+from agentr_core.store.codec.generations import TOKENS_ONLY, Draw, draw_row, has_tokens, sampled, step_tokens
+from agentr_core.store.codec.texts import instance_row, text_id, text_rows
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Row, Rows, merge
+from agentr_core.types import Generation, Instance, Node, Step, StopReason, Tree
+
+
+class NodeDraw(Protocol):
+    """One sampled reply, and the node that stands for it."""
+
+    @property
+    def node(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def generation(self) -> Generation: ...
+
+
+class Growth(Protocol):
+    """What one expansion did to a tree: `agentr_core.search.tree.Expansion` is one."""
+
+    @property
+    def created(self) -> Sequence[Node]: ...
+    @property
+    def changed(self) -> Sequence[Node]: ...
+    @property
+    def draws(self) -> Sequence[NodeDraw]: ...
+    @property
+    def dives_done(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeHead:
+    """What does not change while a tree grows. `checkpoint_id` is the policy that searches, `config` plain data."""
+
+    tree_id: str
+    iteration_id: str
+    checkpoint_id: str
+    config: Any
+    instance: Instance
+    first_observation: str
+    seed: int
+
+
+def tree_rows(head: TreeHead, tree: Tree, *, finished: bool = False) -> Rows:
+    """Return the rows of a whole tree, such as one that is only a root; they are one unit."""
+    return merge(
+        [
+            {"instance": [instance_row(head.instance)], "text": text_rows([head.first_observation])},
+            {"tree": [_tree_row(head, tree.dives_done, finished)]},
+            _node_rows(head.tree_id, tree.nodes, (), drawn=()),
+        ]
+    )
+
+
+def growth_rows(head: TreeHead, growth: Growth) -> Rows:
+    """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose statistics changed.
+
+    They are one unit. Stored after each expansion, a loaded tree is the one after some expansion, whenever the process
+    was killed. The tree itself, with its root, must have been stored before (`tree_rows`).
+    """
+    return merge(
+        [
+            {"tree": [_tree_row(head, growth.dives_done, finished=False)]},
+            _node_rows(head.tree_id, growth.created, growth.changed, drawn=growth.draws),
+        ]
+    )
+
+
+def finished_rows(head: TreeHead, tree: Tree) -> Rows:
+    """Return the row that says that the search is done with a tree whose nodes are stored."""
+    return {"tree": [_tree_row(head, tree.dives_done, finished=True)]}
+
+
+def load_tree(store: Store, tree_id: str) -> Tree | None:
+    """Return the tree as it was stored last, or None when nothing of it is stored. Raises as `Store.reading`."""
+    return load_trees(store, [tree_id]).get(tree_id)
+
+
+def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
+    """Return those of the trees that are stored, finished or not, by id in the order given.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
+    """
+    if not store.path.exists():
+        return {}
+    with store.reading() as con:
+        heads = con.execute(_TREES, [list(tree_ids)]).fetchall()
+        records = con.execute(_NODES, [list(tree_ids)]).fetchall()
+    nodes = {tree_id: tuple(map(_node, group)) for tree_id, group in groupby(records, key=itemgetter(0))}
+    trees = {
+        tree_id: Tree(
+            instance=Instance(environment=environment, split=split, index=index),
+            first_observation=first_observation,
+            nodes=nodes.get(tree_id, ()),
+            dives_done=dives_done,
+            seed=seed,
+        )
+        for tree_id, environment, split, index, first_observation, dives_done, seed in heads
+    }
+    return {tree_id: trees[tree_id] for tree_id in tree_ids if tree_id in trees}
+
+
+def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
+    """Return the trees whose search is not done, or not begun, in the order given. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return list(tree_ids)
+    with store.reading() as con:
+        rows = con.execute(
+            "select tree_id from tree where finished and tree_id in (select unnest(?))", [list(tree_ids)]
+        ).fetchall()
+    finished = {tree_id for (tree_id,) in rows}
+    return [tree_id for tree_id in tree_ids if tree_id not in finished]
+
+
+def _tree_row(head: TreeHead, dives_done: int, finished: bool) -> Row:
+    return {
+        "tree_id": head.tree_id,
+        "iteration_id": head.iteration_id,
+        "instance_id": head.instance.key,
+        "checkpoint_id": head.checkpoint_id,
+        "seed": head.seed,
+        "config": canonical(head.config),
+        "first_observation_id": text_id(head.first_observation),
+        "dives_done": dives_done,
+        "finished": finished,
+    }
+
+
+def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *, drawn: Sequence[NodeDraw]) -> Rows:
+    # Of siblings that were merged into one node, its step is made of the first.
+    made_of: dict[int, int] = {}
+    for draw in drawn:
+        made_of.setdefault(draw.node, draw.number)
+    steps = [(node.index, node.step) for node in created if node.step is not None]
+    return {
+        "text": text_rows(
+            [
+                *(text for _, step in steps for text in (step.reply, step.observation)),
+                *(draw.generation.text for draw in drawn),
+            ]
+        ),
+        "node": [_node_row(tree_id, node, made_of.get(node.index)) for node in (*changed, *created)],
+        "generation": [
+            *(
+                draw_row(
+                    "node", tree_id, draw.node, Draw(seed=draw.seed, number=draw.number, generation=draw.generation)
+                )
+                for draw in drawn
+            ),
+            *(
+                row
+                for index, step in steps
+                if index not in made_of
+                for row in step_tokens("node", tree_id, index, step)
+            ),
+        ],
+    }
+
+
+def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
+    step = node.step
+    if draw is None and step is not None and has_tokens(step):
+        draw = TOKENS_ONLY
+    return {
+        "tree_id": tree_id,
+        "node_index": node.index,
+        "parent": node.parent,
+        "depth": node.depth,
+        "reply_id": None if step is None else text_id(step.reply),
+        "action": None if step is None else step.action,
+        "observation_id": None if step is None else text_id(step.observation),
+        "reward": None if step is None else float(step.reward),
+        "terminated": None if step is None else step.terminated,
+        "success": None if step is None else step.success,
+        "disaster": None if step is None else step.disaster,
+        "visits": node.visits,
+        "value_sum": float(node.value_sum),
+        "terminal": node.terminal,
+        "stop": None if node.stop is None else str(node.stop),
+        "dive": node.dive,
+        "duplicates": node.duplicates,
+        "draw": draw,
+    }
+
+
+def _node(record: tuple[Any, ...]) -> Node:
+    _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *sampling_and_step = record
+    token_ids, logprobs, reply, action, observation, reward, terminated, success, disaster = sampling_and_step
+    step = None
+    if reply is not None:
+        step = Step(
+            reply=reply,
+            action=action,
+            observation=observation,
+            reward=reward,
+            terminated=terminated,
+            success=success,
+            disaster=disaster,
+            **sampled(token_ids, logprobs),
+        )
+    return Node(
+        index=index,
+        parent=parent,
+        depth=depth,
+        step=step,
+        visits=visits,
+        value_sum=value_sum,
+        terminal=terminal,
+        stop=None if stop is None else StopReason(stop),
+        dive=dive,
+        duplicates=duplicates,
+    )
+
+
+_TREES = """
+select t.tree_id, i.environment, i.split, i.instance_index, o.text, t.dives_done, t.seed
+from tree t
+join instance i using (instance_id)
+join text o on o.text_id = t.first_observation_id
+where t.tree_id in (select unnest(?))
+"""
+_NODES = """
+select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
+    g.token_ids, g.logprobs, r.text, n.action, o.text, n.reward, n.terminated, n.success, n.disaster
+from node n
+left join text r on r.text_id = n.reply_id
+left join text o on o.text_id = n.observation_id
+left join generation g on g.kind = 'node' and g.owner_id = n.tree_id and g.position = n.node_index and g.draw = n.draw
+where n.tree_id in (select unnest(?))
+order by n.tree_id, n.node_index
+"""

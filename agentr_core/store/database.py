@@ -1,0 +1,230 @@
+"""The store: one DuckDB file, opened in short bursts under one lock.
+
+DuckDB lets no second process in while a writer has the file open, and several processes that open and close one file
+have been seen to lose committed rows (duckdb 2.0.0). So every burst takes our own lock, opens, works, closes and
+lets go; between the bursts of a running program `agentr sql` and notebooks get in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from agentr_core.errors import ConfigError, CorruptStore, StoreError
+from agentr_core.store import faults, lock, migrations
+from agentr_core.store.connection import connected, storage_faults
+from agentr_core.store.tables import TABLES, Row, Rows, settled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Store:
+    """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` lie beside it.
+
+    `wait_s` is the longest wait for other processes, in seconds. Making a store touches nothing: the first write
+    creates the file, and reading a file that does not exist is an error. Several processes and threads may use
+    stores on one file at once. A burst within a burst of the same file would wait for itself: finish one first.
+    """
+
+    def __init__(self, path: Path, wait_s: float = 60) -> None:
+        self.path = path
+        self.wait_s = wait_s
+        self._migrations = migrations.available()
+        self._newest = self._migrations[-1].number
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """Return a connection for one write burst: committed at the end of the body, rolled back if it raises.
+
+        What is committed survives the death of the process.
+
+        Raises:
+            StoreBusy: another process held the file for longer than `wait_s`.
+            CorruptStore: the file is damaged.
+            StoreError: the file cannot be opened or has a newer schema, or the disk is full.
+        """
+        deadline = time.monotonic() + self.wait_s
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the folder {self.path.parent} cannot be made: {error.strerror}; name another workspace"
+            ) from error
+        with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
+            self._create()
+            with connected(self.path, deadline, read_only=False) as con:
+                migrations.migrate(con, self.path, self._migrations)
+                con.begin()
+                try:
+                    yield con
+                except BaseException:
+                    # A connection that DuckDB has given up on cannot roll back; closing it has the same effect.
+                    with suppress(duckdb.Error):
+                        con.rollback()
+                    raise
+                con.commit()
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """Return a connection for one read burst, in which all statements see the same state.
+
+        Raises:
+            StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at the path yet.
+        """
+        deadline = time.monotonic() + self.wait_s
+        if not self.path.exists():
+            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
+        with self._read(deadline) as con:
+            if migrations.check(con, self.path, self._newest):
+                yield con
+                return
+        with self.transaction():
+            pass
+        with self._read(deadline) as con:
+            yield con
+
+    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> pd.DataFrame:
+        """Return the rows of a user's query. Nothing in the store can be changed by it.
+
+        Raises:
+            ConfigError: the SQL is wrong, or wants to write.
+            StoreBusy, CorruptStore, StoreError: as in `reading`.
+        """
+        with self.reading() as con:
+            try:
+                result = con.execute(sql, params)
+                frame: pd.DataFrame | None = None if result is None else result.to_arrow_table().to_pandas()
+            except duckdb.Error as error:
+                raise faults.query_fault(error, self.path) from error
+        if frame is None:
+            raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
+        return frame
+
+    def write(self, rows: Rows) -> None:
+        """Store the rows of many tables in one transaction.
+
+        A row whose key is there already is left as it is, except that columns which may change take the new value
+        (`TABLES` says which).
+
+        Raises:
+            KeyError: a table is unknown.
+            ValueError: rows of one table differ in their columns.
+            StoreBusy, CorruptStore, StoreError: as in `transaction`; then nothing of it is stored.
+        """
+        unknown = rows.keys() - TABLES.keys()
+        if unknown:
+            raise KeyError(f"the store has no table {sorted(unknown)}; its tables are {sorted(TABLES)}")
+        with self.transaction() as con:
+            for table, values in rows.items():
+                _put(con, table, values, update=TABLES[table].mutable)
+
+    def insert(self, table: str, rows: Sequence[Row]) -> None:
+        """Store rows of one table; rows whose key is there already are left as they are. Raises as `write`."""
+        with self.transaction() as con:
+            _put(con, table, rows, update=())
+
+    def upsert(self, table: str, rows: Sequence[Row]) -> None:
+        """Store rows of one table; rows whose key is there already take the new values. Raises as `write`."""
+        key = TABLES[table].key
+        with self.transaction() as con:
+            _put(con, table, rows, update=tuple(column for column in rows[0] if column not in key) if rows else ())
+
+    def update(self, table: str, row: Row) -> None:
+        """Change some columns of one stored row; `row` holds its whole key and the new values.
+
+        Raises:
+            KeyError: there is no row with that key.
+            StoreBusy, CorruptStore, StoreError: as in `transaction`.
+        """
+        key = TABLES[table].key
+        changes = [column for column in row if column not in key]
+        sql = (
+            f"update {table} set {', '.join(f'{column} = ${column}' for column in changes)} "
+            f"where {' and '.join(f'{column} = ${column}' for column in key)} returning true"
+        )
+        with self.transaction() as con:
+            if not con.execute(sql, dict(row)).fetchall():
+                raise KeyError(f"{table} has no row {[row[column] for column in key]}")
+
+    def missing(self, table: str, ids: Sequence[str]) -> list[str]:
+        """Return those of the ids that a table with a single key column does not have yet, in the order given.
+
+        All of them when there is no store yet: this is how a rerun finds what is left to do.
+        """
+        (column,) = TABLES[table].key
+        if not ids or not self.path.exists():
+            return list(ids)
+        with self.reading() as con:
+            known = con.execute(
+                f"select {column} from {table} where {column} in (select unnest(?))", [list(ids)]
+            ).fetchall()
+        present = {identifier for (identifier,) in known}
+        return [identifier for identifier in ids if identifier not in present]
+
+    def checkpoint(self) -> None:
+        """Fold the log into the database file, so that the one file is the whole store and can be copied."""
+        deadline = time.monotonic() + self.wait_s
+        if self.path.exists():
+            with (
+                lock.held(self.path, exclusive=True, deadline=deadline),
+                storage_faults(self.path),
+                connected(self.path, deadline, read_only=False) as con,
+            ):
+                migrations.migrate(con, self.path, self._migrations)
+                con.execute("checkpoint")
+
+    @contextmanager
+    def _read(self, deadline: float) -> Iterator[Any]:
+        with (
+            lock.held(self.path, exclusive=False, deadline=deadline),
+            storage_faults(self.path),
+            connected(self.path, deadline, read_only=True) as con,
+        ):
+            con.begin()
+            yield con
+
+    def _create(self) -> None:
+        """Make the file with all tables under another name first: a half-made database cannot be opened again."""
+        if self.path.exists():
+            return
+        log = self.path.with_name(self.path.name + ".wal")
+        if log.exists():
+            raise CorruptStore(
+                f"{log} is the log of a database that is gone; bring {self.path} back, or move the log away"
+            )
+        draft = self.path.with_name(self.path.name + ".new")
+        for leftover in (draft, draft.with_name(draft.name + ".wal")):
+            leftover.unlink(missing_ok=True)
+        with connected(draft, time.monotonic() + self.wait_s, read_only=False) as con:
+            migrations.migrate(con, self.path, self._migrations)
+            con.execute("checkpoint")
+        draft.replace(self.path)
+
+
+def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) -> None:
+    if not rows:
+        return
+    columns = tuple(rows[0])
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ rows[0].keys())}")
+    changed = [column for column in update if column in columns]
+    distinct = settled(table, rows, changed) if changed else rows
+    data = pa.table({column: pa.array([row[column] for row in distinct]) for column in columns})
+    if changed:
+        key = ", ".join(TABLES[table].key)
+        action = f"on conflict ({key}) do update set {', '.join(f'{column} = excluded.{column}' for column in changed)}"
+    else:
+        action = "on conflict do nothing"
+    con.register("incoming", data)
+    try:
+        con.execute(f"insert into {table} by name select * from incoming {action}")
+    finally:
+        con.unregister("incoming")

@@ -1,0 +1,99 @@
+"""The lock every open of a store goes through: many readers or one writer, across processes and threads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agentr_core.errors import StoreBusy, StoreError
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+
+
+@contextmanager
+def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
+    """Hold the lock of the database at `path` for the body: `exclusive` for a writer, shared for readers.
+
+    A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come one after the
+    other would keep a writer out for ever, since a lock is handed to whoever happens to ask next.
+
+    Args:
+        path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
+        exclusive: whether the body writes.
+        deadline: `time.monotonic()` at which to give up.
+
+    Raises:
+        StoreBusy: the lock was not free before the deadline.
+        StoreError: the lock files cannot be made or locked.
+    """
+    with _opened(path, ".queue", exclusive) as queue, _opened(path, ".lock", exclusive) as lock:
+        _acquire(queue, path, exclusive, deadline)
+        try:
+            _acquire(lock, path, exclusive, deadline)
+        finally:
+            fcntl.flock(queue, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            # Closing is not enough: a child forked meanwhile would share the lock and keep it.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def busy(path: Path, holder: int | None) -> StoreBusy:
+    """Return the error that says who keeps the database at `path`, where that is known."""
+    if holder is None:
+        who = "another process"
+    elif holder == os.getpid():
+        who = f"another part of this process (PID {holder})"
+    else:
+        who = f"another process (PID {holder})"
+    return StoreBusy(f"{path} is held by {who}; wait until it is done, or stop it, and try again")
+
+
+@contextmanager
+def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
+    # A reader opens read-only: then a workspace that someone else owns can be read.
+    flags = os.O_CREAT | (os.O_RDWR if exclusive else os.O_RDONLY)
+    name = path.with_name(path.name + suffix)
+    try:
+        descriptor = os.open(name, flags, 0o666)
+    except OSError as error:
+        raise StoreError(f"{name} cannot be opened ({error.strerror}); make its folder accessible to you") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, exclusive: bool, deadline: float) -> None:
+    operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise busy(path, _holder(path)) from None
+        except OSError as error:
+            raise StoreError(f"{path} cannot be locked ({error.strerror}); keep workspaces on a local disk") from error
+        else:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _holder(path: Path) -> int | None:
+    """Return the PID of a process that holds the lock, or None where the kernel does not tell."""
+    with suppress(OSError, ValueError):
+        inode = path.with_name(path.name + ".lock").stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; a line with an arrow is one who waits.
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
+                return int(fields[4])
+    return None

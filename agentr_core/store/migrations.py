@@ -1,0 +1,97 @@
+"""The numbered schema: which migrations there are, and bringing a database up to the newest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from agentr_core.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One SQL script. `number` counts from 1 without gaps."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def available() -> tuple[Migration, ...]:
+    """Return the migrations that come with this version, in order."""
+    folder = resources.files("agentr_core.store").joinpath("schema")
+    files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
+    return tuple(
+        Migration(number=int(file.name.split("_", 1)[0]), name=file.name, sql=file.read_text(encoding="utf-8"))
+        for file in sorted(files, key=lambda file: file.name)
+    )
+
+
+def version(con: Any, path: Path) -> int:
+    """Return the schema version of an open database; 0 for an empty one.
+
+    Raises:
+        StoreError: the database holds tables of something else.
+    """
+    try:
+        return int(con.execute("select coalesce(max(version), 0) from schema_version").fetchall()[0][0])
+    except duckdb.CatalogException:
+        tables = con.execute(
+            "select table_name from duckdb_tables() where database_name = current_database()"
+        ).fetchall()
+    if tables:
+        raise StoreError(
+            f"{path} is a DuckDB database of something else (it has a table {tables[0][0]!r}); name another workspace"
+        )
+    return 0
+
+
+def check(con: Any, path: Path, newest: int) -> bool:
+    """Return whether an open database has the newest schema; False means it needs `migrate`.
+
+    Raises:
+        StoreError: the database was written by a newer version, or belongs to something else.
+    """
+    current = version(con, path)
+    if current > newest:
+        raise StoreError(
+            f"{path} has schema version {current}, and this version of agentr knows {newest}; "
+            "update agentr or name another workspace"
+        )
+    return current == newest
+
+
+def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
+    """Bring an open database up to the last of the migrations, each in a transaction of its own.
+
+    Raises:
+        StoreError: the database was written by a newer version, or belongs to something else.
+    """
+    if check(con, path, migrations[-1].number):
+        return
+    current = version(con, path)
+    for migration in migrations[current:]:
+        con.begin()
+        try:
+            if migration.number == 1:
+                con.execute(_VERSION_TABLE)
+            con.execute(migration.sql)
+            con.execute("insert into schema_version (version, name) values (?, ?)", [migration.number, migration.name])
+        except BaseException:
+            con.rollback()
+            raise
+        con.commit()
+
+
+_VERSION_TABLE = """
+create table schema_version (
+    version integer primary key,
+    name varchar not null,
+    created_at timestamp not null default (now() at time zone 'UTC')
+);
+comment on table schema_version is 'The migrations this database has been through.';
+"""

@@ -1,0 +1,74 @@
+"""What the writing side knows about the tables: their keys, and which columns may change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+Row = Mapping[str, Any]
+Rows = Mapping[str, Sequence[Row]]
+"""Rows by table. As an argument of one call it is a unit: all of it is stored, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`key` identifies a row; `mutable` are the columns that a later row of the same key replaces."""
+
+    key: tuple[str, ...]
+    mutable: tuple[str, ...] = ()
+
+
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        "run": Table(("run_id",), ("status", "finished_at")),
+        "iteration": Table(("iteration_id",), ("checkpoint_in", "checkpoint_out", "status", "finished_at")),
+        "instance": Table(("instance_id",)),
+        "text": Table(("text_id",)),
+        "tree": Table(("tree_id",), ("dives_done", "finished")),
+        "node": Table(("tree_id", "node_index"), ("visits", "value_sum", "terminal", "stop")),
+        "generation": Table(("kind", "owner_id", "position", "draw")),
+        "judgement": Table(("tree_id", "node_index")),
+        "trajectory": Table(("trajectory_id",)),
+        "step": Table(("trajectory_id", "position")),
+        "pair": Table(("pair_id",)),
+        "critique": Table(("pair_id",)),
+        "verdict": Table(("pair_id", "position")),
+        "sample": Table(("sample_id",)),
+        "message": Table(("sample_id", "position")),
+        "rejection": Table(("iteration_id", "stage", "subject", "reason")),
+        "dataset": Table(("dataset_id",)),
+        "dataset_row": Table(("dataset_id", "position")),
+        "checkpoint": Table(("checkpoint_id",)),
+        "evaluation": Table(("evaluation_id",), ("finished",)),
+        "episode": Table(("evaluation_id", "instance_id", "repeat")),
+        "metric": Table(("scope", "scope_id", "name"), ("value", "low", "high", "n")),
+        "event": Table(("event_id",)),
+        "timing": Table(("timing_id",)),
+    }
+)
+
+
+def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
+    """Return the rows of all units as one, in their order."""
+    merged: dict[str, list[Row]] = {}
+    for unit in units:
+        for table, rows in unit.items():
+            merged.setdefault(table, []).extend(rows)
+    return merged
+
+
+def settled(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
+    """Return one row a key: the first, with the last values of the columns that may change.
+
+    That is what storing the rows one after the other leaves. In one statement DuckDB takes the first of several rows
+    with one key and drops the changes.
+    """
+    key = TABLES[table].key
+    distinct: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        identity = tuple(row[column] for column in key)
+        first = distinct.get(identity)
+        distinct[identity] = row if first is None else {**first, **{column: row[column] for column in mutable}}
+    return list(distinct.values())

@@ -1,0 +1,115 @@
+"""The buffering writer between an asyncio program and the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from agentr_core.errors import StoreBusy
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows, merge
+
+_SHARE = 0.05
+"""The part of the wall time the store may take: after a burst of t seconds there is none for t / share."""
+_LONGEST_PAUSE_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Collects units of rows and stores them together, every `interval_s` seconds or `max_rows` rows, in a thread.
+
+    A unit (the rows of one `add`) is stored as a whole or not at all. A unit is safe once a `flush` begun after its
+    `add`, or the context, has ended without error; until then a killed process loses it. Leaving the context stores
+    what is left, also when the body was cancelled or failed.
+
+    `seconds` is the time spent in the store so far, the wait for other processes included.
+    """
+
+    def __init__(self, store: Store, *, interval_s: float = 0.5, max_rows: int = 10_000) -> None:
+        self.seconds = 0.0
+        self._store = store
+        self._interval_s = interval_s
+        self._max_rows = max_rows
+        self._units: list[Rows] = []
+        self._rows = 0
+        self._last_s = 0.0
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._flush_now_and_then(), name="store writer")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            # Its error, if it has one, is about rows that are kept: the flush below tries them again.
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await self.flush()
+        except Exception as fault:
+            if error is None:
+                raise
+            error.add_note(f"and {self._rows} rows could not be stored: {fault}")
+
+    def add(self, unit: Rows) -> None:
+        """Take the rows of one unit, by table.
+
+        Raises:
+            RuntimeError: the writer is not open.
+            AgentrError: the store failed for good in the background.
+        """
+        if self._task is None or self._closing:
+            raise RuntimeError("a Writer takes rows only within its context: `async with Writer(store) as writer`")
+        if self._task.done():
+            self._task.result()
+        self._units.append(unit)
+        self._rows += sum(len(rows) for rows in unit.values())
+        if self._rows >= self._max_rows:
+            self._wake.set()
+
+    async def flush(self) -> None:
+        """Store all units added so far. Raises as `Store.write`; the units are kept for another try then."""
+        # A cancelled caller must not leave the thread's outcome unnoticed.
+        await asyncio.shield(asyncio.ensure_future(self._write()))
+
+    async def _write(self) -> None:
+        async with self._writing:
+            units, self._units, self._rows = self._units, [], 0
+            if not units:
+                return
+            started = time.perf_counter()
+            try:
+                await asyncio.to_thread(self._store_units, units)
+            except BaseException:
+                self._units = [*units, *self._units]
+                self._rows = sum(len(rows) for unit in self._units for rows in unit.values())
+                raise
+            finally:
+                self._last_s = time.perf_counter() - started
+                self.seconds += self._last_s
+
+    def _store_units(self, units: list[Rows]) -> None:
+        self._store.write(merge(units))
+
+    async def _flush_now_and_then(self) -> None:
+        while not self._closing:
+            pause = max(self._interval_s, min(self._last_s / _SHARE, _LONGEST_PAUSE_S))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._write()
+            except StoreBusy as error:
+                log.warning("%d rows wait for the store: %s", self._rows, error)

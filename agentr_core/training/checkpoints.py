@@ -1,0 +1,139 @@
+"""Published checkpoints: ordinary model directories that appear whole, with a manifest that says how they were made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentr_core.errors import ModelDirectoryError, TrainingFault
+from agentr_core.training.job import STEP, TrainingStep, write_whole
+
+MANIFEST = "manifest.json"
+HISTORY = "training_history.jsonl"
+ADAPTER = "adapter"
+"""Folder of the LoRA adapter; the weights above it have the adapter merged in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """How a checkpoint was made. `job` is the fingerprint of its `TrainingJob`.
+
+    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is samples seen over samples there
+    are; `final_loss` is the loss of the last step; `seconds` is time spent in training. `files` has the size of every
+    other file of the directory in bytes.
+    """
+
+    job: str
+    parent: str
+    dataset_hash: str
+    config: Mapping[str, Any]
+    seed: int
+    steps: int
+    epochs: float
+    trained_tokens: int
+    final_loss: float
+    seconds: float
+    versions: Mapping[str, str]
+    weights_sha256: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+_MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Manifest)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of a published checkpoint.
+
+    Raises `ModelDirectoryError` when there is none or it cannot be read.
+    """
+    file = path / MANIFEST
+    try:
+        return _MANIFEST.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise ModelDirectoryError(f"{path} has no {MANIFEST}, so no training finished there; train it again") from None
+    except (OSError, ValidationError) as error:
+        raise ModelDirectoryError(
+            f"{file} cannot be read ({_first_line(error)}); train the checkpoint again"
+        ) from error
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether a directory is a published checkpoint: a sound manifest, and every file in its full size."""
+    try:
+        manifest = read_manifest(path)
+    except ModelDirectoryError:
+        return False
+    return bool(manifest.files) and _sizes(path) == dict(manifest.files)
+
+
+def read_history(path: Path) -> list[TrainingStep]:
+    """Return every optimizer step of a published checkpoint's training, interrupted attempts joined."""
+    lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
+    return [STEP.validate_json(line) for line in lines]
+
+
+def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
+    """Move a finished directory to its place in one step; return its manifest with hash and sizes filled in.
+
+    `staging` holds everything but the manifest and is on the file system of `destination`.
+
+    Raises:
+        TrainingFault: something else is at the destination already; it is left as it is.
+        OSError: the file system refuses, for example because it is full.
+    """
+    _sync(staging)
+    finished = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
+    write_whole(staging / MANIFEST, _MANIFEST.dump_json(finished, indent=1))
+    if destination.exists():
+        raise TrainingFault(
+            f"{destination} appeared while this checkpoint was trained; choose another output directory"
+        )
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging.rename(destination)
+    return finished
+
+
+def weights_sha256(path: Path) -> str:
+    """Return the SHA-256 of a model's weights: of the only safetensors file, or over names and hashes of several.
+
+    Raises `ModelDirectoryError` when there are none.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelDirectoryError(f"{path} has no safetensors weights; save the model with save_pretrained")
+    digests = [_sha256(file) for file in files]
+    if len(files) == 1:
+        return digests[0]
+    listing = "".join(f"{file.name}:{digest}\n" for file, digest in zip(files, digests, strict=True))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): file.stat().st_size for file in files if file != path / MANIFEST}
+
+
+def _sync(path: Path) -> None:
+    for file in path.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

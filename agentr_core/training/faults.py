@@ -1,0 +1,59 @@
+"""What went wrong in the trainer's process, as one sentence for its parent."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import torch
+
+from agentr_core.errors import DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
+from agentr_core.training.job import Fault
+
+_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
+_MEMORY = ("can't allocate memory", "CUDA out of memory")
+
+
+def describe(error: BaseException) -> Fault:
+    """Return the fault that stands for an exception: its kind, what happened, what to do."""
+    if isinstance(error, DataFault | ModelDirectoryError | TrainingFault):
+        return Fault(kind=type(error).__name__, message=str(error))
+    chain = list(_chain(error))
+    if any(_is_disk_full(link) for link in chain):
+        return _fault(
+            TrainingFault, f"the checkpoint could not be written, the disk is full ({_line(error)}); free space"
+        )
+    if any(_is_memory(link) for link in chain):
+        return _fault(
+            OutOfMemory,
+            f"memory ran out ({_line(error)}); lower training.per_device_train_batch_size or data.max_length",
+        )
+    return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
+
+
+def _fault(kind: type[TrainingFault], message: str) -> Fault:
+    return Fault(kind=kind.__name__, message=message)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    # Rust and C++ writers tell it in their text only.
+    return any(text in str(error) for text in _DISK_FULL)
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

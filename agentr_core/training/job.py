@@ -1,0 +1,126 @@
+"""What a training is asked to do, what it reports while it runs, and where its unfinished work lies."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from agentr_core.config import TrainingConfig
+from agentr_core.fingerprint import fingerprint
+
+VERSION = 1
+"""Raised when the same job would give other weights than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """One fine-tuning, fully resolved.
+
+    `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and `labels`.
+    `output_dir` is where the finished checkpoint appears, all at once. `num_train_epochs` counts passes over the
+    dataset and is not used when `config.max_tokens` is above 0. `seed` is in [0, 2**31). `parent` and `dataset_hash`
+    say by content what is in `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps: at most so many
+    are lost when a training is interrupted.
+    """
+
+    model_dir: Path
+    dataset_file: Path
+    output_dir: Path
+    config: TrainingConfig
+    num_train_epochs: float
+    seed: int
+    parent: str
+    dataset_hash: str
+    checkpoint_every: int = 50
+
+    @property
+    def fingerprint(self) -> str:
+        """The id of all that decides the weights: inputs by content, settings, seed and the version of this code."""
+        return fingerprint(
+            "sft",
+            VERSION,
+            self.parent,
+            self.dataset_hash,
+            self.config,
+            self.num_train_epochs,
+            self.seed,
+        )
+
+    @property
+    def work(self) -> WorkFolder:
+        """Where this job keeps its unfinished work: next to the output, on the same file system."""
+        return WorkFolder(self.output_dir.with_name(f".{self.output_dir.name}.{self.fingerprint}"))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """The files of an unfinished training."""
+
+    root: Path
+
+    @property
+    def job_file(self) -> Path:
+        """The job, which the trainer's process reads."""
+        return self.root / "job.json"
+
+    @property
+    def log_file(self) -> Path:
+        """Output and error stream of the trainer's process, of all attempts."""
+        return self.root / "trainer.log"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the trainer's process while it lives; holds its process id."""
+        return self.root / "lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Intermediate checkpoints of the Hugging Face Trainer."""
+        return self.root / "checkpoints"
+
+    @property
+    def staging(self) -> Path:
+        """The finished checkpoint while it is being written."""
+        return self.root / "staging"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep:
+    """Where a training stands after an optimizer step.
+
+    `loss` is the mean over the trained tokens of that step, in nats. `trained_tokens` counts all tokens that carried
+    loss up to here. `seconds` is the time spent in training, with that of earlier attempts up to their checkpoint.
+    """
+
+    step: int
+    total_steps: int
+    loss: float
+    trained_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why the trainer's process gave up: `kind` is the name of a class of `agentr_core.errors`."""
+
+    kind: str
+    message: str
+
+
+Event = TrainingStep | Fault
+JOB: TypeAdapter[TrainingJob] = TypeAdapter(TrainingJob)
+STEP: TypeAdapter[TrainingStep] = TypeAdapter(TrainingStep)
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Put a file in place at once: a reader sees the old content or the new, also after a crash."""
+    temporary = file.with_name(f".{file.name}.new")
+    with temporary.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)

@@ -1,0 +1,58 @@
+"""Which samples each optimizer step sees: fixed before training starts, so that schedule and token count are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, islice
+
+import numpy as np
+
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import derive_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The samples of each optimizer step, as row numbers, and the trained tokens seen up to the end of each step."""
+
+    steps: tuple[tuple[int, ...], ...]
+    trained_tokens: tuple[int, ...]
+    epochs: float
+    """Samples seen, repeats included, over the samples there are."""
+
+
+def plan(tokens: Sequence[int], *, per_step: int, epochs: float, max_tokens: int, seed: int) -> Plan:
+    """Return the steps of a training on rows with `tokens[i]` trained tokens each.
+
+    Rows come in a new random order every epoch; all steps but the last have `per_step` samples, also across the
+    border of two epochs. With `max_tokens` above 0 the sample that reaches it is the last one, whatever `epochs` says.
+
+    Raises `DataFault` when there are no rows or one without trained tokens.
+    """
+    if not tokens:
+        raise DataFault("the dataset has no rows; loosen the filters or collect more")
+    if min(tokens) < 1:
+        raise DataFault(f"row {tokens.index(min(tokens))} of the dataset has no trained token; leave it out")
+    order = tuple(_samples(tokens, epochs=epochs, max_tokens=max_tokens, seed=seed))
+    steps = tuple(order[start : start + per_step] for start in range(0, len(order), per_step))
+    seen = accumulate(sum(tokens[row] for row in step) for step in steps)
+    return Plan(steps=steps, trained_tokens=tuple(seen), epochs=len(order) / len(tokens))
+
+
+def _samples(tokens: Sequence[int], *, epochs: float, max_tokens: int, seed: int) -> Iterator[int]:
+    stream = _endless(len(tokens), seed)
+    if not max_tokens:
+        yield from islice(stream, max(1, round(epochs * len(tokens))))
+        return
+    seen = 0
+    while seen < max_tokens:
+        row = next(stream)
+        seen += tokens[row]
+        yield row
+
+
+def _endless(rows: int, seed: int) -> Iterator[int]:
+    for epoch in count():
+        generator = np.random.default_rng(derive_seed("epoch order", seed, epoch))
+        yield from (int(row) for row in generator.permutation(rows))

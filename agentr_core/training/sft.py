@@ -1,0 +1,210 @@
+"""Supervised fine-tuning as seen from outside: start the trainer's process, follow it, say how it ended.
+
+Training has its own process so that a crash, a lack of memory or a cancellation ends it and nothing else, and so that
+its memory is given back when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentr_core.errors import (
+    AgentrError,
+    DataFault,
+    ModelDirectoryError,
+    NonFiniteLoss,
+    OutOfMemory,
+    TrainingFault,
+)
+from agentr_core.training.checkpoints import is_complete, read_manifest
+from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
+
+WORKER = "agentr_core.training.worker"
+POLL = 0.2
+"""Seconds between two looks at the events."""
+GRACE = 5.0
+"""Seconds a cancelled trainer has to end by itself."""
+TAIL = 15
+"""Lines of the log in an error message."""
+_KINDS: dict[str, type[AgentrError]] = {
+    kind.__name__: kind for kind in (DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """A published checkpoint at `path`; `reused` says that it was there already and nothing was trained.
+
+    `trained_tokens` were truly seen, repeats included; `final_loss` is that of the last step, in nats a token;
+    `seconds` is time spent in training.
+    """
+
+    path: Path
+    weights_sha256: str
+    steps: int
+    epochs: float
+    trained_tokens: int
+    final_loss: float
+    seconds: float
+    reused: bool
+
+
+def _ignore(step: TrainingStep) -> None:
+    pass
+
+
+async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = _ignore) -> TrainingResult:
+    """Return the checkpoint of a job: trained, continued after an interruption, or found finished.
+
+    `on_progress` is called after each optimizer step. Cancelling ends the trainer's process; calling again continues
+    from its last intermediate checkpoint, to the same weights as without the interruption on the same processor and
+    number of threads. A trainer whose parent was killed ends by itself.
+
+    Raises:
+        NonFiniteLoss: loss or gradient became NaN or infinite. No weights were changed by it.
+        OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux says so.
+        TrainingFault: another fault, for example a full disk, or a foreign directory at `output_dir`.
+        DataFault: the dataset is missing or has broken rows.
+        ModelDirectoryError: the model directory cannot be loaded.
+    """
+    if job.output_dir.exists():
+        return _finished(job, reused=True)
+    _check_inputs(job)
+    job.work.root.mkdir(parents=True, exist_ok=True)
+    write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
+    exit_status, fault = await _run(job, on_progress)
+    if exit_status:
+        raise _translate(exit_status, fault, job.work)
+    return _finished(job, reused=False)
+
+
+def _check_inputs(job: TrainingJob) -> None:
+    if not (job.model_dir / "config.json").is_file():
+        raise ModelDirectoryError(f"{job.model_dir} has no config.json; give a Hugging Face model directory")
+    if not job.dataset_file.is_file():
+        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
+
+
+def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
+    if not is_complete(job.output_dir):
+        raise TrainingFault(f"{job.output_dir} exists and is no complete checkpoint; remove it or train elsewhere")
+    manifest = read_manifest(job.output_dir)
+    if manifest.job != job.fingerprint:
+        raise TrainingFault(
+            f"{job.output_dir} holds the checkpoint of another training (job {manifest.job}, not {job.fingerprint}); "
+            "remove it or train elsewhere"
+        )
+    if job.work.root.exists():
+        shutil.rmtree(job.work.root)
+    return TrainingResult(
+        path=job.output_dir,
+        weights_sha256=manifest.weights_sha256,
+        steps=manifest.steps,
+        epochs=manifest.epochs,
+        trained_tokens=manifest.trained_tokens,
+        final_loss=manifest.final_loss,
+        seconds=manifest.seconds,
+        reused=reused,
+    )
+
+
+async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) -> tuple[int, Fault | None]:
+    """Return the exit status of the trainer's process (negative: the signal that ended it) and the fault it told."""
+    fault: Fault | None = None
+    with (
+        job.work.log_file.open("ab") as log,
+        # A new file for each attempt: what an earlier one said has been told already.
+        tempfile.NamedTemporaryFile(dir=job.work.root, prefix="events-", suffix=".jsonl") as events,
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            WORKER,
+            str(job.work.job_file),
+            events.name,
+            # Never written to: the trainer sees the end of it when this process dies, however that happens.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=_environment(job),
+            # An interrupt at the terminal is for this process, which then ends the trainer in order.
+            start_new_session=True,
+        )
+        exited = asyncio.ensure_future(process.wait())
+        rest = b""
+        try:
+            while True:
+                await asyncio.wait({exited}, timeout=POLL)
+                ended = exited.done()
+                *lines, rest = (rest + events.read()).split(b"\n")
+                for line in lines:
+                    event = EVENT.validate_json(line)
+                    if isinstance(event, Fault):
+                        fault = event
+                    else:
+                        on_progress(event)
+                if ended:
+                    return exited.result(), fault
+        finally:
+            await _end(process, exited)
+
+
+async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
+    if exited.done():
+        return
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.wait({exited}, timeout=GRACE)
+    finally:
+        if not exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait({exited})
+
+
+def _environment(job: TrainingJob) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(part for part in (_source_root(), os.environ.get("PYTHONPATH", "")) if part),
+        # Everything the trainer reads is local; a look at the hub would only add a network to what can fail.
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # The Trainer would spread over all visible devices by itself, one batch cut in pieces.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
+    if job.config.num_threads:
+        environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
+    return environment
+
+
+def _source_root() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _translate(exit_status: int, fault: Fault | None, work: WorkFolder) -> AgentrError:
+    if fault is not None:
+        kind, message = _KINDS[fault.kind], fault.message
+    elif exit_status == -signal.SIGKILL:
+        kind = OutOfMemory
+        message = (
+            "the trainer was killed by the system, probably because memory ran out; lower data.max_length "
+            "or the batch size, or give the machine more memory"
+        )
+    elif exit_status < 0:
+        kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
+    else:
+        kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
+    lines = work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+    kept = "; its last intermediate checkpoint is kept" if any(work.checkpoints.glob("checkpoint-*")) else ""
+    return kind("\n".join([f"{message}{kept}. End of {work.log_file}:", *(f"    {line}" for line in lines)]))

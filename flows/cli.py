@@ -1,0 +1,221 @@
+"""The command line: `agentr`. It parses, calls one function of the flows or tasks, and prints.
+
+Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from agentr_core.errors import AgentrError, ConfigError, UserError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_recipe = click.argument("recipe", type=click.Path(path_type=Path))
+_override = click.option(
+    "-o", "--override", "overrides", multiple=True, metavar="A.B=VALUE", help="Change one field of the recipe."
+)
+_workspace = click.option(
+    "-w",
+    "--workspace",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    envvar="AGENTR_WORKSPACE",
+    help="Folder of the store, checkpoints and reports.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="agentr")
+def cli() -> None:
+    """The data flywheel that makes language agents correct their own mistakes."""
+    # Prefect reads these when it is first imported; a value the user has set stays.
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+
+
+@cli.command()
+@_recipe
+@_override
+@click.option("--resume", "resume", metavar="RUN", default="", help="Go on with a run of this id, with its own recipe.")
+def run(recipe: Path, overrides: tuple[str, ...], resume: str) -> None:
+    """Run a recipe from start to end; the same command again goes on where it stopped."""
+    from flows.local import run_recipe
+
+    click.echo(run_recipe(recipe, overrides, resume=resume))
+
+
+@cli.command()
+@_recipe
+@_override
+def plan(recipe: Path, overrides: tuple[str, ...]) -> None:
+    """Show what a recipe would run, and which field reaches which stage."""
+    from tasks.plan import describe
+
+    click.echo(describe(recipe, overrides))
+
+
+@cli.command("eval")
+@_recipe
+@_override
+@click.option("--model", "model", type=click.Path(path_type=Path), help="Evaluate this model directory instead.")
+def evaluate(recipe: Path, overrides: tuple[str, ...], model: Path | None) -> None:
+    """Evaluate the model of a recipe, or another one, on the held-out instances."""
+    from flows.local import evaluate_recipe
+
+    changes = (*overrides, f"model.path={model}") if model else overrides
+    click.echo(evaluate_recipe(recipe, changes))
+
+
+@cli.command()
+@click.argument("run")
+@_workspace
+def report(run: str, workspace: Path) -> None:
+    """Write the reports of a run anew and print where they are."""
+    from tasks.reporting import write_reports
+
+    for path in write_reports(workspace, run):
+        click.echo(path)
+
+
+@cli.command()
+@click.argument("query")
+@_workspace
+@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+def sql(query: str, workspace: Path, form: str) -> None:
+    """Ask the store a question in SQL; it answers while a run is writing."""
+    from tasks.wiring import open_store
+
+    frame = open_store(workspace, must_exist=True).query(query)
+    if form == "json":
+        click.echo(frame.to_json(orient="records", date_format="iso"))
+    elif form == "csv":
+        click.echo(frame.to_csv(index=False), nl=False)
+    else:
+        click.echo(frame.to_string(index=False))
+
+
+@cli.command()
+@_workspace
+def runs(workspace: Path) -> None:
+    """List the runs of a workspace."""
+    from tasks.wiring import open_store
+
+    frame = open_store(workspace, must_exist=True).query(
+        "select run_id, recipe, status, started_at, finished_at from run order by started_at"
+    )
+    click.echo(frame.to_string(index=False))
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--format", "form", type=click.Choice(["trl", "sharegpt", "llamafactory"]), required=True)
+@click.option("--iteration", type=click.IntRange(min=1), help="Only this iteration; otherwise the last one.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A file; otherwise standard output.")
+@_workspace
+def export(run: str, form: str, iteration: int | None, out: Path | None, workspace: Path) -> None:
+    """Write the training set of a run as JSON lines for another trainer."""
+    from tasks.samples import export_lines
+
+    lines = export_lines(workspace, run, form, iteration)
+    if out is None:
+        for line in lines:
+            click.echo(line)
+        return
+    out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    click.echo(f"{len(lines)} samples in {out}")
+
+
+@cli.command()
+@click.argument("sample")
+@_workspace
+def preview(sample: str, workspace: Path) -> None:
+    """Show one training sample turn by turn; trained text is marked."""
+    from tasks.samples import preview_sample
+
+    for text, trained in preview_sample(workspace, sample):
+        click.secho(text, fg="green" if trained else None, bold=trained)
+
+
+@cli.group()
+def env() -> None:
+    """Look at environments: list, doctor, play."""
+
+
+@env.command("list")
+def env_list() -> None:
+    """List the environments that are installed."""
+    from tasks.environments import names
+
+    for name in names():
+        click.echo(name)
+
+
+@env.command()
+@click.argument("name", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def doctor(name: str | None, form: str) -> None:
+    """Check environments against the contract that every environment must keep."""
+    from tasks.environments import diagnose
+
+    results = diagnose(name)
+    if form == "json":
+        click.echo(json.dumps(results, indent=2))
+    else:
+        for result in results:
+            click.echo(f"{result['name']}: {'ok' if result['ok'] else 'broken'} - {result['detail']}")
+    if not all(result["ok"] for result in results):
+        sys.exit(1)
+
+
+@env.command()
+@click.argument("name")
+@click.option("--split", default="train", show_default=True)
+@click.option("--index", type=int, help="The instance; the first one of the split if not given.")
+def play(name: str, split: str, index: int | None) -> None:
+    """Play an instance yourself: type actions, an empty line ends it."""
+    from tasks.environments import play as play_by_hand
+
+    play_by_hand(name, split, index, read=lambda: click.prompt("Action", default="", show_default=False), write=click.echo)
+
+
+@cli.command()
+@click.argument("recipes", nargs=-1, type=click.Path(path_type=Path))
+def serve(recipes: tuple[Path, ...]) -> None:
+    """Serve a Prefect deployment for each recipe (all that come along if none is named) until interrupted."""
+    from flows.serving import serve_recipes
+
+    serve_recipes(recipes)
+
+
+def main() -> None:
+    """Run the command line and turn errors into one sentence and an exit code."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted; the same command goes on where it stopped", err=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command goes on where it stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except UserError as error:
+        click.echo(f"agentr: {error}", err=True)
+        sys.exit(2)
+    except AgentrError as error:
+        click.echo(f"agentr: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)

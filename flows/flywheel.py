@@ -1,0 +1,48 @@
+"""The wheel: evaluate the base model, then collect, critique, splice, build, train, evaluate and report, again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from agentr_core.config import Recipe, replace
+from flows import stages
+from tasks import reporting, runs
+from tasks import stages as steps
+from tasks.wiring import load_recipe, reference
+
+
+@flow(name="flywheel", flow_run_name="{recipe}")
+async def flywheel(
+    recipe: str, overrides: list[str] | None = None, iterations: int | None = None
+) -> dict[str, Any]:
+    """Run a recipe; return the run's id, the table of its scores and the path of its last report.
+
+    Args:
+        recipe: path of the recipe file.
+        overrides: `section.field=value`, each.
+        iterations: how far to turn the wheel; the recipe says it otherwise.
+    """
+    parsed = load_recipe(Path(recipe), overrides or [])
+    return await turn(replace(parsed, iterations=iterations) if iterations else parsed)
+
+
+async def turn(recipe: Recipe) -> dict[str, Any]:
+    """Run a parsed recipe within a flow run. Stages that are done find their work in the store."""
+    run = reference(recipe)
+    await steps.start(run, recipe)
+    async with runs.kept(run):
+        await stages.evaluate(run.run_id, 0, run.workspace)
+        report = ""
+        for iteration in range(1, recipe.iterations + 1):
+            await stages.collect(run.run_id, iteration, run.workspace)
+            await stages.critique(run.run_id, iteration, run.workspace)
+            await stages.splice(run.run_id, iteration, run.workspace)
+            await stages.dataset(run.run_id, iteration, run.workspace)
+            await stages.train(run.run_id, iteration, run.workspace)
+            await stages.evaluate(run.run_id, iteration, run.workspace)
+            await steps.end(run, iteration)
+            report = await stages.report(run.run_id, iteration, run.workspace)
+    return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}

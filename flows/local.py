@@ -1,0 +1,68 @@
+"""Run flows in this process, for the command line: no server is needed, progress goes to the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from rich.console import Console
+
+from agentr_core.config import Recipe, replace
+from agentr_core.errors import ConfigError
+from flows.base import make_base
+from flows.flywheel import turn
+from tasks import progress, reporting, stages
+from tasks.wiring import find_run, load_recipe, reference, stored_recipe
+
+
+def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str:
+    """Run a recipe and return what it led to as text. Raises `UserError` before anything is started."""
+    recipe = load_recipe(path, list(overrides))
+    if resume:
+        workspace = Path(recipe.workspace)
+        stored = stored_recipe(workspace, find_run(workspace, resume))
+        recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations)
+    if recipe.method == "base":
+        return f"model in {_run(_base_model, recipe)}"
+    result = _run(_flywheel, recipe)
+    return (
+        f"\nHeld-out success\n{result['table']}\n"
+        f"run     {result['run_id']}\nreport  {result['report']}\n"
+        f'ask     agentr sql "select * from v_funnel" -w {recipe.workspace}'
+    )
+
+
+def evaluate_recipe(path: Path, overrides: Sequence[str]) -> str:
+    """Evaluate the model of a recipe on the held-out instances and return the table of its score."""
+    recipe = load_recipe(path, list(overrides))
+    if recipe.method != "agent-r":
+        raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of method agent-r and --model")
+    return str(_run(_evaluation, recipe))
+
+
+@flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _flywheel(recipe: Recipe) -> dict[str, Any]:
+    return await turn(recipe)
+
+
+@flow(name="base-model", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _base_model(recipe: Recipe) -> str:
+    return await make_base(recipe)
+
+
+@flow(name="evaluate", validate_parameters=False)
+async def _evaluation(recipe: Recipe) -> str:
+    run = reference(recipe)
+    await stages.start(run, recipe)
+    await stages.evaluate(run, 0)
+    return reporting.score_table(run)
+
+
+def _run(function: Any, recipe: Recipe) -> Any:
+    progress.console.set(Console(stderr=True))
+    return asyncio.run(function(recipe))
+
+

@@ -1,0 +1,41 @@
+"""Serve deployments of the flywheel: one for each recipe, to be run from Prefect's UI, its schedules or its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import serve
+
+from agentr_core import config
+from agentr_core.errors import ConfigError
+from flows import stages
+from flows.base import make_base_from
+from flows.flywheel import flywheel
+
+RECIPES = Path("deployments/recipes")
+
+
+def deployments(recipes: Sequence[Path]) -> list[Any]:
+    """Return a deployment for each recipe, named after it, and one for each stage. Raises `ConfigError`."""
+    paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
+    if not paths:
+        raise ConfigError(f"there is no recipe in {RECIPES}; name the recipes to serve")
+    made = []
+    for path in paths:
+        recipe = config.load(path)
+        flow: Any = make_base_from if recipe.method == "base" else flywheel
+        made.append(
+            flow.to_deployment(
+                name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
+            )
+        )
+    for each in (stages.collect, stages.critique, stages.splice, stages.dataset, stages.train, stages.evaluate, stages.report):
+        made.append(each.to_deployment(name="stage", tags=["agentr"]))
+    return made
+
+
+def serve_recipes(recipes: Sequence[Path]) -> None:
+    """Serve the deployments until interrupted; needs a Prefect server (`prefect server start`)."""
+    serve(*deployments(recipes))

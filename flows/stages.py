@@ -1,0 +1,58 @@
+"""One flow a stage, each runnable alone on a run that is under way: `prefect deployment run 'collect/...'`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from tasks import reporting, stages
+from tasks.wiring import RunRef
+
+
+def _reference(run_id: str, workspace: str) -> RunRef:
+    return RunRef(workspace=workspace, run_id=run_id, iterations=0)
+
+
+@flow(name="collect", flow_run_name="collect-{iteration}")
+async def collect(run_id: str, iteration: int, workspace: str = "runs", shards: int = 1) -> list[dict[str, Any]]:
+    """Grow the trees of an iteration, one shard after another."""
+    run = _reference(run_id, workspace)
+    await stages.begin(run, iteration)
+    return [await stages.collect(run, iteration, shard, shards) for shard in range(shards)]
+
+
+@flow(name="critique", flow_run_name="critique-{iteration}")
+async def critique(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Judge the bad paths of an iteration."""
+    return await stages.critique(_reference(run_id, workspace), iteration)
+
+
+@flow(name="splice", flow_run_name="splice-{iteration}")
+async def splice(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Make the samples of an iteration."""
+    return await stages.splice(_reference(run_id, workspace), iteration)
+
+
+@flow(name="dataset", flow_run_name="dataset-{iteration}")
+async def dataset(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Build the dataset of an iteration."""
+    return await stages.dataset(_reference(run_id, workspace), iteration)
+
+
+@flow(name="train", flow_run_name="train-{iteration}")
+async def train(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Train on the dataset of an iteration."""
+    return await stages.train(_reference(run_id, workspace), iteration)
+
+
+@flow(name="evaluate", flow_run_name="evaluate-{iteration}")
+async def evaluate(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Evaluate the checkpoint of an iteration; 0 is the model the run began with."""
+    return await stages.evaluate(_reference(run_id, workspace), iteration)
+
+
+@flow(name="report", flow_run_name="report-{iteration}")
+async def report(run_id: str, iteration: int, workspace: str = "runs") -> str:
+    """Write the report of an iteration and its artifacts."""
+    return await reporting.report(_reference(run_id, workspace), iteration)

@@ -1,0 +1,20 @@
+"""Make the tiny base model, as one Prefect task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from agentr_core.config import Recipe
+from tasks.progress import stage_progress
+
+
+@task(task_run_name="pretrain", cache_policy=NO_CACHE, persist_result=False, tags=["gpu"])
+def pretrain(recipe: Recipe) -> str:
+    """Train the base model of a recipe and publish its directory; go on from the last checkpoint after an interruption."""
+    from agentr_core.base_model.publish import make_and_publish
+
+    with stage_progress("pretrain", 0) as update:
+        return str(make_and_publish(recipe.base, seed=recipe.seed, work=Path(recipe.workspace) / "base", progress=update))

@@ -1,0 +1,90 @@
+"""Reports: written to the workspace, and left as artifacts in Prefect's UI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.records import IterationReport
+from agentr_core.reports.summary import report_name, summary_markdown, summary_table
+from agentr_core.stages.report import build_report
+from agentr_core.stages.report_scores import scores
+from tasks.wiring import RunRef, find_run, open_store, workplace
+
+
+@task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
+async def report(run: RunRef, iteration: int) -> str:
+    """Write the report of an iteration and the index; return the path of the HTML file."""
+    path = write(run, [iteration])[-1]
+    built = _score_report(run, iteration)
+    name = f"{built.recipe_name}-{run.run_id[:8]}"
+    await acreate_markdown_artifact(
+        key=f"scores-{name}", markdown=summary_markdown([built]), description=f"Held-out success up to iteration {iteration}"
+    )
+    await acreate_link_artifact(
+        key=f"report-{name}-{iteration}", link=path.resolve().as_uri(), link_text=f"Report of iteration {iteration}"
+    )
+    return str(path)
+
+
+def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
+    """Write the reports of some iterations of a run, and the index of all; return the paths of the HTML files."""
+    folder = report_folder(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for iteration in iterations:
+        with workplace(run, "report", iteration) as place:
+            built = build_report(place, iteration)
+        html = folder / f"{report_name(built)}.html"
+        html.write_text(render_html(built), encoding="utf-8")
+        html.with_suffix(".md").write_text(render_markdown(built), encoding="utf-8")
+        written.append(html)
+    reported = [i for i in _finished(run) if (folder / f"iteration-{i:02d}.html").exists()]
+    index = render_index([_score_report(run, iteration) for iteration in reported])
+    (folder / "index.html").write_text(index, encoding="utf-8")
+    return written
+
+
+def write_reports(workspace: Path, prefix: str) -> list[Path]:
+    """Write all reports of the run whose id begins with `prefix`; return their paths. Raises `ConfigError`."""
+    run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix), iterations=0)
+    return write(run, _finished(run))
+
+
+def score_table(run: RunRef) -> str:
+    """Return held-out success for each iteration of a run, as text for a terminal."""
+    return summary_table([_score_report(run, max([0, *_finished(run)]))])
+
+
+def report_folder(run: RunRef) -> Path:
+    """Return the folder of a run's reports."""
+    return Path(run.workspace) / "reports" / run.run_id
+
+
+def _finished(run: RunRef) -> list[int]:
+    """Return the iterations of a run that made a checkpoint, without the base."""
+    frame = open_store(Path(run.workspace), must_exist=True).query(
+        "select iteration from iteration where run_id = ? and iteration > 0 and checkpoint_out is not null order by 1",
+        [run.run_id],
+    )
+    return [int(number) for number in frame["iteration"]]
+
+
+def _score_report(run: RunRef, iteration: int) -> IterationReport:
+    """Return a report with nothing but the scores, for tables and the index."""
+    with workplace(run, "scores", iteration, silent=True) as place:
+        return IterationReport(
+            recipe_name=place.recipe.name,
+            run_id=run.run_id,
+            iteration=iteration,
+            date="",
+            environment=place.recipe.environment.name,
+            model=place.recipe.model.path,
+            scores=scores(place, iteration),
+        )

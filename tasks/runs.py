@@ -1,0 +1,25 @@
+"""How a run ends: finished, or failed with a word on how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentr_core.stages.start import finish
+from tasks.wiring import RunRef, workplace
+
+
+@asynccontextmanager
+async def kept(run: RunRef) -> AsyncIterator[None]:
+    """Write the outcome of the block as the status of the run; an interrupted run stays "running"."""
+    try:
+        yield
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except Exception:
+        with workplace(run, "end", 0, silent=True) as place:
+            await finish(place, "failed")
+        raise
+    with workplace(run, "end", 0, silent=True) as place:
+        await finish(place, "finished")

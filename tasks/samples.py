@@ -1,0 +1,44 @@
+"""Training samples of a run: shown to a person, or written for another trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentr_core.errors import ConfigError
+from agentr_core.export import export_lines as lines_of
+from agentr_core.stages.dataset import dataset_id
+from agentr_core.store.codec import load_dataset, load_samples
+from tasks.wiring import RunRef, find_run, open_store, workplace
+
+
+def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None) -> list[str]:
+    """Return the training set of an iteration (the last one by default) as lines of JSON. Raises `ConfigError`."""
+    run_id = find_run(workspace, prefix)
+    store = open_store(workspace, must_exist=True)
+    with workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=0), "export", 0, silent=True) as place:
+        known = place.all(
+            "select i.iteration from dataset d join iteration i using (iteration_id) where i.run_id = ? order by 1", run_id
+        )
+        wanted = iteration or (known[-1][0] if known else 0)
+        if (wanted,) not in known:
+            raise ConfigError(
+                f"run {run_id} has no dataset of iteration {wanted}; it has {', '.join(str(i) for (i,) in known) or 'none'}"
+            )
+        samples = [sample for _, sample in load_dataset(store, dataset_id(place, wanted))]
+    return list(lines_of(samples, form))
+
+
+def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
+    """Return the turns of the one sample whose id begins with `prefix`, each with whether it is trained.
+
+    Raises `ConfigError` if there is none or several.
+    """
+    store = open_store(workspace, must_exist=True)
+    found = store.query("select sample_id from sample where starts_with(sample_id, ?) limit 2", [prefix])["sample_id"]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{'no' if found.empty else 'more than one'} sample in {workspace} begins with {prefix!r}; "
+            "`agentr sql \"select sample_id, kind from v_samples limit 10\"` shows some"
+        )
+    (sample,) = load_samples(store, [str(found[0])]).values()
+    return [(f"[{m.role}{', trained' if m.train else ''}]\n{m.text}\n", m.train) for m in sample.messages]

@@ -1,0 +1,110 @@
+"""The composition root: the only place that turns a recipe into a store, environments and models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentr_core import config
+from agentr_core.config import Recipe
+from agentr_core.environments import registry
+from agentr_core.errors import ConfigError, StoreError
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.protocols import ChatModel, Environment
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.start import run_id_of
+from agentr_core.store import Store
+from tasks.progress import stage_progress
+
+STORE_FILE = "store.duckdb"
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """What tasks pass to each other: which run, in which workspace. Everything else is in the store."""
+
+    workspace: str
+    run_id: str
+    iterations: int
+
+
+def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
+    """Return the store of a workspace. Raises `StoreError` where one must exist and does not."""
+    path = workspace / STORE_FILE
+    if must_exist and not path.exists():
+        raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
+    return Store(path)
+
+
+def find_run(workspace: Path, prefix: str) -> str:
+    """Return the id of the one run that begins with a prefix. Raises `ConfigError` if there is none or several."""
+    store = open_store(workspace, must_exist=True)
+    found = store.query("select run_id from run where starts_with(run_id, ?) order by started_at", [prefix])["run_id"]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{len(found)} runs in {workspace} begin with {prefix!r}; `agentr runs -w {workspace}` lists them all"
+        )
+    return str(found[0])
+
+
+def stored_recipe(workspace: Path, run_id: str) -> Recipe:
+    """Return the resolved recipe of a run. Raises `ConfigError` for an unknown run."""
+    frame = open_store(workspace, must_exist=True).query("select config from run where run_id = ?", [run_id])
+    if frame.empty:
+        raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
+    return config.parse(json.loads(frame["config"][0]), source=f"recipe of run {run_id}")
+
+
+def reference(recipe: Recipe) -> RunRef:
+    """Return the reference to the run of a recipe. Raises `ModelDirectoryError` when its model is unsound."""
+    return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe), iterations=recipe.iterations)
+
+
+def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe in a file, its environment's options checked. Raises `ConfigError`."""
+    recipe = config.load(path, overrides)
+    registry.make(recipe.environment.name, recipe.environment.options).close()
+    return recipe
+
+
+@contextmanager
+def workplace(
+    run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None, *, silent: bool = False
+) -> Iterator[Workplace]:
+    """Lend what a stage needs. The recipe comes from the store unless given, as when the run is first written."""
+    root = Path(run.workspace)
+    recipe = recipe or stored_recipe(root, run.run_id)
+    with nullcontext(_unseen) if silent else stage_progress(stage, iteration) as update:
+        yield Workplace(
+            recipe=recipe,
+            run_id=run.run_id,
+            root=root,
+            store=open_store(root),
+            make_environment=lambda: make_environment(recipe),
+            load_model=lambda path: load_model(recipe, path),
+            progress=update,
+        )
+
+
+def _unseen(done: int, total: int, note: str) -> None:
+    """Take a report of progress that nobody wants to see."""
+
+
+def make_environment(recipe: Recipe) -> Environment:
+    """Return a new environment of a recipe."""
+    return registry.make(recipe.environment.name, recipe.environment.options)
+
+
+def load_model(recipe: Recipe, path: Path) -> ChatModel:
+    """Return the model in a directory, run as the recipe says."""
+    model = recipe.model
+    return TransformersModel.load(
+        path,
+        dtype=model.dtype,
+        device=model.device,
+        max_batch=model.max_batch,
+        context_length=model.context_length,
+    )

@@ -1,0 +1,90 @@
+"""Fixtures shared by all tests: a tiny random model directory, built once a session from real files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS = (
+    "Craft a wooden table. Thought: I need four oak planks first.\nAction: get 2 oak log",
+    "Action: craft 4 oak planks using 1 oak log\nObservation: Got 2 oak log. Could not find stick.",
+    "Judge the last step. Good, bad or uncertain? The naïve agent — café, 東京 — repeats itself.",
+)
+
+
+def make_tokenizer(vocabulary: int = 384, template: str | None = CHATML) -> Any:
+    """Return a byte-level BPE tokenizer with ChatML's special tokens, trained on three lines."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    fast.chat_template = template
+    return fast
+
+
+def make_model_dir(path: Path, *, context: int = 512, template: str | None = CHATML, **options: int) -> Path:
+    """Save a tiny random Llama with its tokenizer; `options` are fields of `LlamaConfig`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer(template=template)
+    fields = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": len(tokenizer),
+    }
+    config = LlamaConfig(
+        **(fields | options),
+        max_position_embeddings=context,
+        # Wide weights make a random model prefer some tokens clearly, as a trained one does.
+        initializer_range=0.15,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with ChatML template: two layers, hidden size 64, context of 512 tokens."""
+    return make_model_dir(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def save_tiny_model() -> Callable[..., Path]:
+    """Return `make_model_dir`, for tests that need a model of another shape."""
+    return make_model_dir
+
+
+@pytest.fixture(scope="session")
+def make_tiny_tokenizer() -> Callable[..., Any]:
+    """Return `make_tokenizer`, for tests that need another chat template."""
+    return make_tokenizer

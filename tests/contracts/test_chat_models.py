@@ -1,0 +1,317 @@
+"""One contract for every model backend, and what only the in-process model promises."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.protocols import ChatModel
+from agentr_core.rendering import Renderer
+from agentr_core.types import Generation, Message, Request, Sampling
+
+WORDS = ("craft", "get", "oak", "planks", "log", "stick", "table", "wooden", "Observation:", "Could", "not", "four")
+
+
+def written_reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+    """A reply of up to 40 words that depends on all of its arguments."""
+    draw = random.Random(repr((messages, seed, number)))
+    return " ".join(draw.choices(WORDS, k=draw.randint(1, 40)))
+
+
+def request(words: int = 5, *, seed: int = 0, n: int = 1, **sampling: Any) -> Request:
+    text = " ".join(random.Random(words).choices(WORDS, k=words))
+    options = {"max_new_tokens": 24} | sampling
+    return Request(messages=(Message(role="user", text=text),), sampling=Sampling(**options), seed=seed, n=n)
+
+
+async def answer(model: ChatModel, *requests: Request) -> list[list[Generation]]:
+    return await model.generate(requests)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_dir: Path) -> TransformersModel:
+    return TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)
+
+
+@pytest.fixture(params=["scripted", "transformers"])
+async def model(request: pytest.FixtureRequest) -> AsyncIterator[ChatModel]:
+    if request.param == "scripted":
+        yield ScriptedModel(written_reply, context_length=512)
+    else:
+        yield request.getfixturevalue("tiny")
+
+
+# ---- every backend
+
+
+async def test_is_a_chat_model(model: ChatModel) -> None:
+    assert isinstance(model, ChatModel)
+    assert model.name
+    assert len(model.fingerprint) == 16
+
+
+async def test_as_many_replies_as_asked_for_in_order(model: ChatModel) -> None:
+    replies = await answer(model, request(3, n=1), request(9, n=5), request(3, n=2))
+    assert [len(group) for group in replies] == [1, 5, 2]
+    assert await answer(model) == []
+
+
+async def test_prompt_tokens_are_those_of_count_tokens(model: ChatModel) -> None:
+    requests = [request(3), request(70, n=3)]
+    for asked, group in zip(requests, await answer(model, *requests), strict=True):
+        assert {g.prompt_tokens for g in group} == {model.count_tokens(asked)}
+    assert model.count_tokens(requests[0]) < model.count_tokens(requests[1])
+
+
+async def test_reply_depends_on_seed_and_number_alone(model: ChatModel) -> None:
+    asked = request(12, seed=5, n=4)
+    others = [request(words, seed=words, n=1 + words % 5) for words in (1, 30, 80)]
+    alone = (await answer(model, asked))[0]
+    assert (await answer(model, *others, asked))[-1] == alone
+    assert (await answer(model, replace(asked, n=2)))[0] == alone[:2]
+    assert (await answer(model, replace(asked, seed=6)))[0] != alone
+    assert len({g.text for g in alone}) > 1
+
+
+async def test_reply_length_is_limited(model: ChatModel) -> None:
+    for group in await answer(model, *(request(4, seed=seed, n=4, max_new_tokens=5) for seed in range(4))):
+        for g in group:
+            assert g.completion_tokens <= 5
+            assert g.finish_reason == "stop" or g.completion_tokens == 5
+
+
+async def test_stop_string_ends_the_text_before_it(model: ChatModel) -> None:
+    free = (await answer(model, request(4, seed=1, n=8)))[0]
+    stop = free[0].text[4:6]
+    cut = (await answer(model, request(4, seed=1, n=8, stop=("never \N{SNOWMAN}", stop))))[0]
+    for before, after in zip(free, cut, strict=True):
+        assert after.text == before.text.split(stop)[0]
+        if stop in before.text:
+            assert after.finish_reason == "stop"
+
+
+async def test_prompt_without_room_is_refused(model: ChatModel) -> None:
+    with pytest.raises(PromptTooLong, match="leaves no room"):
+        await answer(model, request(3), request(600))
+
+
+async def test_reply_is_cut_by_the_context(model: ChatModel) -> None:
+    words = next(w for w in range(600, 0, -1) if model.count_tokens(request(w)) <= model.context_length - 3)
+    asked = request(words, n=8, max_new_tokens=100)
+    room = model.context_length - model.count_tokens(asked)
+    group = (await answer(model, asked))[0]
+    assert max(g.completion_tokens for g in group) == room
+    assert "length" in {g.finish_reason for g in group}
+
+
+async def test_logprobs_on_request(model: ChatModel) -> None:
+    plain, detailed = await answer(model, request(4), request(4, logprobs=True))
+    assert plain[0].logprobs is None
+    assert detailed[0].logprobs is not None
+    assert len(detailed[0].logprobs) == len(detailed[0].token_ids)
+    assert replace(detailed[0], logprobs=None) == plain[0]
+
+
+async def test_no_work_after_close(tiny_model_dir: Path) -> None:
+    for closing in (ScriptedModel(written_reply), TransformersModel.load(tiny_model_dir, device="cpu")):
+        await closing.close()
+        await closing.close()
+        with pytest.raises(ModelFault, match="is closed"):
+            await closing.generate([request()])
+
+
+# ---- the in-process model
+
+
+async def test_token_ids_are_the_text_and_end_with_the_turn(tiny: TransformersModel) -> None:
+    group = (await answer(tiny, request(4, n=64, max_new_tokens=200)))[0]
+    end = tiny.renderer.end_of_turn
+    assert {g.finish_reason for g in group} == {"stop", "length"}, "both kinds of ending must be looked at"
+    for g in group:
+        assert (g.token_ids[-1] == end) == (g.finish_reason == "stop")
+        assert end not in g.token_ids[:-1]
+        assert g.completion_tokens == len(g.token_ids)
+        assert g.text == tiny._tokenizer.decode(list(g.token_ids), skip_special_tokens=True)
+
+
+async def test_greedy_replies_and_logprobs_are_those_of_a_plain_forward_pass(tiny: TransformersModel) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(tiny._decoder._model.name_or_path, dtype=torch.float32)  # type: ignore[union-attr]
+    # 1 token, around one block of 64, and several blocks.
+    requests = [request(words, temperature=0.0, logprobs=True) for words in (0, 20, 21, 22, 23, 90)]
+    for asked, (g,) in zip(requests, await answer(tiny, *requests), strict=True):
+        ids = tiny.renderer.render_prompt(asked.messages)
+        for token, logprob in zip(g.token_ids, g.logprobs or (), strict=True):
+            with torch.inference_mode():
+                expected = plain(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+            assert token == int(expected.argmax())
+            assert logprob == pytest.approx(float(expected[token]), abs=1e-4)
+            ids.append(token)
+
+
+async def test_sampling_follows_the_models_probabilities(tiny: TransformersModel) -> None:
+    import torch
+
+    asked = request(6, n=3000, max_new_tokens=1, logprobs=True)
+    group = (await answer(tiny, asked))[0]
+    observed = torch.zeros(tiny._decoder._vocabulary)  # type: ignore[union-attr]
+    expected: dict[int, float] = {}
+    for g in group:
+        observed[g.token_ids[0]] += 1 / len(group)
+        expected[g.token_ids[0]] = 2.718281828 ** (g.logprobs or (0.0,))[0]
+    for token, probability in expected.items():
+        deviation = (probability * (1 - probability) / len(group)) ** 0.5
+        assert abs(float(observed[token]) - probability) < 5 * deviation + 1e-3
+
+
+async def test_top_p_keeps_the_likeliest_tokens_only(tiny: TransformersModel) -> None:
+    wide, narrow, least = await answer(
+        tiny,
+        request(6, n=400, max_new_tokens=1, logprobs=True),
+        request(6, n=400, max_new_tokens=1, top_p=0.3, logprobs=True),
+        request(6, n=400, max_new_tokens=1, top_p=1e-9),
+    )
+    likely = {g.token_ids[0]: 2.718281828 ** (g.logprobs or (0.0,))[0] for g in narrow}
+    assert len({g.token_ids for g in least}) == 1
+    assert len(likely) < len({g.token_ids for g in wide})
+    assert sum(likely.values()) - min(likely.values()) < 0.3 < sum(likely.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_batch_invariance(tiny: TransformersModel, temperature: float) -> None:
+    draw = random.Random(17)
+    requests = [
+        request(words, seed=seed, n=draw.choice((1, 1, 2, 4, 7)), temperature=temperature, logprobs=True)
+        for seed, words in enumerate(draw.sample(range(1, 100), 30))
+    ]
+    for asked, group in zip(requests, await answer(tiny, *requests), strict=True):
+        (alone,) = await answer(tiny, asked)
+        ((fewer,),) = await answer(tiny, replace(asked, n=1))
+        assert [g.token_ids for g in alone] == [g.token_ids for g in group]
+        assert fewer.token_ids == group[0].token_ids
+        for one, other in zip(alone, group, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+async def test_prefix_cache_changes_nothing(tiny_model_dir: Path) -> None:
+    cached, bare = (
+        TransformersModel.load(tiny_model_dir, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0)
+    )
+    messages: tuple[Message, ...] = (Message(role="user", text="craft oak planks " * 20),)
+    for turn in range(4):
+        asked = Request(messages=messages, sampling=Sampling(max_new_tokens=16, logprobs=True), seed=turn, n=2)
+        first, second = (await answer(cached, asked))[0], (await answer(bare, asked))[0]
+        assert first == second
+        said = Message(role="assistant", text=first[0].text, token_ids=first[0].token_ids)
+        messages = (*messages, said, Message(role="user", text="Got oak log. " * 8))
+    assert len(cached._decoder._prefixes) > 3  # type: ignore[union-attr]
+    assert len(bare._decoder._prefixes) == 0  # type: ignore[union-attr]
+    await cached.close()
+    await bare.close()
+
+
+async def test_equal_prompts_share_one_prefill(tiny: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = tiny._decoder
+    assert decoder is not None
+    waves = []
+    original = decoder.decode
+    monkeypatch.setattr(decoder, "decode", lambda wave, *rest: (waves.append(wave), original(wave, *rest)))
+    same = [request(9, seed=seed) for seed in range(4)]
+    replies = await answer(tiny, *same)
+    assert [(wave.width, len(wave.rows)) for wave in waves] == [(4, 1)]
+    assert replies == [(await answer(tiny, one))[0] for one in same]
+
+
+async def test_event_loop_stays_responsive(tiny: TransformersModel) -> None:
+    working = asyncio.create_task(answer(tiny, request(40, n=32, max_new_tokens=60)))
+    turns = 0
+    while not working.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 5
+
+
+async def test_grouped_query_model_decodes_too(tmp_path: Path, save_tiny_model: Callable[..., Path]) -> None:
+    model = TransformersModel.load(save_tiny_model(tmp_path / "grouped", num_key_value_heads=2), device="cpu")
+    together, alone = await answer(model, request(9, n=4), request(30)), await answer(model, request(9, n=1))
+    assert together[0][:1] == alone[0]
+    await model.close()
+
+
+async def test_bfloat16(tiny_model_dir: Path, tiny: TransformersModel) -> None:
+    model = TransformersModel.load(tiny_model_dir, dtype="bfloat16", device="cpu")
+    assert model.fingerprint != tiny.fingerprint
+    asked = request(12, n=3, logprobs=True)
+    assert await answer(model, asked) == await answer(model, asked)
+    assert model.renderer.render_prompt(asked.messages) == tiny.renderer.render_prompt(asked.messages)
+    await model.close()
+
+
+def test_fingerprint_follows_the_template(tiny_model_dir: Path, tiny: TransformersModel, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    assert TransformersModel.load(copy, device="cpu", max_batch=32).fingerprint == tiny.fingerprint
+    template = copy / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|> "))
+    assert TransformersModel.load(copy, device="cpu", max_batch=32).fingerprint != tiny.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "model.dtype 'float8' is unknown"),
+        ({"device": "toaster"}, "model.device 'toaster' is not a device"),
+        ({"context_length": 4096}, "was made for 512"),
+    ],
+)
+def test_wrong_options(tiny_model_dir: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TransformersModel.load(tiny_model_dir, **options)
+
+
+def test_weights_of_another_shape(tiny_model_dir: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(ModelDirectoryError, match=r"lacks weights or has them in another shape: model\.layers\.2"):
+        TransformersModel.load(copy, device="cpu")
+
+
+def test_sliding_window_shorter_than_the_context_is_refused(tmp_path: Path, tiny_model_dir: Path) -> None:
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    config = MistralConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=256,
+        sliding_window=64,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelDirectoryError, match="attends to the last 64 tokens only"):
+        TransformersModel.load(tmp_path, device="cpu")
+    assert TransformersModel.load(tmp_path, device="cpu", context_length=64).context_length == 64
+
+
+def test_template_of_the_directory_is_used(tiny: TransformersModel) -> None:
+    assert isinstance(tiny.renderer, Renderer)
+    text = tiny._tokenizer.decode(tiny.renderer.render_prompt((Message(role="user", text="hi"),)))
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

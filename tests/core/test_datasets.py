@@ -1,0 +1,147 @@
+"""Datasets: what is mixed in, in which order, and what the manifest says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from toy import Line, instance
+from toy_paths import ToyTree, critique, renderer
+
+from agentr_core.config import DataConfig, GeneralDataConfig, SpliceConfig
+from agentr_core.datasets import build_dataset
+from agentr_core.errors import DataFault
+from agentr_core.rows import token_row
+from agentr_core.samples import sample_id
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Instance, Message, Provenance, Sample, SampleKind
+
+ENV = Line()
+TEST = [replace(instance(i), split="test") for i in range(5)]
+
+
+def collected() -> list[Sample]:
+    """Eight good and eight revision samples of two trees."""
+    samples = []
+    for tree_id in "ab":
+        tree = ToyTree(0, tree_id=tree_id, thought=f"I am in tree {tree_id}.")
+        for first, second in product(("look", "left"), repeat=2):
+            samples.append(good_sample(tree.path(first, second, *["right"] * 4), ENV))
+            pair = tree.pair(["right", "right"], ["look", first, second])
+            made = splice(pair, critique(None, 3), ENV, SpliceConfig(), alpha=1.0, seed=0)
+            assert isinstance(made, Sample)
+            samples.append(made)
+    return samples
+
+
+def chat(count: int, words: int = 3) -> list[Sample]:
+    return [
+        Sample(
+            kind=SampleKind.GENERAL,
+            messages=(Message(role="user", text=f"{i}?"), Message(role="assistant", text="yes " * words, train=True)),
+            instance=None,
+            provenance=Provenance(extra={"line": i}),
+        )
+        for i in range(count)
+    ]
+
+
+def build(samples: list[Sample], config: DataConfig | None = None, *, test: list[Instance] = TEST, **options):  # type: ignore[no-untyped-def]
+    return build_dataset(samples, config or DataConfig(), renderer(), test=test, **{"seed": 0, **options})
+
+
+def test_every_sample_ends_in_a_row_or_in_a_rejection() -> None:
+    samples = collected()
+    longest = max(len(token_row(sample, renderer()).input_ids) for sample in samples)
+    dataset = build(samples, DataConfig(good_per_tree=3, max_length=longest - 1))
+    rows = [row.sample_id for row in dataset.rows]
+    rejected = [rejection.subject for rejection in dataset.rejections]
+    assert sorted(rows + rejected) == sorted(sample_id(sample) for sample in samples)
+    assert {r.reason for r in dataset.rejections} == {"good-per-tree-cap", "too-long"}
+    assert {row.sample_id: row for row in dataset.rows} == {
+        sample_id(s): token_row(s, renderer()) for s in samples if sample_id(s) in rows
+    }
+
+
+def test_the_manifest_counts_rows_and_trained_tokens() -> None:
+    dataset = build(collected())
+    manifest = dataset.manifest
+    assert manifest.rows == len(dataset.rows) == 16
+    assert manifest.samples == {SampleKind.GOOD: 8, SampleKind.REVISION: 8}
+    assert manifest.tokens == sum(len(row.input_ids) for row in dataset.rows)
+    assert set(manifest.trained_tokens) == {"revision_turn", "good_suffix", "good_path"}
+    trained = sum(label != -100 for row in dataset.rows for label in row.labels)
+    assert sum(manifest.trained_tokens.values()) == trained
+    assert (manifest.replayed, manifest.general_passes) == (0, 0)
+
+
+def test_the_hash_depends_on_content_and_seed_but_not_on_the_order_of_collection() -> None:
+    samples = collected()
+    shuffled = random.Random(3).sample(samples, len(samples))
+    one = build(samples)
+    assert build(shuffled) == one
+    other = build(samples, seed=1)
+    assert other.manifest.dataset_hash != one.manifest.dataset_hash
+    assert sorted(r.sample_id for r in other.rows) == sorted(r.sample_id for r in one.rows)
+    assert build(samples[1:]).manifest.dataset_hash != one.manifest.dataset_hash
+
+
+def test_use_selects_the_kind() -> None:
+    for use, kind in (("revision", SampleKind.REVISION), ("good", SampleKind.GOOD)):
+        dataset = build(collected(), DataConfig(use=use))  # type: ignore[arg-type]
+        assert dataset.manifest.samples == {kind: 8}
+        assert [r.reason for r in dataset.rejections] == ["kind-not-used"] * 8
+
+
+def test_earlier_samples_are_used_once_and_only_if_the_recipe_replays() -> None:
+    samples = collected()
+    assert build(samples[:6], earlier=samples[4:]) == build(samples[:6])
+    dataset = build(samples[:6], DataConfig(replay=True), earlier=samples[4:])
+    assert (dataset.manifest.rows, dataset.manifest.replayed) == (16, 10)
+
+
+def test_general_data_has_its_share_and_no_repeats_while_there_is_enough() -> None:
+    config = DataConfig(general=GeneralDataConfig(file="chat.jsonl", share=0.8))
+    dataset = build(collected(), config, general=chat(100))
+    assert dataset.manifest.samples[SampleKind.GENERAL] == 64
+    assert dataset.manifest.trained_tokens["general"] > 0
+    drawn = [row.sample_id for row in dataset.rows if row.kind is SampleKind.GENERAL]
+    assert len(set(drawn)) == 64
+    assert dataset.manifest.general_passes == 1
+    assert dataset.rows != tuple(sorted(dataset.rows, key=lambda row: row.kind))
+
+
+def test_scarce_general_data_is_repeated_evenly_and_the_manifest_says_so() -> None:
+    config = DataConfig(max_length=600, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
+    dataset = build(collected(), config, general=[*chat(5), *chat(2, words=300)])
+    drawn = [row.sample_id for row in dataset.rows if row.kind is SampleKind.GENERAL]
+    assert sorted(drawn.count(one) for one in set(drawn)) == [3, 3, 3, 3, 4]
+    assert dataset.manifest.general_passes == 4
+    assert [r.reason for r in dataset.rejections] == ["too-long"] * 2
+
+
+def test_general_samples_of_a_former_build_change_nothing() -> None:
+    config = DataConfig(replay=True, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
+    samples, general = collected(), chat(40)
+    once = build(samples, config, general=general)
+    assert build([*samples, *general[:20]], config, general=general, earlier=general) == once
+
+
+def test_general_data_that_cannot_be_used_is_a_fault() -> None:
+    config = DataConfig(max_length=600, general=GeneralDataConfig(file="chat.jsonl", share=0.5))
+    for general in ([], chat(2, words=300)):
+        with pytest.raises(DataFault, match=f"16 conversations .* none of {len(general)} has at most 600 tokens"):
+            build(collected(), config, general=general)
+
+
+def test_a_test_instance_fails_the_build() -> None:
+    with pytest.raises(DataFault, match="line/train/0"):
+        build(collected(), test=[instance(0)])
+
+
+def test_nothing_to_train_on_gives_an_empty_dataset() -> None:
+    dataset = build([], DataConfig(general=GeneralDataConfig(file="chat.jsonl", share=0.8)), general=chat(3))
+    assert dataset.rows == ()
+    assert dataset.manifest.rows == 0

@@ -1,0 +1,178 @@
+"""The parts of the decode loop that can be tested without a model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentr_core.models.kv import KVBuffer, KVShape
+from agentr_core.models.prefix_cache import PrefixCache, block_names
+from agentr_core.models.sampling import choose, log_probabilities, uniforms
+from agentr_core.models.stopping import StopWatch, cut_at_stop
+from agentr_core.models.waves import padded_rows, plan
+
+# ---- waves
+
+
+@given(
+    lengths=st.lists(st.integers(1, 900), min_size=1, max_size=30),
+    data=st.data(),
+    max_batch=st.integers(1, 64),
+    max_width=st.sampled_from([1, 4, 8]),
+)
+def test_waves_hold_every_reply_once(lengths: list[int], data: st.DataObject, max_batch: int, max_width: int) -> None:
+    counts = data.draw(st.lists(st.integers(1, 20), min_size=len(lengths), max_size=len(lengths)))
+    numbers = iter(range(sum(counts)))
+    replies = [[next(numbers) for _ in range(count)] for count in counts]
+    waves = plan(lengths, replies, max_batch=max_batch, max_width=max_width)
+    placed = Counter(reply for wave in waves for row in wave.rows for reply in row.replies)
+    assert placed == Counter(range(sum(counts)))
+    for wave in waves:
+        assert len(wave.rows) == 1 or len(wave.rows) * wave.width <= max_batch
+        assert all(0 < len(row.replies) <= wave.width for row in wave.rows)
+        assert all(reply in replies[row.prompt] for row in wave.rows for reply in row.replies)
+        assert [lengths[row.prompt] for row in wave.rows] == sorted(lengths[row.prompt] for row in wave.rows)
+
+
+@given(rows=st.integers(1, 600), width=st.sampled_from([1, 2, 4, 8]))
+def test_padded_shapes_are_few_and_close(rows: int, width: int) -> None:
+    slots = padded_rows(rows, width) * width
+    assert slots % 16 == 0
+    assert rows * width <= slots <= max(16, math.ceil(rows * width * 1.5), rows * width + 15)
+    assert padded_rows(slots // width, width) * width == slots, "a padded shape is its own padding"
+
+
+def test_padded_sizes() -> None:
+    assert sorted({padded_rows(rows, 1) for rows in range(1, 257)}) == [16, 32, 48, 64, 96, 128, 192, 256]
+
+
+# ---- sampling
+
+
+def test_streams_depend_on_seed_and_number_only() -> None:
+    first = uniforms(3, 1, 100)
+    assert np.array_equal(uniforms(3, 1, 10), first[:10])
+    assert not np.array_equal(uniforms(3, 2, 100), first)
+    assert not np.array_equal(uniforms(4, 1, 100), first)
+    assert first.min() >= 0
+    assert first.max() < 1
+    assert uniforms(-1, 0, 1) != uniforms(2**63 - 1, 0, 1), "any integer is a seed"
+
+
+def _choose(logits: list[float], u: float, *, temperature: float = 1.0, top_p: float = 1.0) -> int:
+    column = [torch.tensor([value], dtype=torch.float64) for value in (temperature, top_p, u)]
+    return int(choose(torch.tensor([logits]), *column))
+
+
+def test_inverse_distribution_function() -> None:
+    logits = [math.log(p) for p in (0.25, 0.5, 0.25)]
+    assert [_choose(logits, u) for u in (0.0, 0.24, 0.26, 0.74, 0.76, 1 - 2**-53)] == [0, 0, 1, 1, 2, 2]
+    assert [_choose(logits, u, temperature=0.0) for u in (0.0, 0.99)] == [1, 1]
+    assert [_choose(logits, u, temperature=1e-4) for u in (0.0, 0.99)] == [1, 1]
+    assert [_choose([-math.inf, 0.0, -math.inf], u) for u in (0.0, 0.5, 1 - 2**-53)] == [1, 1, 1]
+    assert [_choose([1e4, -1e4], u) for u in (0.0, 1 - 2**-53)] == [0, 0]
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    logits = [math.log(p) for p in (0.1, 0.6, 0.3)]
+    grid = [i / 50 for i in range(50)]
+    assert {_choose(logits, u, top_p=0.5) for u in grid} == {1}
+    assert {_choose(logits, u, top_p=0.7) for u in grid} == {1, 2}
+    assert {_choose(logits, u, top_p=0.95) for u in grid} == {0, 1, 2}
+
+
+def test_rows_of_a_batch_keep_their_own_settings() -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.5]] * 3)
+    columns = [torch.tensor(v, dtype=torch.float64) for v in ((0.0, 1.0, 1.0), (1.0, 1.0, 0.1), (0.0, 0.0, 0.0))]
+    assert choose(logits, *columns).tolist() == [1, 0, 1]
+
+
+def test_log_probabilities() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    assert log_probabilities(logits, torch.tensor([1])).exp().tolist() == pytest.approx([0.75])
+
+
+# ---- stop strings
+
+
+def test_cut_at_the_first_stop_string() -> None:
+    assert cut_at_stop("a\nb;c", (";", "\n")) == "a"
+    assert cut_at_stop("abc", ("x",)) == "abc"
+    assert cut_at_stop("abc", ()) == "abc"
+
+
+@given(st.text("ab\n", max_size=20), st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size=2))
+def test_stop_is_seen_at_the_first_token_that_completes_it(text: str, stops: list[str]) -> None:
+    watch = StopWatch(lambda ids: "".join(map(chr, ids)))
+    tokens: list[int] = []
+    for character in text:
+        tokens.append(ord(character))
+        present = any(stop in text[: len(tokens)] for stop in stops)
+        assert watch.completed(tokens, stops) == present
+        if present:
+            break
+
+
+def test_stop_of_several_bytes() -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    tokens = list("x東".encode())
+    watch = StopWatch(decode)
+    assert [watch.completed(tokens[: i + 1], ("東",)) for i in range(4)] == [False, False, False, True]
+
+
+# ---- keys and values
+
+
+def test_block_names_follow_all_tokens_before() -> None:
+    names = block_names(range(10), 4)
+    assert len(names) == 2
+    assert block_names(range(8), 4) == names
+    assert block_names([9, 1, 2, 3, 4, 5, 6, 7], 4)[1] != names[1]
+    assert block_names(range(3), 4) == []
+
+
+def test_prefix_cache_forgets_what_was_used_longest_ago() -> None:
+    cache = PrefixCache(max_bytes=2 * 8)
+    for name in (b"a", b"b", b"c"):
+        cache.put(name, (torch.zeros(1), torch.zeros(1)))
+    assert cache.get(b"a") is not None
+    cache.trim()
+    assert [name for name in (b"a", b"b", b"c") if cache.get(name) is not None] == [b"a", b"c"]
+
+
+def _buffer(rows: int, columns: int) -> KVBuffer:
+    buffer = KVBuffer(KVShape(1, 1, 1, 2, torch.float32, torch.device("cpu")))
+    buffer.reset(rows, columns)
+    return buffer
+
+
+def _write(buffer: KVBuffer, numbers: list[float], column: int, rows: list[int] | None = None) -> list[list[float]]:
+    buffer.window(rows, column, column + 1)
+    keys = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None]
+    seen, values = buffer.cache.update(keys, keys.expand(-1, -1, -1, 2), 0)
+    assert torch.equal(values[..., :1], seen)
+    return [row[0] for row in seen.squeeze(-1).tolist()]
+
+
+def test_buffer_writes_reads_and_keeps_rows() -> None:
+    buffer = _buffer(4, 2)
+    assert _write(buffer, [1, 2, 3, 4], 0) == [[1], [2], [3], [4]]
+    assert _write(buffer, [30, 10], 1, [0, 2]) == [[1, 30], [3, 10]], "scattered rows"
+    assert _write(buffer, [20, 40], 1, [2, 3]) == [[3, 20], [4, 40]], "neighbouring rows"
+    places = buffer.keep([1, 3], 2, 2)
+    assert places == [1, 0]
+    assert buffer.keys[0, :, 0, :, 0].tolist() == [[4, 40], [2, 0]]
+    buffer.grow(3)
+    assert _write(buffer, [5, 6], 2) == [[4, 40, 5], [2, 0, 6]]
+    other = _buffer(1, 3)
+    other.write(0, 1, buffer.read(1, 1, 3))
+    assert other.keys[0, 0, 0, :, 0].tolist() == [0, 0, 6]

@@ -1,0 +1,102 @@
+"""An evaluation played on the toy world, and the cuts of the revision test."""
+
+from __future__ import annotations
+
+import pytest
+from toy import Line, Policy, Script, instance
+
+from agentr_core.config import ErrorsConfig
+from agentr_core.errors import ErrorBudgetSpent
+from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, episode_plans, evaluate
+from agentr_core.evaluation.revision import revision_plans
+from agentr_core.pool import EnvironmentPool, UnitError
+from agentr_core.rollout import Sample
+from agentr_core.types import Instance, Sampling, StopReason
+
+INSTANCES = [instance(i) for i in range(5)]
+
+
+async def play(plans: tuple[EpisodePlan, ...], sample: Sample, *, max_steps: int = 10, **options):  # type: ignore[no-untyped-def]
+    errors: list[UnitError] = []
+    pool = EnvironmentPool(Line)
+    options = {"errors": ErrorsConfig(budget=0.5), "concurrency": 3, "on_error": errors.append} | options
+    try:
+        results = await evaluate(plans, pool, sample, max_steps=max_steps, sampling=Sampling(), **options)
+    finally:
+        pool.close()
+    return results, errors
+
+
+async def test_results_do_not_depend_on_concurrency() -> None:
+    plans = episode_plans(INSTANCES, episodes=3, seed=7)
+    assert len({plan.key for plan in plans}) == len({plan.seed for plan in plans}) == 15
+    one, _ = await play(plans, Policy(), concurrency=1)
+    many, _ = await play(plans, Policy(), concurrency=8)
+    assert list(one) == [plan.key for plan in plans]
+    assert {k: r.trajectory for k, r in one.items()} == {k: r.trajectory for k, r in many.items()}
+
+
+async def test_finished_episodes_are_not_played_again() -> None:
+    plans = episode_plans(INSTANCES, episodes=1, seed=7)
+    kept: list[EpisodeResult] = []
+    whole, _ = await play(plans, Policy(), on_result=kept.append)
+    assert len(kept) == 5
+    model = Policy()
+    done = {r.plan.key: r for r in kept[:4]}
+    again, _ = await play(plans, model, done=done)
+    assert {k: r.trajectory for k, r in again.items()} == {k: r.trajectory for k, r in whole.items()}
+    assert len({request.session for request in model.requests}) == 1
+
+
+async def test_a_result_tells_counts_and_times() -> None:
+    plans = episode_plans([instance(0)], episodes=1, seed=7)
+    results, _ = await play(plans, Script(["dance"], ["right"]))
+    result = results["line/train/0#0"]
+    assert (result.depth, result.invalid_actions, len(result.replies)) == (2, 1, 3)
+    assert result.trajectory.success
+    assert result.environment_seconds > 0
+
+
+async def test_a_broken_episode_is_an_event_and_no_result() -> None:
+    unknown = Instance(environment="line", split="train", index=99)
+    plans = episode_plans([*INSTANCES, unknown], episodes=1, seed=7)
+    results, errors = await play(plans, Policy())
+    assert len(results) == 5
+    assert [(e.key, e.kind, e.phase) for e in errors] == [("line/train/99#0", "EnvironmentFault", "reset")]
+    with pytest.raises(ErrorBudgetSpent):
+        await play(plans, Policy(), errors=ErrorsConfig(budget=0.02))
+    # The budget is a part of the whole evaluation, also when only its broken episode is left to play.
+    again, _ = await play(plans, Policy(), done=results, errors=ErrorsConfig(budget=0.2))
+    assert again == results
+
+
+async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
+    plans = episode_plans(INSTANCES, episodes=6, seed=7)
+    results, _ = await play(plans, Policy())
+    base = [r.trajectory for r in results.values()]
+    cases, rejections = revision_plans(base, cuts=2, seed=3)
+    assert (cases, rejections) == revision_plans(base, cuts=2, seed=3)
+    assert cases != revision_plans(base, cuts=2, seed=4)[0]
+    failed = [t for t in base if t.reward == 0]
+    short = [t for t in failed if len(t.steps) < 2]
+    assert len(rejections) == len(short) > 0
+    assert {r.reason for r in rejections} == {"too-short"}
+    assert len(cases) == sum(min(2, len(t.steps) - 1) for t in failed)
+    assert len({c.key for c in cases}) == len(cases)
+    assert not any(s.terminated or s.disaster for c in cases for s in c.prefix)
+
+    recovered, errors = await play(cases, Script(["right"]), max_steps=50)
+    assert errors == []
+    for case in cases:
+        trajectory = recovered[case.key].trajectory
+        assert trajectory.steps[: len(case.prefix)] == case.prefix
+        assert trajectory.stop is StopReason.SUCCESS
+        assert len(recovered[case.key].replies) == len(trajectory.steps) - len(case.prefix)
+
+
+async def test_the_cuts_of_one_episode_do_not_depend_on_the_others() -> None:
+    results, _ = await play(episode_plans(INSTANCES, episodes=1, seed=8), Script(["look"]))
+    base = [r.trajectory for r in results.values()]
+    whole, _ = revision_plans(base, cuts=1, seed=3)
+    part, _ = revision_plans(base[2:], cuts=1, seed=3)
+    assert whole[2:] == part

@@ -1,0 +1,86 @@
+"""Exports: what other trainers read puts the loss on the same turns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from toy import Line
+from toy_paths import ToyTree, critique, renderer
+
+from agentr_core.config import SpliceConfig
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.export import export_lines
+from agentr_core.rows import token_row
+from agentr_core.samples import sample_id
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Message, Sample
+
+
+def samples() -> list[Sample]:
+    tree, env = ToyTree(0), Line()
+    pair = tree.pair(["look", "right", "right"], ["look", "left", "stop"])
+    revision = splice(pair, critique(1), env, SpliceConfig(), alpha=1.0, seed=0)
+    assert isinstance(revision, Sample)
+    return [revision, good_sample(pair.good, env)]
+
+
+def exported(format: str, **options):  # type: ignore[no-untyped-def]
+    lines = list(export_lines(samples(), format, **options))
+    assert not any("\n" in line for line in lines)
+    return [json.loads(line) for line in lines]
+
+
+def test_trl_has_messages_with_flags_and_on_request_the_tokens() -> None:
+    revision, _ = samples()
+    record = exported("trl")[0]
+    assert record["id"] == sample_id(revision)
+    assert record["kind"] == "revision"
+    assert record["messages"] == [{"role": m.role, "content": m.text} for m in revision.messages]
+    assert record["train"] == [m.train for m in revision.messages]
+    assert "input_ids" not in record
+
+    rows = {sample_id(sample): token_row(sample, renderer()) for sample in samples()}
+    record = exported("trl", rows=rows)[0]
+    row = rows[record["id"]]
+    assert (tuple(record["input_ids"]), tuple(record["labels"])) == (row.input_ids, row.labels)
+    assert sum(record["completion_mask"]) == sum(row.trained_tokens.values())
+    with pytest.raises(DataFault, match="has no token row"):
+        exported("trl", rows={})
+
+
+def test_sharegpt_flags_each_turn() -> None:
+    revision, good = samples()
+    records = exported("sharegpt")
+    for sample, record in zip((revision, good), records, strict=True):
+        assert [turn["train"] for turn in record["conversations"]] == [m.train for m in sample.messages]
+    assert records[0]["conversations"][0] == {"from": "human", "value": "Walk right to the goal.", "train": False}
+    assert records[0]["conversations"][1]["from"] == "gpt"
+
+
+def test_llamafactory_has_a_line_for_each_trained_turn_and_it_is_the_last() -> None:
+    revision, good = samples()
+    records = exported("llamafactory")
+    for sample in (revision, good):
+        own = [r["conversations"] for r in records if r["id"] == sample_id(sample)]
+        trained = [i for i, m in enumerate(sample.messages) if m.train]
+        assert [len(turns) for turns in own] == [i + 1 for i in trained]
+        assert [turns[-1]["value"] for turns in own] == [sample.messages[i].text for i in trained]
+        assert all([t["from"] for t in turns] == ["human", "gpt"] * (len(turns) // 2) for turns in own)
+
+
+def test_llamafactory_keeps_the_system_text_apart_and_wants_alternating_turns() -> None:
+    _, good = samples()
+    system = replace(good, messages=(Message(role="system", text="Be brief."), *good.messages))
+    (first, *_) = (json.loads(line) for line in export_lines([system], "llamafactory"))
+    assert first["system"] == "Be brief."
+    assert first["conversations"][0]["value"] == "Walk right to the goal."
+    twice = replace(good, messages=(good.messages[0], *good.messages))
+    with pytest.raises(DataFault, match="turn 1 is the user's"):
+        list(export_lines([twice], "llamafactory"))
+
+
+def test_an_unknown_format_is_the_users_mistake() -> None:
+    with pytest.raises(ConfigError, match="no export format 'xtuner'; choose one of trl, sharegpt, llamafactory"):
+        export_lines(samples(), "xtuner")

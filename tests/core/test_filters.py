@@ -1,0 +1,107 @@
+"""Filters: what they keep, what they turn away, and with which reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from toy import Line, instance
+from toy_paths import ToyTree, critique, renderer
+
+from agentr_core.config import SpliceConfig
+from agentr_core.errors import DataFault
+from agentr_core.filters import check_no_leakage, duplicates, good_per_tree, too_long, unused_kinds
+from agentr_core.rows import token_row
+from agentr_core.samples import check_flags, sample_id, turn_classes
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Message, Provenance, Sample, SampleKind
+
+ENV = Line()
+
+
+def good(*actions: str, tree_id: str = "t") -> Sample:
+    return good_sample(ToyTree(0, tree_id=tree_id).path(*actions), ENV)
+
+
+def revision() -> Sample:
+    pair = ToyTree(0).pair(["right", "right"], ["left", "stop"])
+    made = splice(pair, critique(0), ENV, SpliceConfig(), alpha=1.0, seed=0)
+    assert isinstance(made, Sample)
+    return made
+
+
+def test_the_first_of_equal_conversations_is_kept() -> None:
+    one = good("right", "right")
+    other_leaf = replace(one, provenance=replace(one.provenance, good_leaf=99))
+    untrained = replace(one, messages=(*one.messages[:-1], replace(one.messages[-1], train=False)))
+    kept, rejected = duplicates([one, other_leaf, untrained])
+    assert kept == (one, untrained)
+    assert [(r.stage, r.subject, r.reason) for r in rejected] == [("filter", sample_id(other_leaf), "duplicate")]
+    assert sample_id(one) in rejected[0].detail
+
+
+def test_the_shortest_good_paths_of_each_tree_are_kept() -> None:
+    long, short, middle = good(*["look"] * 5), good("right", "right"), good("look", "right", "right")
+    elsewhere, spliced = good(*["left"] * 5, tree_id="u"), revision()
+    kept, rejected = good_per_tree([long, short, elsewhere, spliced, middle], 2)
+    assert kept == (short, elsewhere, spliced, middle)
+    assert [(r.subject, r.reason) for r in rejected] == [(sample_id(long), "good-per-tree-cap")]
+    assert good_per_tree([long, short, middle], 0) == ((long, short, middle), ())
+
+
+def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
+    rows = [token_row(good(*["look"] * n), renderer()) for n in (1, 3)]
+    limit = len(rows[0].input_ids)
+    kept, rejected = too_long(rows, limit)
+    assert kept == (rows[0],)
+    assert (rejected[0].subject, rejected[0].reason) == (rows[1].sample_id, "too-long")
+    assert rejected[0].detail == f"{len(rows[1].input_ids)} tokens; data.max_length is {limit}"
+    assert too_long(rows, limit - 1).kept == ()
+    assert too_long(rows, 0).kept == tuple(rows)
+
+
+def test_kinds_that_are_not_used_are_rejected_not_lost() -> None:
+    samples = [good("right", "right"), revision()]
+    for use, kinds in (("revision", ["revision"]), ("good", ["good"]), ("both", ["good", "revision"])):
+        kept, rejected = unused_kinds(samples, use)  # type: ignore[arg-type]
+        assert [s.kind for s in kept] == kinds
+        assert len(rejected) == 2 - len(kept)
+
+
+def test_a_sample_of_a_test_instance_fails_the_run() -> None:
+    samples = [good("right", "right"), Sample(kind=SampleKind.GENERAL, messages=(), instance=None)]
+    check_no_leakage(samples, [instance(1), replace(instance(0), split="test")])
+    with pytest.raises(DataFault, match="1 test instances: line/train/0"):
+        check_no_leakage(samples, [instance(0)])
+
+
+def broken(position: int, train: bool, **changes: object) -> Sample:
+    made = revision()
+    messages = list(made.messages)
+    messages[position] = replace(messages[position], train=train)
+    return replace(made, messages=tuple(messages), **changes)
+
+
+@pytest.mark.parametrize(
+    ("sample", "fault"),
+    [
+        (broken(1, True), "keeps 1 bad steps and trains one of them"),
+        (broken(3, True), "keeps 1 bad steps and trains one of them"),
+        (broken(5, False), "or not the revision turn after them"),
+        (broken(2, True), "trains turn 2, which is not the assistant's"),
+        (broken(3, False, provenance=Provenance()), "does not say how many bad steps"),
+        (replace(revision(), messages=(Message(role="user", text="?"),)), "has no trained turn"),
+    ],
+)
+def test_a_wrong_train_flag_is_a_fault(sample: Sample, fault: str) -> None:
+    check_flags(revision())
+    with pytest.raises(DataFault, match=fault):
+        check_flags(sample)
+    with pytest.raises(DataFault, match=sample_id(sample)):
+        token_row(sample, renderer())
+
+
+def test_turn_classes_name_each_trained_turn() -> None:
+    assert turn_classes(revision()) == ("revision_turn", "good_suffix", "good_suffix")
+    assert turn_classes(good("right", "right")) == ("good_path", "good_path")
+    assert turn_classes(replace(revision(), messages=())) == ()

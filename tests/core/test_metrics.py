@@ -1,0 +1,134 @@
+"""Metrics against values worked out by hand or taken from tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentr_core.evaluation.metrics import (
+    count_loops,
+    invalid_share,
+    is_stuck,
+    loops,
+    mean_reward,
+    mean_steps_to_success,
+    over_seeds,
+    stop_counts,
+    success_by_depth,
+    success_rate,
+    t_quantile,
+)
+from agentr_core.types import Instance, Step, StopReason, Trajectory
+
+
+def trajectory(steps: int, success: bool) -> Trajectory:
+    step = Step(reply="r", action="a", observation="o", reward=float(success))
+    return Trajectory(
+        instance=Instance(environment="e", split="s", index=0),
+        first_observation="",
+        steps=(step,) * steps,
+        reward=float(success),
+        success=success,
+        stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT,
+    )
+
+
+def test_wilson_interval_of_a_textbook_case() -> None:
+    rate = success_rate([True] * 8 + [False] * 2)
+    # centre (0.8 + 3.8415/20) / 1.38415 = 0.71674, half width 0.22659
+    assert (rate.mean, rate.low, rate.high, rate.n) == (
+        0.8,
+        pytest.approx(0.4902, abs=1e-4),
+        pytest.approx(0.9433, abs=1e-4),
+        10,
+    )
+
+
+@pytest.mark.parametrize("n", [1, 3, 100])
+def test_wilson_interval_at_the_ends(n: int) -> None:
+    none, every = success_rate([False] * n), success_rate([True] * n)
+    assert (none.low, every.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(1 - every.low)
+    assert 0 < none.high < 1
+
+
+def test_nothing_gives_nan_and_not_zero() -> None:
+    assert math.isnan(success_rate([]).mean)
+    assert math.isnan(mean_reward([]).mean)
+    assert math.isnan(over_seeds([]).mean)
+    assert math.isnan(mean_steps_to_success([trajectory(3, False)]))
+    assert math.isnan(loops([]).stuck_share)
+    assert math.isnan(invalid_share([None], [3]))
+
+
+def test_bootstrap_is_repeatable_and_near_the_normal_interval() -> None:
+    rewards = [0.0, 0.25, 0.5, 0.75, 1.0] * 20
+    one, same, other = (mean_reward(rewards, seed=s) for s in (1, 1, 2))
+    assert one == same
+    assert one != other
+    assert one.mean == 0.5
+    half = 1.96 * math.sqrt(0.125 / 100)
+    assert one.low == pytest.approx(0.5 - half, abs=0.01)
+    assert one.high == pytest.approx(0.5 + half, abs=0.01)
+    constant = mean_reward([1.0, 1.0])
+    assert (constant.low, constant.high) == (1.0, 1.0)
+
+
+def test_success_by_depth_and_steps() -> None:
+    episodes = [trajectory(2, True), trajectory(4, True), trajectory(9, False), trajectory(9, False)]
+    by_depth = success_by_depth(episodes, [2, 1, 1, None])
+    assert {depth: (e.mean, e.n) for depth, e in by_depth.items()} == {1: (0.5, 2), 2: (1.0, 1)}
+    assert list(by_depth) == [1, 2]
+    assert mean_steps_to_success(episodes) == 3.0
+    assert stop_counts(episodes)[StopReason.STEP_LIMIT] == 2
+    assert stop_counts(episodes)[StopReason.DISASTER] == 0
+
+
+def test_invalid_share_counts_only_episodes_that_tell() -> None:
+    assert invalid_share([1, None, 2], [4, 100, 8]) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("actions", "length", "expected"),
+    [
+        ("aaa", 1, 2),
+        ("abab", 1, 0),
+        ("abab", 2, 1),
+        ("ababab", 2, 3),  # at positions 2, 3 and 4
+        ("abcabc", 3, 1),
+        ("abc", 2, 0),
+        ("", 1, 0),
+    ],
+)
+def test_loops_by_hand(actions: str, length: int, expected: int) -> None:
+    assert count_loops(list(actions), length) == expected
+
+
+@pytest.mark.parametrize(
+    ("actions", "stuck"),
+    [("aab", False), ("baaa", True), ("abab", False), ("xababab", True), ("abcdeabcdeabcde", True), ("abcabc", False)],
+)
+def test_stuck_means_three_times_in_a_row(actions: str, stuck: bool) -> None:
+    assert is_stuck(list(actions)) is stuck
+
+
+def test_loops_over_episodes() -> None:
+    found = loops([list("aaa"), list("abc")])
+    assert found.per_episode == {1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
+    assert found.stuck_share == 0.5
+
+
+def test_interval_over_seeds() -> None:
+    estimate = over_seeds([0.4, 0.5, 0.6])
+    half = 4.3027 * 0.1 / math.sqrt(3)
+    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    assert math.isnan(over_seeds([0.4]).low)
+
+
+def test_t_quantiles_join_their_expansion_and_the_normal() -> None:
+    assert t_quantile(1) == 12.7062
+    assert t_quantile(31) == pytest.approx(2.0395, abs=1e-4)
+    assert t_quantile(120) == pytest.approx(1.9799, abs=1e-4)
+    values = [t_quantile(f) for f in range(1, 60)]
+    assert values == sorted(values, reverse=True)

@@ -1,0 +1,114 @@
+"""Pairs of paths: thresholds, caps, order, and the reasons for what was turned away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from toy_paths import ToyTree
+
+from agentr_core.config import PairsConfig
+from agentr_core.pairing import distinct, good_paths, pairs_of_tree, shared_steps
+from agentr_core.types import Path
+
+RIGHT = "right"
+
+
+def rewarded(path: Path, reward: float) -> Path:
+    return replace(path, trajectory=replace(path.trajectory, reward=reward))
+
+
+def ladder(*rewards: float) -> list[Path]:
+    """Paths of different lengths and transcripts with given rewards."""
+    tree = ToyTree(4)
+    return [rewarded(tree.path(*["look"] * i, "left"), reward) for i, reward in enumerate(rewards)]
+
+
+def pairs(
+    paths: list[Path], alpha: float, config: PairsConfig | None = None, seed: int = 0
+) -> set[tuple[float, float]]:
+    kept, _ = pairs_of_tree("t", paths, config or PairsConfig(), alpha=alpha, seed=seed)
+    return {(pair.good.trajectory.reward, pair.bad.trajectory.reward) for pair in kept}
+
+
+def test_alpha_of_one_accepts_a_reward_of_one() -> None:
+    assert pairs(ladder(1.0, 0.0), alpha=1.0) == {(1.0, 0.0)}
+    # Eleven parts of a reward, added up, fall short of 1 by rounding alone.
+    assert pairs(ladder(sum([1 / 11] * 11), 0.0), alpha=1.0) != set()
+    assert pairs(ladder(0.99, 0.0), alpha=1.0) == set()
+
+
+def test_gap_and_absolute_line_differ() -> None:
+    paths = ladder(1.0, 0.7, 0.4, 0.1)
+    assert pairs(paths, 0.5, PairsConfig(beta=0.35)) == {(1.0, 0.4), (1.0, 0.1), (0.7, 0.1)}
+    assert pairs(paths, 0.5, PairsConfig(beta=0.35, beta_rule="absolute")) == {(1.0, 0.1), (0.7, 0.1)}
+
+
+def test_a_gap_of_exactly_beta_is_not_enough_whatever_the_rounding() -> None:
+    assert 0.9 - 0.7 > 0.2
+    assert pairs(ladder(0.9, 0.7), 0.5) == set()
+    assert pairs(ladder(0.9, 0.69), 0.5) == {(0.9, 0.69)}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [((), "no-reward"), ((0.0, 0.0), "no-reward"), ((0.4, 0.0), "no-good-path"), ((1.0, 0.9), "no-bad-path")],
+)
+def test_a_tree_without_pairs_says_why(rewards: tuple[float, ...], reason: str) -> None:
+    kept, rejections = pairs_of_tree("t", ladder(*rewards), PairsConfig(), alpha=0.5, seed=0)
+    assert kept == ()
+    assert [(r.subject, r.reason) for r in rejections] == [("t", reason)]
+    assert rejections[0].detail
+
+
+def test_caps_spread_over_bad_leaves_and_prefer_short_good_paths() -> None:
+    paths = ladder(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    every, none = pairs_of_tree("t", paths, PairsConfig(), alpha=1.0, seed=5)
+    assert (len(every), none) == (12, ())
+
+    kept, rejections = pairs_of_tree("t", paths, PairsConfig(per_tree=6), alpha=1.0, seed=5)
+    assert kept == every[:6]
+    assert sorted(Counter(pair.bad.leaf for pair in kept).values()) == [1, 1, 2, 2]
+    assert [len(pair.good.nodes) for pair in kept] == [1, 1, 1, 1, 2, 2]
+    assert {r.reason for r in rejections} == {"per-tree-cap"}
+    assert sum(r.detail.partition("left out: ")[2].count(",") + 1 for r in rejections) == 6
+
+    one_each, rejections = pairs_of_tree("t", paths, PairsConfig(per_bad_leaf=1), alpha=1.0, seed=5)
+    assert one_each == every[:4]
+    assert [r.reason for r in rejections] == ["per-bad-leaf-cap"] * 4
+    assert len({r.subject for r in rejections}) == 4
+
+
+def test_the_order_is_a_function_of_tree_and_seed() -> None:
+    paths = ladder(1.0, 1.0, *[0.0] * 8)
+
+    def order(tree: str, seed: int) -> tuple[tuple[int, int], ...]:
+        kept, _ = pairs_of_tree(tree, paths, PairsConfig(), alpha=1.0, seed=seed)
+        return tuple((pair.good.leaf, pair.bad.leaf) for pair in kept)
+
+    orders = {order(tree, seed) for tree in "ab" for seed in (0, 1)}
+    assert len(orders) == 4
+    assert len({frozenset(pairs) for pairs in orders}) == 1
+    assert order("a", 0) == order("a", 0)
+
+
+def test_identical_transcripts_count_once() -> None:
+    # Independent episodes have nodes of their own, even when they say the same.
+    good, bad = ToyTree(0).path(RIGHT, RIGHT), ToyTree(0).path("left")
+    again = replace(good, nodes=(8, 9))
+    kept, rejections = pairs_of_tree("t", [good, again, bad], PairsConfig(), alpha=1.0, seed=0)
+    assert [(pair.good.leaf, pair.bad.leaf) for pair in kept] == [(good.leaf, bad.leaf)]
+    assert [(r.subject, r.reason) for r in rejections] == [("t:9", "duplicate-transcript")]
+    assert distinct([good, bad]) == ((good, bad), ())
+    assert good_paths([bad, good, again], 1.0) == (good,)
+
+
+def test_the_split_is_where_replies_or_observations_part() -> None:
+    tree = ToyTree(1)
+    one, other = tree.path(RIGHT, RIGHT, RIGHT), tree.path(RIGHT, "look", RIGHT)
+    assert shared_steps(one, other) == 1
+    assert shared_steps(one, tree.path(RIGHT, RIGHT, "stop")) == 2
+    assert shared_steps(one, tree.path(RIGHT, RIGHT, RIGHT, thought="Another thought.")) == 0
+    (pair,), _ = pairs_of_tree("t", [one, other], PairsConfig(), alpha=1.0, seed=0)
+    assert pair.split == 1

@@ -1,0 +1,52 @@
+"""Reading a judge's reply, and counting votes."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentr_core.critique.parse import majority, parse_verdict
+from agentr_core.types import Verdict
+
+GOOD, BAD, UNCERTAIN, UNPARSABLE = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Reason: it helps.\nJudgement: Good", GOOD),
+        ("judgment: BAD", BAD),
+        ("JUDGEMENT: uncertain.", UNCERTAIN),
+        ("**Judgement:** *Good*", GOOD),
+        ("## Judgement:\n_Bad_", BAD),
+        ("It fetches the wood. Judgement: <Good>", GOOD),
+        ("Judgement: Bad, since the recipe lacks sticks", BAD),
+        ("Judgement: Good, or so I thought.\nJudgement: Bad\nThat is all.", BAD),
+        ("Judgement: Good, if it were done at once", GOOD),
+        ("", UNPARSABLE),
+        ("This is a good action", UNPARSABLE),
+        ("Judgement Good", UNPARSABLE),
+        ("Judgement: not bad", UNPARSABLE),
+        ("Judgement: Goodness me", UNPARSABLE),
+        ("Judgement: Good/Bad/Uncertain", UNPARSABLE),
+        ("Judgement: Good rather than bad", UNPARSABLE),
+        ("Judgement: Good\nJudgement: hm", UNPARSABLE),
+        ("My judgements: Good", UNPARSABLE),
+    ],
+)
+def test_the_word_after_the_last_label_counts(reply: str, verdict: Verdict) -> None:
+    assert parse_verdict(reply) is verdict
+
+
+@pytest.mark.parametrize(
+    ("votes", "verdict"),
+    [
+        ([BAD, GOOD, BAD], BAD),
+        ([BAD, GOOD], UNCERTAIN),
+        ([GOOD, BAD, UNCERTAIN], UNCERTAIN),
+        ([UNPARSABLE, UNPARSABLE, BAD], BAD),
+        ([UNPARSABLE], UNPARSABLE),
+        ([], UNPARSABLE),
+    ],
+)
+def test_the_majority_counts_and_ties_are_uncertain(votes: list[Verdict], verdict: Verdict) -> None:
+    assert majority(votes) is verdict

@@ -1,0 +1,180 @@
+"""Prompts, samples and loss masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.rendering import IGNORED, RenderedSample, Renderer, check_sample, trained_tokens
+from agentr_core.types import Message
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+def reply(text: str, *, train: bool = True, ids: tuple[int, ...] | None = None) -> Message:
+    return Message(role="assistant", text=text, train=train, token_ids=ids)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(make_tiny_tokenizer: Callable[..., Any]) -> Any:
+    return make_tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: Any) -> Renderer:
+    return Renderer(tokenizer)
+
+
+CONVERSATION = (
+    Message(role="system", text="Be brief."),
+    user("Craft a table."),
+    reply("get 2 oak log"),
+    user("Got 2 oak log."),
+    reply("craft oak planks", train=False),
+    user("Could not."),
+    reply("craft 4 oak planks"),
+)
+
+
+def test_text_of_a_sample_is_the_template_of_the_conversation(renderer: Renderer, tokenizer: Any) -> None:
+    ids, _ = renderer.render_sample(CONVERSATION)
+    turns = [{"role": m.role, "content": m.text} for m in CONVERSATION]
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(turns, tokenize=False)
+
+
+def test_prompt_of_each_turn_is_a_prefix_of_the_sample(renderer: Renderer) -> None:
+    ids, _ = renderer.render_sample(CONVERSATION)
+    for position, message in enumerate(CONVERSATION):
+        if message.role == "assistant":
+            prompt = renderer.render_prompt(CONVERSATION[:position])
+            assert ids[: len(prompt)] == prompt
+
+
+def test_loss_falls_on_trained_turns_and_their_end_only(renderer: Renderer, tokenizer: Any) -> None:
+    ids, labels = renderer.render_sample(CONVERSATION)
+    runs: list[list[int]] = [[]]
+    for label in labels:
+        if label != IGNORED:
+            runs[-1].append(label)
+        elif runs[-1]:
+            runs.append([])
+    assert [tokenizer.decode(run) for run in runs if run] == ["get 2 oak log<|im_end|>", "craft 4 oak planks<|im_end|>"]
+    assert trained_tokens(labels) == sum(map(len, runs))
+    assert labels[-1] == IGNORED, "the newline after the last turn belongs to the template"
+    assert len(ids) == len(labels)
+
+
+def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) -> None:
+    # One id for each byte: not how the tokenizer would write the text.
+    letters = tuple(tokenizer.convert_tokens_to_ids(list("get")))
+    assert list(letters) != tokenizer("get")["input_ids"]
+    ids, labels = renderer.render_sample((user("?"), reply("get", ids=(*letters, renderer.end_of_turn))))
+    assert [label for label in labels if label != IGNORED] == [*letters, renderer.end_of_turn]
+    assert ids.count(renderer.end_of_turn) == 2
+
+
+@pytest.mark.parametrize("ids", [None, (), (40, 41)])
+def test_missing_end_of_turn_is_added_once_and_trained(renderer: Renderer, ids: tuple[int, ...] | None) -> None:
+    _, labels = renderer.render_sample((user("?"), reply("AB", ids=ids)))
+    trained = [label for label in labels if label != IGNORED]
+    assert trained[-1] == renderer.end_of_turn
+    assert trained.count(renderer.end_of_turn) == 1
+
+
+def test_next_prompt_continues_sampled_ids(renderer: Renderer) -> None:
+    first = renderer.render_prompt((user("a"),))
+    sampled = (40, 41, 42)
+    second = renderer.render_prompt((user("a"), reply("", ids=sampled), user("b")))
+    assert second[: len(first) + 4] == [*first, *sampled, renderer.end_of_turn]
+
+
+def test_trained_user_turn_is_refused(renderer: Renderer) -> None:
+    with pytest.raises(DataFault, match="turn 0 is a user turn"):
+        renderer.render_sample((Message(role="user", text="a", train=True), reply("b")))
+
+
+def test_prompt_must_not_end_with_an_assistant_turn(renderer: Renderer) -> None:
+    with pytest.raises(DataFault, match="must end with a system or user turn"):
+        renderer.render_prompt((user("a"), reply("b")))
+    with pytest.raises(DataFault, match="must end with a system or user turn"):
+        renderer.render_prompt(())
+
+
+def test_check_sample(renderer: Renderer) -> None:
+    check_sample(renderer.render_sample(CONVERSATION))
+    with pytest.raises(DataFault, match="loss mask of a sample is empty"):
+        check_sample(renderer.render_sample((user("a"), reply("b", train=False))))
+    with pytest.raises(DataFault, match="2 token ids and 1 labels"):
+        check_sample(RenderedSample([1, 2], [1]))
+    with pytest.raises(DataFault, match="label at token 1"):
+        check_sample(RenderedSample([1, 2], [1, 3]))
+
+
+# A template like that of a thinking model: only the last assistant turn keeps its opening.
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role == 'user' or loop.last %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STRICT = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+)
+
+
+def test_template_that_rewrites_earlier_turns_is_refused(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    renderer = Renderer(make_tiny_tokenizer(template=FORGETFUL))
+    renderer.render_sample((user("a"), reply("b")))
+    with pytest.raises(DataFault, match="prompt of turn 1 is not a prefix"):
+        renderer.render_sample((user("a"), reply("b"), user("c"), reply("d")))
+
+
+def test_template_that_drops_turns_is_refused(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    renderer = Renderer(make_tiny_tokenizer(template=DROPPING))
+    with pytest.raises(DataFault, match="does not render each assistant turn once"):
+        renderer.render_prompt((user("a"), reply("b"), user("c")))
+
+
+def test_order_of_turns_that_the_template_refuses(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    with pytest.raises(DataFault, match="refuses this order of turns: begin with the user"):
+        Renderer(make_tiny_tokenizer(template=STRICT)).render_prompt((Message(role="system", text="s"),))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [(None, "has no chat template"), ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "special token")],
+)
+def test_unusable_templates(make_tiny_tokenizer: Callable[..., Any], template: str | None, message: str) -> None:
+    with pytest.raises(ModelDirectoryError, match=message):
+        Renderer(make_tiny_tokenizer(template=template))
+
+
+TURN = st.tuples(st.text(max_size=12), st.text(max_size=12), st.booleans(), st.none() | st.lists(st.integers(3, 300)))
+
+
+@given(turns=st.lists(TURN, min_size=1, max_size=4))
+def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, list[int] | None]]) -> None:
+    messages: list[Message] = []
+    for question, answer, train, ids in turns:
+        messages += [user(question), reply(answer, train=train, ids=None if ids is None else tuple(ids))]
+    ids, labels = renderer.render_sample(messages)
+    expected = list[int]()
+    for number, (_, answer, train, sampled) in enumerate(turns):
+        prompt = renderer.render_prompt(messages[: 2 * number + 1])
+        assert ids[: len(prompt)] == prompt
+        expected += [IGNORED] * (len(prompt) - len(expected))
+        size = len(sampled) if sampled else len(renderer._encode(answer))
+        span = slice(len(prompt), len(prompt) + size + 1)
+        assert not sampled or ids[span] == [*sampled, renderer.end_of_turn]
+        expected += ids[span] if train else [IGNORED] * (size + 1)
+    assert labels == expected + [IGNORED] * (len(ids) - len(expected))

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.records import (
+    ErrorRecord,
+    Estimate,
+    FaultCount,
+    FunnelStage,
+    IterationReport,
+    IterationScore,
+    JudgeRecord,
+    LengthCount,
+    NamedText,
+    RevisionExample,
+    SpliceSurvival,
+    StopCount,
+    Tally,
+    TimeSpent,
+    TokenCounts,
+    Turn,
+)
+from agentr_core.reports.sections import headline, sections
+
+EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=2, date="2026-03-14", environment="e", model="m")
+ATTACK = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\" onload='x' {{ 7 * 7 }} & \x00\ud800"
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+def score(iteration: int, value: float) -> IterationScore:
+    estimate = Estimate(value=value, low=max(0.0, value - 0.1), high=min(1.0, value + 0.1), n=100)
+    return IterationScore(iteration=iteration, success=estimate, reward=estimate, loops=(1.0, 0.5), looping=0.25)
+
+
+def hostile(text: str = ATTACK) -> IterationReport:
+    """Return a report in which every string is the given text, a role or a part aside."""
+    turn = Turn(role="assistant", text=text, part="bad", train=True, first_error=True, verdict=text, judge_reply=text)
+    tally = (Tally(name=text, count=3),)
+    return IterationReport(
+        recipe_name=text,
+        run_id=text,
+        iteration=1,
+        date=text,
+        environment=text,
+        model=text,
+        scores=(score(0, 0.2), score(1, 0.4)),
+        interval_method=text,
+        funnel=(FunnelStage(name=text, count=4, rejected=tally),),
+        survival=SpliceSurvival(tried=7, survived=4, died=tally),
+        judge=JudgeRecord(verdicts=tally, paths=4, no_error=1, revision_lengths=(LengthCount(steps=2, count=3),)),
+        time=(TimeSpent(activity=text, seconds=5.0),),
+        tokens=TokenCounts(prompt=5, completion=4, trained=tally),
+        errors=ErrorRecord(
+            mistakes=tally,
+            stops=(StopCount(reason=text, collected=1, evaluated=2),),
+            faults=(FaultCount(error=text, phase=text, count=1, lost=1),),
+        ),
+        examples=(
+            RevisionExample(
+                sample_id=text,
+                instance=text,
+                tree_id=text,
+                good_reward=1.0,
+                bad_reward=0.0,
+                split=0,
+                cut=1,
+                turns=(replace(turn, part="opening"), replace(turn, part="opening", role="user"), turn),
+            ),
+        ),
+        recipe_yaml=text,
+        versions=(NamedText(name=text, text=text),),
+        hashes=(NamedText(name=text, text=text),),
+    )
+
+
+class Page(HTMLParser):
+    """Collects the elements of a page and checks that they close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.text: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_no_text_can_become_markup() -> None:
+    report = hostile()
+    tame = Page(render_html(hostile("tame")))
+    page = Page(render_html(report))
+    assert page.tags == tame.tags
+    assert {name for name, _ in page.attributes} == {name for name, _ in tame.attributes}
+    assert "script" not in page.tags
+    assert "alert(1)" in "".join(page.text)
+    assert "{{ 7 * 7 }}" in "".join(page.text)
+
+
+def test_the_index_escapes_too() -> None:
+    assert Page(render_index([hostile()])).tags == Page(render_index([hostile("tame")])).tags
+
+
+def test_a_page_can_be_written_as_utf8_whatever_the_model_said() -> None:
+    assert b"\\ud800" in render_html(hostile()).encode("utf-8")
+    assert b"\\ud800" in render_markdown(hostile()).encode("utf-8")
+
+
+def test_a_page_loads_nothing() -> None:
+    page = Page(render_html(hostile("tame")))
+    assert not {name for name, _ in page.attributes} & {"src", "srcset", "data", "action", "background"}
+    assert [value for name, value in page.attributes if name == "href" and not str(value).startswith("#")] == []
+    assert page.tags.isdisjoint({"script", "link", "iframe", "img", "object"})
+    assert not re.search(r"url\(|@import", render_html(EMPTY))
+
+
+def test_links_of_the_contents_lead_to_sections() -> None:
+    page = Page(render_html(hostile("tame")))
+    targets = [str(value)[1:] for name, value in page.attributes if name == "href"]
+    assert targets
+    assert set(targets) <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_order_of_the_sections() -> None:
+    assert [section.key for section in sections(EMPTY)] == [
+        "headline", "scores", "depth", "revision", "loops", "funnel", "survival", "judge", "time", "tokens", "errors",
+        "samples", "recipe", "versions",
+    ]  # fmt: skip
+
+
+def test_every_part_that_was_not_measured_says_so() -> None:
+    html = render_html(EMPTY)
+    assert html.count("Not measured: ") == len(sections(EMPTY))
+    assert render_markdown(EMPTY).count("Not measured: ") == len(sections(EMPTY))
+
+
+def test_the_same_report_gives_the_same_page() -> None:
+    assert render_html(hostile("tame")) == render_html(hostile("tame"))
+
+
+def test_differences_are_taken_against_base_and_the_iteration_before() -> None:
+    report = replace(EMPTY, scores=(score(0, 0.2), score(1, 0.5), score(2, 0.4)))
+    found = headline(report)
+    assert found is not None
+    assert [(delta.text, delta.against) for delta in found.deltas] == [
+        ("+20.0", "base"),
+        ("\N{MINUS SIGN}10.0", "iteration 1"),
+    ]
+    assert found.reading == ""
+
+
+def test_the_first_iteration_is_compared_with_base_once() -> None:
+    found = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.5))))
+    assert found is not None
+    assert [delta.against for delta in found.deltas] == ["base"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.01, 0.2, "Above base"), (-0.2, -0.01, "Below base"), (-0.01, 0.2, "No clear difference from base")],
+)
+def test_the_headline_reads_the_interval_of_a_difference(low: float, high: float, said: str) -> None:
+    difference = Estimate(value=(low + high) / 2, low=low, high=high, n=100)
+    found = headline(replace(EMPTY, iteration=1, scores=(score(0, 0.2), score(1, 0.3)), versus_base=difference))
+    assert found is not None
+    assert found.reading.startswith(said)
+
+
+def test_first_error_and_trained_turns_are_marked() -> None:
+    turns = (
+        Turn(role="assistant", text="kept", part="shared"),
+        Turn(role="assistant", text="wrong", part="bad", first_error=True, verdict="bad"),
+        Turn(role="assistant", text="sorry", part="revision", train=True),
+    )
+    example = replace(hostile("tame").examples[0], turns=turns)
+    html = render_html(replace(EMPTY, examples=(example,)))
+    assert re.findall(r'<div class="(turn[^"]*)">', html) == [
+        "turn assistant",
+        "turn assistant wrong",
+        "turn assistant trained",
+    ]
+    assert html.count("First error</div>") == 1
+
+
+def test_zero_counts_do_not_divide() -> None:
+    report = replace(
+        EMPTY,
+        funnel=(FunnelStage(name="trees", count=0), FunnelStage(name="leaves", count=0)),
+        survival=SpliceSurvival(tried=0, survived=0),
+        judge=JudgeRecord(verdicts=(), paths=0, no_error=0, revision_lengths=(LengthCount(steps=1, count=0),)),
+        time=(TimeSpent(activity="train", seconds=0.0),),
+        tokens=TokenCounts(prompt=0, completion=0),
+        errors=ErrorRecord(),
+    )
+    Page(render_html(report))
+    assert "no critique found an error" in render_markdown(report)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(report=st.builds(hostile, st.text()), value=st.floats(0, 1), lengths=st.lists(st.integers(0, 60), max_size=4))
+def test_any_text_and_any_number_render(report: IterationReport, value: float, lengths: list[int]) -> None:
+    judge = replace(
+        hostile("tame").judge or pytest.fail("no judge"),
+        revision_lengths=tuple(LengthCount(steps=steps, count=steps % 3) for steps in lengths),
+    )
+    Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), judge=judge)))
+
+
+def test_reports_of_several_runs_have_no_index() -> None:
+    with pytest.raises(ValueError, match="one run, got run-1, run-2"):
+        render_index([EMPTY, replace(EMPTY, run_id="run-2")])
+    with pytest.raises(ValueError, match="got none"):
+        render_index([])

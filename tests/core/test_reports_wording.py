@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentr_core.reports import wording
+from agentr_core.reports.records import Estimate
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [(0.24, "+24.0"), (-0.0041, "\N{MINUS SIGN}0.4"), (0.0, "0.0"), (-0.0001, "0.0"), (0.0004, "0.0")],
+)
+def test_points_are_signed_with_a_true_minus_and_no_signed_zero(difference: float, text: str) -> None:
+    assert wording.points(difference) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (7384, "2 h 03 min"),
+    ],
+)
+def test_durations_carry_over_when_they_round_up(seconds: float, text: str) -> None:
+    assert wording.duration(seconds) == text
+
+
+def test_an_interval_in_percent() -> None:
+    assert wording.interval(Estimate(value=0.5, low=0.4119, high=0.5501, n=9)) == "41.2\N{EN DASH}55.0"
+    assert wording.interval(None) == wording.NOTHING
+
+
+def test_what_a_reader_would_not_see_is_written_out() -> None:
+    assert wording.visible("a\x00b\r\n\tc\u202ed\ud800") == "a\\u0000b\\u000d\n\tc\\u202ed\\ud800"
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_estimate_must_be_finite(wrong: float) -> None:
+    with pytest.raises(ValueError, match="leave the estimate out"):
+        Estimate(value=wrong, low=0.0, high=1.0, n=0)

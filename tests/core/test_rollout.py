@@ -1,0 +1,138 @@
+"""Episodes: endings, prefixes, restoring by replay, conversations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from toy import Line, Policy, Script, instance
+
+from agentr_core.conversation import conversation, opening, turns
+from agentr_core.errors import EnvironmentFault, ModelFault, ReplayDiverged
+from agentr_core.pool import phase_of
+from agentr_core.rollout import EpisodeTimer, act, episode, play, restore
+from agentr_core.types import Sampling, Step, StopReason, Trajectory, Transition
+
+SAMPLING = Sampling()
+
+
+async def run(*rounds: list[str], max_steps: int = 10, prefix: tuple[Step, ...] = (), env: Line | None = None):  # type: ignore[no-untyped-def]
+    return await episode(
+        instance(1), env or Line(), Script(*rounds), max_steps=max_steps, sampling=SAMPLING, seed=3, prefix=prefix
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steps", "reward", "success", "stop"),
+    [
+        ([["right"]], 3, 1.0, True, StopReason.SUCCESS),
+        ([["right"], ["stop"]], 2, 1 / 3, False, StopReason.FAILURE),
+        ([["right"], ["jump"]], 2, 0.0, False, StopReason.DISASTER),
+        ([["look"]], 10, 0.0, False, StopReason.STEP_LIMIT),
+    ],
+)
+async def test_endings(rounds: list[list[str]], steps: int, reward: float, success: bool, stop: StopReason) -> None:
+    trajectory = await run(*rounds)
+    assert len(trajectory.steps) == steps
+    assert (trajectory.reward, trajectory.success, trajectory.stop) == (pytest.approx(reward), success, stop)
+
+
+async def test_a_full_context_ends_an_episode_with_its_present_reward() -> None:
+    model = Policy(["look"], max_messages=7)
+    trajectory = await episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1)
+    assert (len(trajectory.steps), trajectory.stop, trajectory.reward) == (3, StopReason.CONTEXT_LIMIT, 0.0)
+    bare = await episode(instance(), Line(), Policy(max_messages=1), max_steps=9, sampling=SAMPLING, seed=1)
+    assert (bare.steps, bare.stop, bare.reward) == ((), StopReason.CONTEXT_LIMIT, 0.0)
+
+
+async def test_a_prefix_is_replayed_and_the_model_goes_on() -> None:
+    failed = await run(["left"], ["look"], ["stop"])
+    recovered = await run(["right"], prefix=failed.steps[:2], max_steps=4)
+    assert recovered.steps[:2] == failed.steps[:2]
+    assert recovered.steps[2].observation == "You are at 0."
+    assert [s.action for s in recovered.steps] == ["left", "look", "right", "right", "right", "right"]
+    assert recovered.success
+    cut = await run(["right"], prefix=failed.steps[:2], max_steps=3)
+    assert (len(cut.steps), cut.stop) == (5, StopReason.STEP_LIMIT)
+
+
+async def test_each_reply_is_reported_with_its_own_seed() -> None:
+    replies = []
+    timer = EpisodeTimer()
+    trajectory = await episode(
+        instance(),
+        Line(blocking=True),
+        Script(["right"]),
+        max_steps=9,
+        sampling=SAMPLING,
+        seed=1,
+        on_reply=replies.append,
+        timer=timer,
+    )
+    assert [r.outcome.step for r in replies] == list(trajectory.steps)
+    assert len({r.seed for r in replies}) == 2
+    assert timer.environment_seconds > 0
+    assert timer.sampling_seconds > 0
+
+
+async def test_replay_checks_every_observation() -> None:
+    trajectory = await run(["right"], ["look"], ["stop"])
+    env = Line(can_snapshot=False)
+    assert restore(env, instance(1), trajectory.steps[:2]) == trajectory.first_observation
+    assert env.step("stop").observation == "You stopped."
+    with pytest.raises(ReplayDiverged, match="ended at step 2"):
+        restore(env, instance(1), trajectory.steps)
+    with pytest.raises(ReplayDiverged, match="first observation was recorded as 'Another world"):
+        restore(env, instance(1), (), first_observation="Another world")
+    with pytest.raises(ReplayDiverged, match="observation 0 after 'right'"):
+        restore(Line(drift=True), instance(1), trajectory.steps[:2])
+
+
+def test_playing_replies_gives_live_outcomes_up_to_the_end() -> None:
+    first, outcomes = play(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
+    assert first == "The goal is 2 to the right."
+    assert [o.stop for o in outcomes] == [None, StopReason.DISASTER]
+    assert outcomes[0].info["valid"] is True
+
+
+@pytest.mark.parametrize("reward", [1.5, math.nan, math.inf])
+def test_a_reward_out_of_scale_is_a_fault(reward: float) -> None:
+    class Unscaled(Line):
+        def step(self, action: str) -> Transition:
+            return super().step(action)._replace(reward=reward)
+
+    env = Unscaled()
+    env.reset(instance())
+    with pytest.raises(EnvironmentFault, match=r"scales its rewards to \[0, 1\]"):
+        act(env, "Action: look")
+
+
+def test_a_truncated_episode_is_at_its_step_limit() -> None:
+    class Short(Line):
+        def step(self, action: str) -> Transition:
+            return super().step(action)._replace(truncated=True)
+
+    env = Short()
+    env.reset(instance())
+    assert act(env, "Action: look").stop is StopReason.STEP_LIMIT
+
+
+async def test_a_model_that_loses_a_reply_is_at_fault() -> None:
+    async def silent(request):  # type: ignore[no-untyped-def]
+        return []
+
+    with pytest.raises(ModelFault, match="1 replies were asked for, 0 came") as caught:
+        await episode(instance(), Line(), silent, max_steps=1, sampling=SAMPLING, seed=1)
+    assert phase_of(caught.value) == "generate"
+
+
+async def test_conversations_of_a_trajectory() -> None:
+    trajectory: Trajectory = await run(["right"], ["stop"])
+    env = Line()
+    messages = conversation(env, trajectory.first_observation, trajectory.steps)
+    assert messages[:3] == opening(env, trajectory.first_observation)
+    trained = turns(trajectory.steps, train=True)
+    assert [(m.role, m.train) for m in trained] == [("assistant", True), ("user", False)] * 2
+    assert [m.text for m in trained] == [m.text for m in messages[3:]]
+    unsampled = Step(reply="r", action="a", observation="o", reward=0.0)
+    assert turns([unsampled])[0].token_ids is None

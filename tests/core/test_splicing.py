@@ -1,0 +1,147 @@
+"""Blind splices: which turns they have, which tokens carry loss, and what is turned away."""
+
+from __future__ import annotations
+
+import pytest
+from toy import Line
+from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
+
+from agentr_core.config import SpliceConfig
+from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
+from agentr_core.rows import token_row, trained_stretches
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Critique, PathPair, Rejection, Sample, SampleKind
+
+GOOD = ["look", "right", "right"]
+BAD = ["look", "left", "left", "stop"]
+
+
+def pair() -> PathPair:
+    return ToyTree(0).pair(GOOD, BAD)
+
+
+def spliced(
+    pair: PathPair, found: Critique | None, *, seed: int = 0, mode: str = "blind", no_error: str = "keep"
+) -> Sample | Rejection:
+    return splice(pair, found, Line(), SpliceConfig(mode=mode, no_error=no_error), alpha=1.0, seed=seed)  # type: ignore[arg-type]
+
+
+def sample(found: Critique | None, *, seed: int = 0, mode: str = "blind") -> Sample:
+    made = spliced(pair(), found, seed=seed, mode=mode)
+    assert isinstance(made, Sample)
+    return made
+
+
+def test_the_turns_of_a_splice() -> None:
+    made = sample(critique(1))
+    texts = [(m.role, m.text, m.train) for m in made.messages]
+    assert texts[:7] == [
+        ("user", "Walk right to the goal.", False),
+        ("assistant", "Ok.", False),
+        ("user", "The goal is 2 to the right.", False),
+        ("assistant", reply("look"), False),
+        ("user", "You are at 0.", False),
+        ("assistant", reply("left"), False),
+        ("user", "You are at -1.", False),
+    ]
+    assert texts[8:] == [
+        ("user", ACKNOWLEDGEMENT, False),
+        ("assistant", reply("right"), True),
+        ("user", "You are at 1.", False),
+        ("assistant", reply("right"), True),
+    ]
+    role, text, train = texts[7]
+    thought, action = text.splitlines()
+    assert (role, train) == ("assistant", True)
+    assert thought.removeprefix("Thought: ") in REFLECTIONS
+    assert action == f"Action: {ACTION}"
+
+
+def test_the_loss_falls_on_the_revision_turn_and_the_good_suffix_token_by_token() -> None:
+    made = sample(critique(2))
+    row = token_row(made, renderer())
+    revision, *suffix = trained_stretches(row.labels)
+    assert tokenizer().decode(revision) == made.messages[9].text + "<|end|>"
+    # The very tokens that were sampled, which differ from those that encoding the text would give.
+    assert suffix == [sampled_ids(reply("right"))] * 2
+    assert suffix[0][:-1] != tuple(tokenizer()(reply("right"))["input_ids"])
+    assert row.trained_tokens == {
+        "revision_turn": len(revision),
+        "good_suffix": 2 * len(sampled_ids(reply("right"))),
+    }
+    untrained = [token for token, label in zip(row.input_ids, row.labels, strict=True) if label == -100]
+    text = tokenizer().decode(untrained)
+    assert text.count("Action: left") == 2
+    assert text.count("You are at") == 4
+    assert "Action: right" not in text
+
+
+def test_the_provenance_leads_back_to_the_tree() -> None:
+    made = sample(critique(1))
+    origin = made.provenance
+    assert (made.kind, made.instance) == (SampleKind.REVISION, pair().bad.trajectory.instance)
+    assert (origin.tree_id, origin.good_leaf, origin.bad_leaf) == ("t", pair().good.leaf, pair().bad.leaf)
+    assert (origin.split, origin.cut, origin.good_reward, origin.bad_reward) == (1, 2, 1.0, 0.0)
+    assert origin.extra == {"mode": "blind", "first_error": 1, "bad_stop": "failure"}
+
+
+def test_the_reflection_is_drawn_for_each_record() -> None:
+    assert sample(critique(1)) == sample(critique(1))
+    drawn = {sample(critique(1), seed=seed).messages[7].text for seed in range(200)}
+    assert len(drawn) == len(REFLECTIONS)
+
+
+def test_direct_mode_keeps_the_whole_bad_path() -> None:
+    unfinished = ToyTree(0).pair(GOOD, BAD[:3])
+    made = spliced(unfinished, None, mode="direct")
+    assert isinstance(made, Sample)
+    assert made.provenance.cut == 3
+    assert made.provenance.extra == {"mode": "direct", "first_error": None, "bad_stop": "step_limit"}
+    assert spliced(unfinished, critique(1), mode="direct") == made
+
+
+def test_no_error_keeps_the_whole_bad_path_or_rejects_the_pair() -> None:
+    unfinished = ToyTree(0).pair(GOOD, BAD[:3])
+    kept = spliced(unfinished, critique(None, 2))
+    assert isinstance(kept, Sample)
+    assert (kept.provenance.cut, kept.provenance.extra["first_error"]) == (3, None)
+    rejected = spliced(unfinished, critique(None, 2), no_error="reject")
+    assert isinstance(rejected, Rejection)
+    assert rejected.reason == "no-error-found"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "error", "reason"),
+    [
+        (GOOD, BAD, 0, "cut-in-shared-prefix"),
+        (GOOD, BAD, 3, "kept-part-ends-the-episode"),
+        (GOOD, ["left", "jump"], 1, "kept-part-ends-in-disaster"),
+        (["look"], ["look", "left"], 1, "no-good-suffix"),
+    ],
+)
+def test_impossible_splices_are_rejected(good: list[str], bad: list[str], error: int, reason: str) -> None:
+    case = ToyTree(0).pair(good, bad)
+    rejected = spliced(case, critique(error))
+    assert isinstance(rejected, Rejection)
+    assert (rejected.stage, rejected.reason) == ("splice", reason)
+    assert rejected.subject == f"t:{case.good.leaf}:{case.bad.leaf}"
+    assert rejected.detail
+
+
+def test_a_missing_critique_is_the_callers_mistake() -> None:
+    with pytest.raises(ValueError, match="has no critique"):
+        spliced(pair(), None)
+
+
+def test_a_good_path_trains_every_reply() -> None:
+    made = good_sample(pair().good, Line())
+    assert [(m.role, m.train) for m in made.messages] == [
+        ("user", False),
+        ("assistant", False),
+        ("user", False),
+        *[("assistant", True), ("user", False)] * 2,
+        ("assistant", True),
+    ]
+    row = token_row(made, renderer())
+    assert list(trained_stretches(row.labels)) == [sampled_ids(reply(action)) for action in GOOD]
+    assert (made.kind, made.provenance.good_leaf, made.provenance.good_reward) == (SampleKind.GOOD, 3, 1.0)

@@ -1,0 +1,280 @@
+"""The store in one process: bursts, what they refuse, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import agentr_core
+from agentr_core.errors import ConfigError, CorruptStore, StoreError
+from agentr_core.store import Store, migrations
+from agentr_core.store.tables import TABLES
+
+ROOT = Path(agentr_core.__file__).parents[1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "ws" / "agentr.duckdb", wait_s=2)
+
+
+def text(name: str, value: str = "x") -> dict[str, str]:
+    return {"text_id": name, "text": value}
+
+
+def metric(name: str, value: float) -> dict[str, object]:
+    return {"scope": "run", "scope_id": "r", "name": name, "value": value, "low": None, "high": None, "n": 3}
+
+
+def test_insert_twice_stores_once_and_keeps_the_first(store: Store) -> None:
+    store.insert("text", [text("a", "one"), text("a", "two")])
+    store.insert("text", [text("a", "three"), text("b")])
+    assert store.query("select text_id, text from text order by 1").values.tolist() == [["a", "one"], ["b", "x"]]
+
+
+def test_write_updates_only_what_may_change_and_the_last_row_of_a_key_counts(store: Store) -> None:
+    run = {"run_id": "r", "recipe": "a", "method": "m", "config": "{}", "versions": "{}", "workspace": "w"}
+    run |= {"started_at": "2026-01-01", "finished_at": None}
+    store.write({"run": [run | {"status": "running"}]})
+    store.write({"run": [run | {"status": "failed"}, run | {"status": "finished", "recipe": "b"}]})
+    assert store.query("select recipe, status from run").values.tolist() == [["a", "finished"]]
+    both = [run | {"run_id": "q", "status": "running"}, run | {"run_id": "q", "status": "failed", "recipe": "b"}]
+    store.write({"run": both})
+    assert store.query("select recipe, status from run where run_id = 'q'").values.tolist() == [["a", "failed"]]
+
+
+def test_upsert_and_update_change_values(store: Store) -> None:
+    store.upsert("metric", [metric("a", 1.0)])
+    store.upsert("metric", [metric("a", 2.0), metric("b", 3.0)])
+    store.update("metric", {"scope": "run", "scope_id": "r", "name": "b", "value": 4.0})
+    assert store.query("select name, value, n from metric order by 1").values.tolist() == [["a", 2.0, 3], ["b", 4.0, 3]]
+    with pytest.raises(KeyError, match="metric has no row"):
+        store.update("metric", {"scope": "run", "scope_id": "r", "name": "c", "value": 4.0})
+
+
+def test_write_is_all_or_nothing(store: Store) -> None:
+    with pytest.raises(duckdb.ConstraintException):
+        store.write({"text": [text("a")], "metric": [metric("a", 1.0) | {"scope": "nonsense"}]})
+    assert store.missing("text", ["a"]) == ["a"]
+
+    def fail_half_way() -> None:
+        with store.transaction() as con:
+            con.execute("insert into text (text_id, text) values ('a', 'x')")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert store.missing("text", ["a"]) == ["a"]
+
+
+def test_rows_with_different_columns_or_an_unknown_table_are_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="differ in their columns"):
+        store.insert("text", [text("a"), {"text_id": "b"}])
+    with pytest.raises(KeyError, match="no table"):
+        store.write({"texts": []})
+
+
+def test_missing_keeps_the_order(store: Store) -> None:
+    assert store.missing("text", ["b", "a"]) == ["b", "a"]
+    assert not store.path.exists()
+    store.insert("text", [text("a")])
+    assert store.missing("text", ["c", "a", "b"]) == ["c", "b"]
+
+
+def test_tables_agree_with_the_schema(store: Store) -> None:
+    store.write({})
+    keys = store.query(
+        "select table_name, constraint_column_names as key from duckdb_constraints() "
+        "where constraint_type = 'PRIMARY KEY'"
+    )
+    stored = {name: tuple(key) for name, key in keys.values.tolist() if name != "schema_version"}
+    assert stored == {name: table.key for name, table in TABLES.items()}
+    columns = store.query("select table_name || '.' || column_name as c from duckdb_columns()")["c"].tolist()
+    assert {f"{name}.{column}" for name, table in TABLES.items() for column in table.mutable} <= set(columns)
+    assert {f"{name}.created_at" for name in TABLES} <= set(columns)
+
+
+def test_everything_is_documented(store: Store) -> None:
+    store.write({})
+    bare = store.query(
+        "select table_name from duckdb_tables() where comment is null "
+        "union all select view_name from duckdb_views() where comment is null and not internal"
+    )
+    assert bare.values.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "statement", ["insert into text (text_id, text) values ('a', 'b')", "drop table text", "delete from text"]
+)
+def test_query_refuses_writes(store: Store, statement: str) -> None:
+    store.insert("text", [text("kept")])
+    with pytest.raises(ConfigError, match="for reading only"):
+        store.query(statement)
+    assert store.missing("text", ["kept"]) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("selec 1", "syntax error"),
+        ("select nope from text", "nope"),
+        ("select * from nope", "nope"),
+        ("select cast('x' as int)", "Could not convert"),
+        ("", "no statement"),
+        ("-- nothing", "no statement"),
+        ("select * from 'no-such-file.csv'", "no-such-file"),
+        ("select ?", "parameter"),
+    ],
+)
+def test_a_mistake_in_sql_is_one_sentence_of_the_user(store: Store, sql: str, says: str) -> None:
+    store.write({})
+    with pytest.raises(ConfigError, match=says) as caught:
+        store.query(sql)
+    assert "\n" not in str(caught.value)
+
+
+def test_query_takes_parameters(store: Store) -> None:
+    store.insert("text", [text("a", "one"), text("b", "two")])
+    assert store.query("select text from text where text_id = ?", ["b"])["text"].tolist() == ["two"]
+    assert store.query("select text from text where text_id = $id", {"id": "a"})["text"].tolist() == ["one"]
+
+
+def test_reading_a_missing_store_creates_nothing(store: Store) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        store.query("select 1")
+    assert not store.path.parent.exists()
+
+
+@pytest.mark.parametrize("content", [b"hello world" * 1000, b"", b"\0" * 20_000])
+def test_a_file_of_something_else_is_reported_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "agentr.duckdb"
+    path.write_bytes(content)
+    with pytest.raises(CorruptStore, match="damaged or no DuckDB file") as caught:
+        Store(path).query("select 1")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CorruptStore):
+        Store(path).insert("text", [text("a")])
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 4096), (4096, 12_288), (12_288, None)])
+def test_damage_is_reported(store: Store, start: int, stop: int | None) -> None:
+    store.insert("text", [text("a")])
+    store.checkpoint()
+    content = bytearray(store.path.read_bytes())
+    content[start:stop] = b"\xff" * len(content[start:stop])
+    store.path.write_bytes(content)
+    with pytest.raises(CorruptStore):
+        store.query("select count(*) from text")
+    with pytest.raises(CorruptStore):
+        store.insert("text", [text("b")])
+    assert store.path.read_bytes() == bytes(content)
+
+
+def test_a_log_without_its_database_is_not_taken_over(store: Store) -> None:
+    store.insert("text", [text("a")])
+    store.path.unlink()
+    with pytest.raises(CorruptStore, match=r"bring .* back"):
+        store.insert("text", [text("b")])
+    assert store.path.with_name(store.path.name + ".wal").exists()
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.duckdb"
+    with duckdb.connect(str(path)) as con:
+        con.execute("create table holiday (day date)")
+    for attempt in (lambda: Store(path).query("select 1"), lambda: Store(path).insert("text", [text("a")])):
+        with pytest.raises(StoreError, match=r"something else.*'holiday'"):
+            attempt()
+    with duckdb.connect(str(path)) as con:
+        assert con.execute("select table_name from duckdb_tables()").fetchall() == [("holiday",)]
+
+
+def test_a_newer_schema_is_refused(store: Store) -> None:
+    store.write({})
+    with store.transaction() as con:
+        con.execute("insert into schema_version (version, name) values (9999, 'future')")
+    for attempt in (lambda: store.query("select 1"), lambda: store.insert("text", [text("a")])):
+        with pytest.raises(StoreError, match=r"schema version 9999.*update agentr"):
+            attempt()
+
+
+def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        first = migrations.available()[:1]
+        patch.setattr(migrations, "available", lambda: first)
+        Store(store.path).insert("text", [text("a")])
+    assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
+    numbers = [migration.number for migration in migrations.available()]
+    assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert store.missing("text", ["a"]) == []
+
+
+def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.insert("text", [text("a")])
+    known = migrations.available()
+    broken = migrations.Migration(
+        number=len(known) + 1, name="broken", sql="create table fresh (a int); select * from nope"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "available", lambda: (*known, broken))
+        with pytest.raises(duckdb.CatalogException):
+            Store(store.path).write({})
+    assert store.query("select count(*) as n from duckdb_tables() where table_name = 'fresh'")["n"].tolist() == [0]
+    assert store.missing("text", ["a"]) == []
+
+
+def test_a_path_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StoreError, match="cannot be made"):
+        Store(tmp_path / "file" / "agentr.duckdb").write({})
+    with pytest.raises(StoreError):
+        Store(tmp_path).query("select 1")
+
+
+def test_the_file_is_the_whole_store_after_a_checkpoint(store: Store, tmp_path: Path) -> None:
+    store.insert("text", [text("a")])
+    store.checkpoint()
+    copy = tmp_path / "copy's name.duckdb"
+    copy.write_bytes(store.path.read_bytes())
+    assert Store(copy).missing("text", ["a"]) == []
+    with duckdb.connect(str(copy), read_only=True) as con:
+        assert con.execute("from v_iterations").fetchall() == []
+
+
+def test_a_full_disk_is_reported_and_nothing_stored_is_lost(store: Store) -> None:
+    store.insert("text", [text("before")])
+    store.checkpoint()
+    code = f"""
+import os, resource
+from pathlib import Path
+from agentr_core.errors import CorruptStore, StoreError
+from agentr_core.store import Store
+store = Store(Path({str(store.path)!r}))
+limit = store.path.stat().st_size + 100_000
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+for number in range(40):
+    try:
+        store.insert("text", [{{"text_id": str(number), "text": os.urandom(100_000).hex()}}])
+    except CorruptStore as error:
+        raise SystemExit(f"taken for damage: {{error}}")
+    except StoreError as error:
+        assert "free some disk space" in str(error), error
+        print(number, "stored before the disk was full")
+        break
+else:
+    raise SystemExit("the disk was never full")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    stored = [str(number) for number in range(int(done.stdout.split()[0]))]
+    assert store.missing("text", ["before", *stored]) == []
+    store.insert("text", [text("after")])
+    assert store.missing("text", ["after"]) == []

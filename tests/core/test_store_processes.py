@@ -1,0 +1,168 @@
+"""The store among processes: nobody loses a row, everybody gets in, and a killed writer leaves no half of anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import agentr_core
+from agentr_core.errors import StoreBusy
+from agentr_core.store import Store
+
+ROOT = Path(agentr_core.__file__).parents[1]
+HEAD = """
+import sys, time
+from pathlib import Path
+from agentr_core.store import Store
+path, name = Path(sys.argv[1]), sys.argv[2]
+store = Store(path)
+"""
+HOLD = (
+    HEAD
+    + """
+with store.transaction() as con:
+    con.execute("insert into text (text_id, text) values ('held', 'x')")
+    print("holding", flush=True)
+    sys.stdin.readline()
+"""
+)
+WRITE = (
+    HEAD
+    + """
+for number in range(int(sys.argv[3])):
+    store.write({"text": [{"text_id": f"{name}-{number}-{part}", "text": "x" * 200} for part in range(20)]})
+    print(number, flush=True)
+"""
+)
+READ = (
+    HEAD
+    + """
+while not Path(name).exists():
+    counts = store.query("select count(*) as n from text group by regexp_extract(text_id, '^[^-]+-[^-]+')")["n"]
+    assert set(counts) <= {20}, counts
+    print(counts.sum(), flush=True)
+"""
+)
+
+
+def start(code: str, *args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agentr.duckdb"
+
+
+def test_a_second_writer_waits_and_then_says_who_holds_the_store(path: Path) -> None:
+    store = Store(path, wait_s=0.3)
+    store.write({})
+    holder = start(HOLD, path, "a")
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holding\n"
+        for attempt in (lambda: store.write({}), lambda: store.query("select 1")):
+            began = time.monotonic()
+            with pytest.raises(StoreBusy, match=rf"agentr.duckdb is held by .*PID {holder.pid}\)"):
+                attempt()
+            assert 0.3 <= time.monotonic() - began < 5
+        release = threading.Timer(0.3, lambda: holder.communicate("go on\n"))
+        release.start()
+        # A patient store gets in as soon as the holder is done, and sees what it stored.
+        assert Store(path, wait_s=30).missing("text", ["held"]) == []
+        release.join()
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_program_that_does_not_know_the_lock_is_waited_for_too(path: Path) -> None:
+    Store(path).write({})
+    code = "import duckdb, sys; con = duckdb.connect(sys.argv[1]); print('holding', flush=True); sys.stdin.readline()"
+    shell = start(code, path)
+    try:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "holding\n"
+        with pytest.raises(StoreBusy, match=f"PID {shell.pid}"):
+            Store(path, wait_s=0.2).query("select 1")
+    finally:
+        shell.communicate("go on\n")
+    assert len(Store(path).query("select 1")) == 1
+
+
+def test_killed_while_writing_no_acknowledged_row_is_lost_and_no_unit_is_halved(path: Path) -> None:
+    store = Store(path)
+    acknowledged: set[str] = set()
+    for attempt in range(4):
+        writer = start(WRITE, path, f"w{attempt}", 10_000)
+        assert writer.stdout is not None
+        for _ in range(3 + 4 * attempt):
+            acknowledged.add(f"w{attempt}-{int(writer.stdout.readline())}")
+        time.sleep(0.013 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        rest, _ = writer.communicate()
+        acknowledged.update(f"w{attempt}-{int(line)}" for line in rest.split())
+        stored = store.query(
+            "select regexp_extract(text_id, '^[^-]+-[^-]+') as unit, count(*) as n from text group by 1"
+        )
+        assert set(stored["n"]) == {20}
+        assert acknowledged <= set(stored["unit"])
+    assert duckdb.connect(str(path)).execute("select count(*) from text").fetchall()[0][0] >= 20 * len(acknowledged)
+
+
+@pytest.mark.slow
+def test_many_processes_lose_nothing_and_readers_get_in(path: Path, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    Store(path).write({})
+    writers = [start(WRITE, path, f"w{number}", 40) for number in range(4)]
+    readers = [start(READ, path, stop) for _ in range(2)]
+    acknowledged = [writer.communicate(timeout=120) for writer in writers]
+    stop.touch()
+    reads = [reader.communicate(timeout=60) for reader in readers]
+    assert [p.returncode for p in (*writers, *readers)] == [0] * 6, [*acknowledged, *reads]
+    units = [f"w{number}-{line}" for number, (out, _) in enumerate(acknowledged) for line in out.split()]
+    ids = [f"{unit}-{part}" for unit in units for part in range(20)]
+    assert len(ids) == 4 * 40 * 20
+    assert Store(path).missing("text", ids) == []
+    for out, _ in reads:
+        counts = [int(line) for line in out.split()]
+        assert counts == sorted(counts)
+        assert len(set(counts)) > 3, "a reader was kept out while the writers ran"
+
+
+def test_threads_of_one_process_share_the_store(path: Path) -> None:
+    store = Store(path, wait_s=60)
+    store.write({})
+    faults: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for number in range(5):
+                store.insert("text", [{"text_id": f"{name}{number}", "text": "x"}])
+                store.query("select count(*) from text")
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert store.query("select count(*) as n from text")["n"].tolist() == [15]

@@ -1,0 +1,295 @@
+"""The views over one small iteration, made by the codec from first to last row."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agentr_core.search.paths import leaf_paths
+from agentr_core.store import Store
+from agentr_core.store.codec import (
+    TreeHead,
+    checkpoint_rows,
+    critique_rows,
+    dataset_rows,
+    episode_rows,
+    evaluation_rows,
+    event_rows,
+    instance_row,
+    iteration_rows,
+    load_dataset,
+    load_episodes,
+    load_rejections,
+    metric_rows,
+    pair_rows,
+    rejection_rows,
+    run_rows,
+    sample_rows,
+    timing_rows,
+    tree_rows,
+    unfinished_trees,
+)
+from agentr_core.store.tables import merge
+from agentr_core.types import (
+    Critique,
+    Instance,
+    Message,
+    Node,
+    PathPair,
+    Provenance,
+    Rejection,
+    Sample,
+    SampleKind,
+    Step,
+    StepVerdict,
+    StopReason,
+    Trajectory,
+    Tree,
+    Verdict,
+)
+
+INSTANCE = Instance(environment="toy", split="train", index=3)
+BASE, TRAINED = "c0", "c1"
+CONFIG = {"seed": 5, "pairs": {"beta": 0.2}}
+
+
+def step(reply: str, reward: float = 0.0, *, success: bool = False) -> Step:
+    return Step(
+        reply=reply,
+        action=reply.upper(),
+        observation=f"saw {reply}",
+        reward=reward,
+        terminated=success,
+        success=success,
+        token_ids=tuple(map(ord, reply)),
+    )
+
+
+TREE = Tree(
+    instance=INSTANCE,
+    first_observation="Start.",
+    nodes=(
+        Node(index=0, parent=-1, depth=0, step=None, visits=2, value_sum=1.0),
+        Node(index=1, parent=0, depth=1, step=step("look"), visits=2, value_sum=1.0),
+        Node(index=2, parent=1, depth=2, step=step("win", 1.0, success=True), terminal=True, stop=StopReason.SUCCESS),
+        Node(index=3, parent=1, depth=2, step=step("lose"), terminal=True, stop=StopReason.FAILURE),
+    ),
+    dives_done=1,
+    seed=99,
+)
+GOOD, BAD = leaf_paths(TREE, "t0")
+PAIR = PathPair(good=GOOD, bad=BAD, split=1)
+CRITIQUE = Critique(
+    verdicts=(StepVerdict(position=1, verdict=Verdict.BAD, reply="Judgement: bad"),),
+    first_error=1,
+)
+REVISION = Sample(
+    kind=SampleKind.REVISION,
+    messages=(Message(role="user", text="Start."), Message(role="assistant", text="win", train=True, token_ids=(1, 2))),
+    instance=INSTANCE,
+    provenance=Provenance(tree_id="t0", good_leaf=2, bad_leaf=3, split=1, cut=2, extra={"mode": "verified"}),
+)
+PLAIN = Sample(
+    kind=SampleKind.GOOD,
+    messages=(Message(role="assistant", text="look", train=True),),
+    instance=INSTANCE,
+    provenance=Provenance(tree_id="t0", good_leaf=2),
+)
+REJECTIONS = (
+    Rejection(stage="splice", subject="t0:2:4", reason="verify-ended-early", detail="step 2"),
+    Rejection(stage="filter", subject="s9", reason="duplicate"),
+    Rejection(stage="filter", subject="s8", reason="duplicate"),
+)
+
+
+def episode(index: int, *, success: bool) -> Trajectory:
+    last = step("end", float(success), success=success)
+    return Trajectory(
+        instance=Instance(environment="toy", split="test", index=index),
+        first_observation="Start.",
+        steps=(last,),
+        reward=float(success),
+        success=success,
+        stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT,
+    )
+
+
+def evaluation(name: str, iteration: str, checkpoint: str, outcomes: list[bool]) -> list[dict]:  # type: ignore[type-arg]
+    key = f"{name}-{iteration}"
+    return [
+        evaluation_rows(key, iteration_id=iteration, checkpoint_id=checkpoint, name=name, split="test", config={}),
+        *(
+            episode_rows(
+                f"{key}-{index}",
+                episode(index, success=success),
+                evaluation_id=key,
+                iteration_id=iteration,
+                cut=1 if name == "revision_test" else None,
+                invalid_actions=index,
+            )
+            for index, success in enumerate(outcomes)
+        ),
+    ]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("ws") / "agentr.duckdb")
+    started = datetime(2026, 1, 2, tzinfo=UTC)
+    run = {"recipe": "toy", "method": "agent-r", "config": CONFIG, "versions": {"agentr": "1"}, "workspace": "w"}
+    head = TreeHead(
+        tree_id="t0",
+        iteration_id="i1",
+        checkpoint_id=BASE,
+        config={"dives": 1},
+        instance=INSTANCE,
+        first_observation=TREE.first_observation,
+        seed=TREE.seed,
+    )
+    units = [
+        {"instance": [instance_row(INSTANCE, depth=2)]},
+        run_rows("r", **run, started_at=started),  # type: ignore[arg-type]
+        iteration_rows("i0", run_id="r", iteration=0, checkpoint_out=BASE, status="finished"),
+        iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
+        checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
+        tree_rows(head, TREE, finished=True),
+        pair_rows("p0", PAIR, iteration_id="i1"),
+        critique_rows("p0", CRITIQUE, iteration_id="i1", nodes=BAD.nodes),
+        sample_rows("s0", REVISION, iteration_id="i1", pair_id="p0", num_tokens=9, num_trained_tokens=2),
+        sample_rows("s1", PLAIN, iteration_id="i1", num_tokens=5, num_trained_tokens=3),
+        rejection_rows(REJECTIONS, iteration_id="i1"),
+        dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2}),
+        checkpoint_rows(
+            TRAINED, path="one", weights_sha256="bb", config={}, parent_id=BASE, dataset_id="d1", iteration_id="i1"
+        ),
+        *evaluation("test", "i0", BASE, [True, False, False, False]),
+        *evaluation("test", "i1", TRAINED, [True, True, True, False]),
+        *evaluation("revision_test", "i1", TRAINED, [True, False]),
+        metric_rows("iteration", "i1", "loops", 0.5, low=0.1, high=0.9, n=4),
+        timing_rows("i1", "collect", {"generate": 9.0, "store": 0.5}, tokens=100),
+        iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED, status="finished"),
+        run_rows("r", **run, started_at=started, status="finished", finished_at=started),  # type: ignore[arg-type]
+    ]
+    store.write(merge(units))
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        store.write(event_rows(run_id="r", stage="collect", phase="step", subject=INSTANCE.key, error=error))
+    return store
+
+
+def test_no_reference_dangles(store: Store) -> None:
+    assert store.query("from v_orphans").values.tolist() == []
+
+
+def test_orphans_are_found(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "agentr.duckdb")
+    other.write(sample_rows("s0", REVISION, iteration_id="nowhere", pair_id="gone"))
+    found = set(map(tuple, other.query("select child, reference, missing_id from v_orphans").values.tolist()))
+    assert found == {
+        ("sample", "iteration_id", "nowhere"),
+        ("sample", "pair_id", "gone"),
+        ("sample", "tree_id", "t0"),
+    }
+
+
+def test_iterations(store: Store) -> None:
+    rows = store.query(
+        "select run_id, iteration, split, success, success_low, success_high, reward, episodes from v_iterations"
+    ).values.tolist()
+    # Wilson's interval for 1 of 4 and 3 of 4, by hand.
+    assert [row[:3] for row in rows] == [["r", 0, "test"], ["r", 1, "test"]]
+    assert rows[0][3:] == pytest.approx([0.25, 0.045587, 0.699358, 0.25, 4], abs=1e-5)
+    assert rows[1][3:] == pytest.approx([0.75, 0.300642, 0.954413, 0.75, 4], abs=1e-5)
+    revision = store.query("select iteration, revision_success, revision_episodes from v_iterations order by 1")
+    assert revision["revision_episodes"].tolist() == [0, 2]
+    assert revision["revision_success"][1] == 0.5
+
+
+def test_funnel(store: Store) -> None:
+    (row,) = store.query("from v_funnel where iteration = 1").to_dict("records")
+    counts = {
+        "trees": 1,
+        "finished_trees": 1,
+        "leaves": 2,
+        "pairs": 1,
+        "critiques": 1,
+        "errors_found": 1,
+        "spliced": 2,
+        "verified": 1,
+        "samples": 2,
+        "dataset_rows": 3,
+        "rejected": 3,
+    }
+    assert {name: row[name] for name in counts} == counts
+    assert json.loads(row["rejections"]) == {"filter.duplicate": 2, "splice.verify-ended-early": 1}
+
+
+def test_one_query_walks_from_a_checkpoint_to_node_seed_and_recipe(store: Store) -> None:
+    rows = store.query("from v_lineage where checkpoint_id = ? order by dataset_position", [TRAINED]).to_dict("records")
+    assert [row["sample_id"] for row in rows] == ["s1", "s0", "s1"]
+    revision = rows[1]
+    expected = {
+        "parent_checkpoint_id": BASE,
+        "dataset_hash": "feed",
+        "kind": "revision",
+        "pair_id": "p0",
+        "first_error": 1,
+        "verdict_position": 1,
+        "verdict": "bad",
+        "verdict_reply": "Judgement: bad",
+        "tree_id": "t0",
+        "node_index": 3,
+        "reply": "lose",
+        "observation": "saw lose",
+        "environment": "toy",
+        "split": "train",
+        "instance_index": 3,
+        "tree_seed": 99,
+        "policy_checkpoint_id": BASE,
+        "iteration": 1,
+        "run_id": "r",
+    }
+    assert {name: revision[name] for name in expected} == expected
+    assert json.loads(revision["config"]) == CONFIG
+    assert rows[0]["node_index"] == 2
+    assert rows[0]["reply"] == "win"
+
+
+def test_samples_and_rejections_are_readable(store: Store) -> None:
+    (row,) = store.query("from v_samples where sample_id = 's0'").to_dict("records")
+    assert json.loads(row["messages"]) == [
+        {"role": "user", "text": "Start.", "train": False},
+        {"role": "assistant", "text": "win", "train": True},
+    ]
+    assert (row["run_id"], row["iteration"], row["used"]) == ("r", 1, True)
+    assert store.query("select distinct recipe, stage, reason from v_rejections order by all").values.tolist() == [
+        ["toy", "filter", "duplicate"],
+        ["toy", "splice", "verify-ended-early"],
+    ]
+
+
+def test_nodes_and_steps_show_their_texts(store: Store) -> None:
+    nodes = store.query("select node_index, reply, action, observation, value from v_nodes order by 1")
+    assert nodes["observation"].tolist() == ["Start.", "saw look", "saw win", "saw lose"]
+    assert nodes["value"].tolist()[:2] == [0.5, 0.5]
+    steps = store.query("select reply, observation from v_steps where evaluation_id = 'test-i0'")
+    assert steps.values.tolist() == [["end", "saw end"]] * 4
+
+
+def test_records_come_back(store: Store) -> None:
+    assert load_dataset(store, "d1") == [("s1", PLAIN), ("s0", REVISION), ("s1", PLAIN)]
+    assert load_rejections(store, "i1") == sorted(REJECTIONS, key=lambda r: (r.stage, r.subject))
+    episodes = load_episodes(store, "test-i1")
+    assert [e.trajectory for e in episodes] == [episode(i, success=i < 3) for i in range(4)]
+    assert [e.invalid_actions for e in episodes] == [0, 1, 2, 3]
+    assert unfinished_trees(store, ["t1", "t0"]) == ["t1"]
+    status = store.query("select status, finished_at is not null as ended, started_at from run").values.tolist()
+    assert status == [["finished", True, datetime(2026, 1, 2)]]
+    (event,) = store.query("from event").to_dict("records")
+    assert (event["class"], event["message"], event["level"]) == ("ValueError", "odd", "error")
+    assert 'raise ValueError("odd")' in event["traceback"]
+    assert store.query("select depth from instance where split = 'train'")["depth"].tolist() == [2]

@@ -1,0 +1,174 @@
+"""The buffering writer: what it stores when, and what it does when the store or the program fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agentr_core.errors import StoreBusy, StoreError
+from agentr_core.store import Rows, Store, Writer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "agentr.duckdb", wait_s=5)
+    store.write({})
+    return store
+
+
+def unit(name: str) -> Rows:
+    return {
+        "text": [{"text_id": name, "text": name}],
+        "metric": [{"scope": "run", "scope_id": name, "name": "n", "value": 1.0, "low": None, "high": None, "n": None}],
+    }
+
+
+def bursts(store: Store) -> int:
+    """Return how many transactions stored texts: rows of one transaction share their time."""
+    return int(store.query("select count(distinct created_at) as n from text")["n"][0])
+
+
+async def test_flush_stores_what_was_added_in_one_burst(store: Store) -> None:
+    async with Writer(store, interval_s=60) as writer:
+        for number in range(30):
+            writer.add(unit(str(number)))
+        assert await asyncio.to_thread(store.missing, "text", ["0"]) == ["0"]
+        await writer.flush()
+        assert await asyncio.to_thread(store.missing, "text", [str(n) for n in range(30)]) == []
+        assert writer.seconds > 0
+    assert bursts(store) == 1
+
+
+async def test_units_are_stored_in_the_background(store: Store) -> None:
+    async with Writer(store, interval_s=0.01) as writer:
+        writer.add(unit("a"))
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(store.missing, "text", ["a"]):
+                await asyncio.sleep(0.01)
+
+
+async def test_many_rows_do_not_wait_for_the_interval(store: Store) -> None:
+    async with Writer(store, interval_s=60, max_rows=4) as writer:
+        writer.add(unit("a"))
+        writer.add(unit("b"))
+        async with asyncio.timeout(20):
+            while await asyncio.to_thread(store.missing, "text", ["a", "b"]):
+                await asyncio.sleep(0.01)
+
+
+async def test_leaving_stores_the_rest(store: Store) -> None:
+    async with Writer(store, interval_s=60) as writer:
+        writer.add(unit("a"))
+    assert store.missing("text", ["a"]) == []
+    with pytest.raises(RuntimeError, match="within its context"):
+        writer.add(unit("b"))
+
+
+async def test_an_error_of_the_program_loses_nothing(store: Store) -> None:
+    async def work() -> None:
+        async with Writer(store, interval_s=60) as writer:
+            writer.add(unit("a"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
+    assert store.missing("text", ["a"]) == []
+
+
+async def test_cancelling_the_program_loses_nothing(store: Store) -> None:
+    added = asyncio.Event()
+
+    async def work() -> None:
+        async with Writer(store, interval_s=60) as writer:
+            writer.add(unit("a"))
+            added.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())
+    await added.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert store.missing("text", ["a"]) == []
+
+
+async def test_cancelling_a_flush_loses_nothing(store: Store) -> None:
+    async with Writer(store, interval_s=60) as writer:
+        writer.add(unit("a"))
+        flush = asyncio.create_task(writer.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+        writer.add(unit("b"))
+    assert store.missing("text", ["a", "b"]) == []
+
+
+async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> None:
+    release = threading.Event()
+    taken = threading.Event()
+
+    def hold() -> None:
+        with store.transaction():
+            taken.set()
+            release.wait(10)
+
+    holder = asyncio.create_task(asyncio.to_thread(hold))
+    await asyncio.to_thread(taken.wait)
+    async with Writer(store, interval_s=60) as writer:
+        writer.add(unit("a"))
+        flush = asyncio.create_task(writer.flush())
+        began = time.perf_counter()
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert not flush.done()
+        assert time.perf_counter() - began < 4
+        release.set()
+        await flush
+        await holder
+    assert store.missing("text", ["a"]) == []
+
+
+async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    hasty = Store(store.path, wait_s=0.05)
+    release = threading.Event()
+    taken = threading.Event()
+
+    def hold() -> None:
+        with store.transaction():
+            taken.set()
+            release.wait(10)
+
+    holder = asyncio.create_task(asyncio.to_thread(hold))
+    await asyncio.to_thread(taken.wait)
+    async with Writer(hasty, interval_s=0.01) as writer:
+        writer.add(unit("a"))
+        with pytest.raises(StoreBusy):
+            await writer.flush()
+        async with asyncio.timeout(10):
+            while "rows wait for the store" not in caplog.text:
+                await asyncio.sleep(0.01)
+        writer.add(unit("b"))
+        release.set()
+        await holder
+    assert store.missing("text", ["a", "b"]) == []
+
+
+async def test_a_store_that_fails_for_good_stops_the_program(store: Store) -> None:
+    with store.transaction() as con:
+        con.execute("insert into schema_version (version, name) values (9999, 'future')")
+
+    async def work() -> None:
+        async with Writer(store, interval_s=0.01) as writer:
+            async with asyncio.timeout(20):
+                while True:
+                    writer.add(unit("a"))
+                    await asyncio.sleep(0.01)
+
+    with pytest.raises(StoreError, match="schema version 9999") as caught:
+        await work()
+    assert "rows could not be stored" in caught.value.__notes__[0]

@@ -1,0 +1,101 @@
+"""Packing changes where tokens lie, never what is learned from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training_jobs import random_row
+from transformers import AutoModelForCausalLM
+
+from agentr_core.training.packing import IGNORED, ROW, TokenRow, bins, forward_passes, padded_length, trained_tokens
+
+LENGTHS = [40, 130, 75, 300, 64, 65, 22]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [TokenRow(*random_row(length, seed)) for seed, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+
+def target_losses(model, passes):
+    """Return the loss of every trained token, by the token ids of its sample and its place in it."""
+    losses = {}
+    for one in passes:
+        with torch.no_grad():
+            # As the trainer does: with a cache transformers would not look for restarting positions.
+            logits = model(input_ids=one["input_ids"], position_ids=one["position_ids"], use_cache=False).logits
+        for ids, labels, positions, scores in zip(
+            one["input_ids"].tolist(), one["labels"].tolist(), one["position_ids"].tolist(), logits, strict=True
+        ):
+            for place in [place for place, label in enumerate(labels) if label != IGNORED]:
+                start = place - positions[place]
+                loss = torch.nn.functional.cross_entropy(scores[place - 1], torch.tensor(labels[place]))
+                losses[tuple(ids[start : place + 1])] = float(loss)
+    return losses
+
+
+@pytest.mark.parametrize("rows_per_pass", [1, 3])
+def test_packed_and_unpacked_rows_have_the_same_loss_on_every_trained_token(model, rows, rows_per_pass):
+    packed = forward_passes(rows, packing=True, rows_per_pass=rows_per_pass)
+    alone = [
+        {
+            "input_ids": torch.tensor([row.input_ids]),
+            "labels": torch.tensor([row.labels]),
+            "position_ids": torch.arange(len(row.labels))[None],
+        }
+        for row in rows
+    ]
+
+    assert sum(len(one["labels"]) for one in packed) < len(rows)
+    expected, found = target_losses(model, alone), target_losses(model, packed)
+    assert found.keys() == expected.keys()
+    assert len(expected) == sum(map(trained_tokens, rows))
+    assert max(abs(found[key] - expected[key]) for key in expected) < 2e-5
+
+
+def test_a_sample_does_not_feel_its_neighbours_in_a_row(model, rows):
+    first, middle, last = rows[0], rows[2], rows[4]
+    others = [TokenRow(*random_row(len(row.labels), 90 + index)) for index, row in enumerate((first, last))]
+
+    def middle_losses(before, after):
+        (one,) = forward_passes([before, middle, after], packing=True, rows_per_pass=1)
+        losses = target_losses(model, [one])
+        return [losses[middle.input_ids[: place + 1]] for place, label in enumerate(middle.labels) if label != IGNORED]
+
+    assert middle_losses(first, last) == middle_losses(others[0], others[1])
+
+
+def test_unpacked_rows_hold_one_sample_each(rows):
+    passes = forward_passes(rows, packing=False, rows_per_pass=2)
+
+    assert [len(one["labels"]) for one in passes] == [2, 2, 2, 1]
+    assert all((one["position_ids"] == torch.arange(one["labels"].shape[1])).all() for one in passes)
+
+
+def test_every_sample_is_in_exactly_one_row_and_rows_are_not_overfilled():
+    lengths = [700, 30, 31, 500, 12, 260, 255, 700]
+    groups = bins(lengths, packing=True)
+
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert max(sum(lengths[index] for index in group) for group in groups) <= max(ROW, padded_length(700))
+
+
+def test_a_first_token_is_never_a_target():
+    row = TokenRow((5, 6, 7), (5, 6, IGNORED))
+
+    (one,) = forward_passes([row, row], packing=True, rows_per_pass=1)
+    assert trained_tokens(row) == 1
+    assert one["labels"][0, :6].tolist() == [IGNORED, 6, IGNORED, IGNORED, 6, IGNORED]
+
+
+def test_lengths_are_few_and_waste_little():
+    padded = {tokens: padded_length(tokens) for tokens in range(1, 8193)}
+
+    assert all(length >= tokens for tokens, length in padded.items())
+    assert all(length <= tokens * 1.25 for tokens, length in padded.items() if tokens > 256)
+    assert len(set(padded.values())) <= 24

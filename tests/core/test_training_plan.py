@@ -1,0 +1,64 @@
+"""The plan of a training: which samples each step sees, and how many trained tokens that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from agentr_core.errors import DataFault
+from agentr_core.training.plan import plan
+
+TOKENS = [5, 1, 7, 3, 9, 2, 4]
+
+
+def test_each_epoch_sees_every_row_once_in_another_order():
+    made = plan(TOKENS, per_step=3, epochs=2, max_tokens=0, seed=1)
+    order = [row for step in made.steps for row in step]
+
+    assert sorted(order[:7]) == sorted(order[7:]) == list(range(7))
+    assert order[:7] != order[7:]
+    assert [len(step) for step in made.steps] == [3, 3, 3, 3, 2]
+    assert made.epochs == 2
+
+
+def test_trained_tokens_are_counted_up_to_the_end_of_each_step():
+    made = plan(TOKENS, per_step=3, epochs=1, max_tokens=0, seed=1)
+
+    sums = [sum(TOKENS[row] for row in step) for step in made.steps]
+    assert made.trained_tokens == (sums[0], sums[0] + sums[1], 31)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 31, 32, 100])
+def test_a_token_budget_ends_with_the_sample_that_reaches_it(budget):
+    made = plan(TOKENS, per_step=2, epochs=5, max_tokens=budget, seed=4)
+    last = TOKENS[made.steps[-1][-1]]
+
+    assert made.trained_tokens[-1] - last < budget <= made.trained_tokens[-1]
+
+
+def test_a_budget_beyond_one_epoch_cycles_through_the_rows():
+    made = plan(TOKENS, per_step=4, epochs=1, max_tokens=62, seed=0)
+
+    assert Counter(row for step in made.steps for row in step) == Counter(dict.fromkeys(range(7), 2))
+    assert made.trained_tokens[-1] == 62
+    assert made.epochs == 2
+
+
+def test_a_part_of_an_epoch_is_at_least_one_sample():
+    assert plan(TOKENS, per_step=4, epochs=0.5, max_tokens=0, seed=0).epochs == pytest.approx(4 / 7)
+    assert len(plan(TOKENS, per_step=4, epochs=0.01, max_tokens=0, seed=0).steps) == 1
+
+
+def test_the_seed_decides_the_order():
+    one, same, other = (plan(TOKENS, per_step=3, epochs=3, max_tokens=0, seed=seed) for seed in (1, 1, 2))
+
+    assert one == same
+    assert one != other
+
+
+def test_rows_that_cannot_be_trained_on_are_refused():
+    with pytest.raises(DataFault, match="no rows"):
+        plan([], per_step=1, epochs=1, max_tokens=0, seed=0)
+    with pytest.raises(DataFault, match="row 1 .* no trained token"):
+        plan([3, 0], per_step=1, epochs=1, max_tokens=5, seed=0)

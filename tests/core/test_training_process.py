@@ -1,0 +1,184 @@
+"""Fine-tuning from outside: real processes that end well, are killed, cancelled, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training_jobs import make_job
+
+from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault
+from agentr_core.training import is_complete, read_manifest, train
+from agentr_core.training.job import JOB
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 120.0
+LONG = {"epochs": 40.0, "checkpoint_every": 5}
+"""120 steps: seconds of training, so that there is time to kill it."""
+PARENT = """
+import asyncio, pathlib, sys
+from agentr_core.training import train
+from agentr_core.training.job import JOB
+asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))
+"""
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def saved(job, step):
+    return (job.work.checkpoints / f"checkpoint-{step}" / "complete").exists()
+
+
+def worker_of(job):
+    return int(job.work.lock_file.read_text(encoding="utf-8"))
+
+
+def alive(process_id):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, tiny_model_dir):
+    """The weights of the long job, trained without interruption, and what its steps told."""
+    job = make_job(tiny_model_dir, tmp_path_factory.mktemp("undisturbed"), **LONG)
+    told = []
+    result = asyncio.run(train(job, on_progress=told.append))
+    return job, result, told
+
+
+async def test_a_training_tells_each_step_and_is_found_finished_the_next_time(undisturbed):
+    job, result, told = undisturbed
+
+    assert [step.step for step in told] == list(range(1, 121))
+    assert told[-1].total_steps == result.steps == 120
+    assert (told[-1].loss, told[-1].trained_tokens) == (result.final_loss, result.trained_tokens)
+    assert told[-1].loss < told[0].loss / 2
+    assert is_complete(result.path)
+    assert not job.work.root.exists()
+
+    again = await train(job, on_progress=lambda step: pytest.fail("trained a second time"))
+    assert again.reused
+    assert not result.reused
+    assert again.weights_sha256 == result.weights_sha256
+
+
+async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(undisturbed, tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path, **LONG)
+    training = asyncio.ensure_future(train(job))
+    await asyncio.to_thread(wait_for, lambda: saved(job, 10))
+    os.kill(worker_of(job), signal.SIGKILL)
+
+    with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
+        await training
+    assert not job.output_dir.exists()
+    told = []
+    result = await train(job, on_progress=told.append)
+    assert told[0].step > 10
+    assert result.weights_sha256 == undisturbed[1].weights_sha256
+
+
+async def test_when_the_parent_is_killed_the_trainer_ends_and_the_next_call_goes_on(
+    undisturbed, tiny_model_dir, tmp_path
+):
+    job = make_job(tiny_model_dir, tmp_path, **LONG)
+    file = tmp_path / "job.json"
+    file.write_bytes(JOB.dump_json(job))
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], cwd=Path(__file__).parents[2])
+    wait_for(lambda: saved(job, 10))
+    worker = worker_of(job)
+    parent.kill()
+    parent.wait()
+
+    # At once: the lock and the end of the orphan are part of what is tested.
+    told = []
+    result = await train(job, on_progress=told.append)
+    assert not alive(worker)
+    assert told[0].step > 10
+    assert result.weights_sha256 == undisturbed[1].weights_sha256
+
+
+async def test_cancelling_ends_the_trainer_and_keeps_its_checkpoints(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path, **LONG)
+    training = asyncio.ensure_future(train(job))
+    await asyncio.to_thread(wait_for, lambda: saved(job, 5))
+    worker = worker_of(job)
+    training.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert not alive(worker)
+    assert any(job.work.checkpoints.glob("checkpoint-*/complete"))
+    assert not job.output_dir.exists()
+
+
+async def test_a_loss_that_is_not_finite_is_told_with_the_log_and_the_good_checkpoint_stays(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path, learning_rate=1e30, warmup_ratio=0.0, checkpoint_every=1)
+
+    with pytest.raises(NonFiniteLoss, match=r"step 2 of 6 .*\n(?s:.*)Traceback"):
+        await train(job)
+    assert saved(job, 1)
+    assert not job.output_dir.exists()
+
+
+async def test_a_damaged_model_is_the_users_mistake(tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+    with pytest.raises(ModelDirectoryError, match=r"model .*cannot be loaded"):
+        await train(make_job(tmp_path / "model", tmp_path))
+
+
+async def test_a_full_disk_is_one_clear_sentence(tiny_model_dir, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    job = make_job(tiny_model_dir, tmp_path, name="small/out", checkpoint_every=1)
+    file = tmp_path / "job.json"
+    file.write_bytes(JOB.dump_json(job))
+    script = f'mount -t tmpfs -o size=1m tmpfs "{small}" && exec "{sys.executable}" -c "$0" "{file}"'
+    probe = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(small)], capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"no private mounts on this machine: {probe.stderr.decode().strip()}")
+
+    ended = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, PARENT], capture_output=True, cwd=Path(__file__).parents[2], text=True
+    )
+    assert ended.returncode == 1
+    assert "TrainingFault: the checkpoint could not be written, the disk is full" in ended.stderr
+
+
+async def test_a_missing_input_is_named_before_a_process_is_started(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path)
+    job.dataset_file.unlink()
+    with pytest.raises(DataFault, match=r"rows\.parquet does not exist"):
+        await train(job)
+    with pytest.raises(ModelDirectoryError, match=r"no config\.json"):
+        await train(make_job(tmp_path / "nowhere", tmp_path))
+
+
+async def test_a_foreign_directory_at_the_output_is_left_alone(undisturbed, tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path)
+    job.output_dir.mkdir()
+    with pytest.raises(TrainingFault, match="no complete checkpoint"):
+        await train(job)
+
+    job.output_dir.rmdir()
+    shutil.copytree(undisturbed[1].path, job.output_dir)
+    with pytest.raises(TrainingFault, match=f"another training .job {read_manifest(job.output_dir).job}"):
+        await train(job)

@@ -1,0 +1,207 @@
+"""What one training run computes, in this process: the loss, the weights, the schedule, the published files."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from training_jobs import IGNORED, make_job, random_row, write_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentr_core.errors import NonFiniteLoss
+from agentr_core.training import is_complete, read_history, read_manifest
+from agentr_core.training.packing import TokenRow, trained_tokens
+from agentr_core.training.plan import plan
+from agentr_core.training.trainer import make_trainer, samples_per_step
+from agentr_core.training.worker import run
+
+
+# peft reads an attribute that transformers renamed.
+PEFT_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+class Interrupted(Exception):
+    """Stands for a crash after a step."""
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def finish(job, tell=lambda step: None):
+    job.work.root.mkdir(parents=True, exist_ok=True)
+    return run(job, tell)
+
+
+def mean_loss(model_dir, rows):
+    """Return the mean loss over all trained tokens of rows, one row at a time, by textbook means."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    total = 0.0
+    for ids, labels in rows:
+        with torch.no_grad():
+            scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        total -= sum(float(scores[at - 1, label]) for at, label in enumerate(labels) if label != IGNORED)
+    return total / sum(label != IGNORED for _, labels in rows for label in labels)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(tmp_path, tiny_model_dir, packing, accumulation):
+    lengths = [12, 90, 33, 250, 41, 18, 160, 27, 70, 55, 31, 140]
+    write_dataset(tmp_path / "rows.parquet", lengths)
+    rows = [random_row(length, seed) for seed, length in enumerate(lengths)]
+    settings = {"packing": packing, "gradient_accumulation_steps": accumulation}
+    job = make_job(tiny_model_dir, tmp_path, epochs=1.0, **settings)
+    tokens = [trained_tokens(TokenRow(*row)) for row in rows]
+    made = plan(tokens, per_step=4 * accumulation, epochs=1.0, max_tokens=0, seed=job.seed)
+    told = []
+
+    finish(job, told.append)
+
+    expected = mean_loss(tiny_model_dir, [rows[number] for number in made.steps[0]])
+    assert told[0].loss == pytest.approx(expected, abs=2e-5)
+    assert [step.trained_tokens for step in told] == list(made.trained_tokens)
+    assert told[-1].trained_tokens == sum(tokens)
+
+
+def test_scoring_only_trained_positions_changes_nothing(tmp_path, tiny_model_dir):
+    """Our loss on CPU and TRL's own, which CUDA uses, agree in loss and gradient."""
+    lengths = [12, 90, 33, 250]
+    rows = [TokenRow(*random_row(length, seed)) for seed, length in enumerate(lengths)]
+    job = make_job(tiny_model_dir, tmp_path)
+    tokens = [trained_tokens(row) for row in rows]
+    made = plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
+
+    def first_step(keeps_logits):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+        trainer = make_trainer(job, made, rows, model=model, tokenizer=tokenizer, tell=lambda step: None)
+        trainer._keeps_logits = keeps_logits
+        (batch,) = trainer.get_train_dataloader()
+        loss = trainer.training_step(trainer.model, batch)
+        return float(loss), [parameter.grad for parameter in trainer.model.parameters()]
+
+    (ours, our_gradients), (theirs, their_gradients) = first_step(True), first_step(False)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    for one, other in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_same_job_gives_the_same_weights(tmp_path, tiny_model_dir, bf16):
+    one, again = (finish(make_job(tiny_model_dir, tmp_path, name=name, bf16=bf16)) for name in ("a", "b"))
+    job = make_job(tiny_model_dir, tmp_path, name="c", bf16=bf16)
+    other = finish(dataclasses.replace(job, seed=4))
+
+    assert one.weights_sha256 == again.weights_sha256
+    assert one.job == again.job
+    assert other.weights_sha256 != one.weights_sha256
+    assert other.job != one.job
+
+
+def test_packing_leads_to_the_same_model(tmp_path, tiny_model_dir):
+    models = []
+    for packing in (True, False):
+        job = make_job(tiny_model_dir, tmp_path, name=f"packing-{packing}", packing=packing)
+        finish(job)
+        models.append(AutoModelForCausalLM.from_pretrained(job.output_dir).state_dict())
+
+    for name, weights in models[0].items():
+        torch.testing.assert_close(weights, models[1][name], atol=1e-3, rtol=0)
+        # Training moved the weights by much more than packing does.
+    start = AutoModelForCausalLM.from_pretrained(tiny_model_dir).state_dict()
+    assert max(float((weights - start[name]).abs().max()) for name, weights in models[0].items()) > 2e-3
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, tiny_model_dir):
+    whole = make_job(tiny_model_dir, tmp_path, name="whole", epochs=3.0, lora_r=0)
+    finish(whole)
+    cut = make_job(tiny_model_dir, tmp_path, name="cut", epochs=3.0)
+
+    def crash(step):
+        if step.step == 6:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        finish(cut, crash)
+    # A crash while a checkpoint is written leaves one without its mark.
+    torn = cut.work.checkpoints / "checkpoint-6"
+    torn.mkdir(exist_ok=True)
+    (torn / "model.safetensors").write_bytes(b"half")
+    told = []
+    finish(cut, told.append)
+
+    assert [step.step for step in told] == [5, 6, 7, 8, 9]
+    assert read_manifest(cut.output_dir).weights_sha256 == read_manifest(whole.output_dir).weights_sha256
+    joined, straight = read_history(cut.output_dir), read_history(whole.output_dir)
+    assert [(step.step, step.loss, step.trained_tokens) for step in joined] == [
+        (step.step, step.loss, step.trained_tokens) for step in straight
+    ]
+    assert all(later.seconds > earlier.seconds for earlier, later in zip(joined, joined[1:], strict=False))
+
+
+def test_a_token_budget_decides_steps_and_schedule(tmp_path, tiny_model_dir):
+    manifest = finish(make_job(tiny_model_dir, tmp_path, max_tokens=400, epochs=1.0))
+    history = read_history(tmp_path / "out")
+
+    assert 400 <= manifest.trained_tokens < 400 + 48
+    assert manifest.epochs > 2
+    assert manifest.steps == len(history) == history[0].total_steps
+    assert manifest.final_loss == history[-1].loss
+
+
+def test_a_loss_that_is_not_finite_ends_training_before_the_weights_change(tmp_path, tiny_model_dir):
+    job = make_job(tiny_model_dir, tmp_path, learning_rate=1e30, warmup_ratio=0.0, checkpoint_every=1)
+
+    with pytest.raises(NonFiniteLoss, match=r"step 2 of 6 has loss .* lower training.learning_rate"):
+        finish(job)
+    assert not job.output_dir.exists()
+    kept = AutoModelForCausalLM.from_pretrained(job.work.checkpoints / "checkpoint-1").state_dict()
+    assert all(weights.isfinite().all() for weights in kept.values())
+
+
+@PEFT_WARNING
+def test_lora_publishes_the_merged_model_and_the_adapter(tmp_path, tiny_model_dir):
+    from peft import PeftModel
+
+    job = make_job(tiny_model_dir, tmp_path, lora_r=4, learning_rate=1e-2)
+    finish(job)
+    ids = torch.tensor([random_row(40, 1)[0]])
+    start = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    merged = AutoModelForCausalLM.from_pretrained(job.output_dir)
+
+    with torch.no_grad():
+        before, after = start(ids).logits, merged(ids).logits
+        adapted = PeftModel.from_pretrained(start, job.output_dir / "adapter")(ids).logits
+    assert is_complete(job.output_dir)
+    assert float((after - before).abs().max()) > 0.1
+    torch.testing.assert_close(after, adapted, atol=1e-3, rtol=1e-3)
+
+
+@PEFT_WARNING
+def test_an_interrupted_lora_run_goes_on_to_the_same_weights(tmp_path, tiny_model_dir):
+    whole = finish(make_job(tiny_model_dir, tmp_path, name="whole", lora_r=4))
+    cut = make_job(tiny_model_dir, tmp_path, name="cut", lora_r=4)
+
+    def crash(step):
+        if step.step == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        finish(cut, crash)
+    assert finish(cut).weights_sha256 == whole.weights_sha256
+
+
+def test_tokenizer_and_number_format_of_the_parent_are_kept(tmp_path, save_tiny_model):
+    parent = save_tiny_model(tmp_path / "parent")
+    AutoModelForCausalLM.from_pretrained(parent, dtype=torch.bfloat16).save_pretrained(parent)
+    job = make_job(parent, tmp_path)
+    finish(job)
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (job.output_dir / name).read_bytes() == (parent / name).read_bytes()
+    assert AutoModelForCausalLM.from_pretrained(job.output_dir, dtype="auto").dtype == torch.bfloat16

@@ -1,0 +1,140 @@
+"""Splices that are played: some survive the bad steps that were kept, some die of them."""
+
+from __future__ import annotations
+
+import pytest
+from toy import Line
+from toy_paths import ToyTree, critique, reply, sampled_ids
+
+from agentr_core.config import SpliceConfig
+from agentr_core.errors import ReplayDiverged
+from agentr_core.splicing import splice
+from agentr_core.types import Instance, PathPair, Rejection, Sample, Transition
+
+
+class Tiring(Line):
+    """Cuts an episode after four steps."""
+
+    _left = 4
+
+    def reset(self, instance: Instance) -> str:
+        self._left = 4
+        return super().reset(instance)
+
+    def step(self, action: str) -> Transition:
+        self._left -= 1
+        return super().step(action)._replace(truncated=self._left == 0)
+
+
+class Logged(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions: list[str] = []
+
+    def step(self, action: str) -> Transition:
+        self.actions.append(action)
+        return super().step(action)
+
+
+def verified(pair: PathPair, error: int | None, *, env: Line | None = None, alpha: float = 1.0) -> Sample | Rejection:
+    found = critique(error, len(pair.bad.nodes))
+    return splice(pair, found, env or Line(), SpliceConfig(mode="verified"), alpha=alpha, seed=0)
+
+
+def survivor(made: Sample | Rejection) -> Sample:
+    assert isinstance(made, Sample), made
+    return made
+
+
+def dead(made: Sample | Rejection) -> Rejection:
+    assert isinstance(made, Rejection), made
+    return made
+
+
+def test_a_harmless_error_survives_and_the_dummy_action_is_played_too() -> None:
+    env = Logged()
+    made = survivor(verified(ToyTree(0).pair(["right", "right"], ["look", "stop"]), 0, env=env))
+    assert env.actions == ["look", "wait", "right", "right"]
+    answer = Line()
+    answer.reset(made.instance)
+    assert made.messages[6].text == answer.step("wait").observation != "ok."
+    assert [m.text for m in made.messages if m.train][1:] == [reply("right")] * 2
+    extra = made.provenance.extra
+    assert (extra["mode"], extra["live_reward"], extra["live_success"]) == ("verified", 1.0, True)
+    assert (extra["changed_observations"], extra["dropped_good_steps"]) == (0, 0)
+
+
+def test_live_observations_replace_the_recorded_ones_but_replies_stay_as_sampled() -> None:
+    # The kept step is one to the right, so every later place is one further on than it was.
+    pair = ToyTree(2).pair(["left", "right", *["right"] * 4], ["right", "look", "stop"])
+    made = survivor(verified(pair, 0))
+    observations = [m.text for m in made.messages if m.role == "user"][4:]
+    assert observations == [f"You are at {place}." for place in (0, 1, 2, 3)]
+    assert made.provenance.extra["changed_observations"] == 5
+    assert all(m.token_ids == sampled_ids(m.text) for m in made.messages if m.train and "wait" not in m.text)
+
+
+def test_success_on_the_way_drops_the_trailing_good_steps() -> None:
+    pair = ToyTree(1).pair(["look", "right", "right", "right"], ["right", "look", "stop"])
+    made = survivor(verified(pair, 0))
+    assert made.provenance.extra["dropped_good_steps"] == 1
+    assert made.provenance.extra["live_success"]
+    assert [m.text for m in made.messages if m.train][1:] == [reply(a) for a in ("look", "right", "right")]
+    assert made.messages[-1].role == "assistant"
+
+
+def test_a_splice_that_ends_with_too_little_names_the_step_that_went_wrong() -> None:
+    pair = ToyTree(0).pair(["look", "right", "right"], ["left", "stop"])
+    rejected = dead(verified(pair, 0))
+    assert (rejected.stage, rejected.subject) == ("splice", f"t:{pair.good.leaf}:{pair.bad.leaf}")
+    assert rejected.reason == "verify-reward-below-alpha"
+    assert "step 2 ('look') gave 'You are at -1.', recorded was 'You are at 0.'" in rejected.detail
+    assert "live reward 0, alpha 1" in rejected.detail
+
+
+def test_partial_rewards_are_held_against_alpha() -> None:
+    pair = ToyTree(2).pair(["right", "right", "right", "stop"], ["left", "stop"])
+    assert pair.good.trajectory.reward == 0.75
+    assert survivor(verified(pair, 0, alpha=0.5)).provenance.extra["live_reward"] == 0.5
+    assert dead(verified(pair, 0, alpha=0.7)).reason == "verify-reward-below-alpha"
+
+
+@pytest.mark.parametrize(("bad", "error"), [(["left", "look", "left"], 2), (["left", "look", "look", "left"], 3)])
+def test_an_episode_that_ends_before_the_good_steps_do(bad: list[str], error: int) -> None:
+    pair = ToyTree(0).pair(["right", "right"], bad)
+    rejected = dead(verified(pair, error, env=Tiring()))
+    assert rejected.reason == "verify-ended-early"
+    assert "step_limit" in rejected.detail
+
+
+def test_a_disaster_never_survives() -> None:
+    pair = ToyTree(0).pair(["right", "right"], ["look", "stop"])
+
+    class Pit(Line):
+        def step(self, action: str) -> Transition:
+            seen = super().step(action)
+            return Transition("You fell.", -1.0, True, False, seen.info) if action == "right" else seen
+
+    rejected = dead(verified(pair, 0, env=Pit(), alpha=0.0))
+    assert rejected.reason == "verify-ended-early"
+    assert "disaster at step 2 of 4" in rejected.detail
+    assert "'You fell.'" in rejected.detail
+
+
+def test_an_invalid_action_is_named_before_a_mere_difference() -> None:
+    class Strict(Line):
+        def step(self, action: str) -> Transition:
+            seen = super().step(action)
+            if action == "look" and self._place < 0:
+                return Transition("You cannot look from here.", 0.0, False, False, {"success": False, "valid": False})
+            return seen
+
+    pair = ToyTree(0, env=Strict()).pair(["right", "left", "look", "right", "right"], ["left", "stop"])
+    rejected = dead(verified(pair, 0, env=Strict()))
+    assert "step 4 ('look') gave 'You cannot look from here.'" in rejected.detail
+
+
+def test_a_replay_that_differs_in_the_kept_part_is_a_fault() -> None:
+    pair = ToyTree(0).pair(["right", "right"], ["look", "stop"])
+    with pytest.raises(ReplayDiverged, match=r"after 1 steps the recording has 'You are at 0\."):
+        verified(pair, 0, env=Line(drift=True))

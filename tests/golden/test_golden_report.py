@@ -1,0 +1,287 @@
+"""A full report of iteration 2, as HTML, Markdown, index and summary, against golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.records import (
+    DepthScore,
+    ErrorRecord,
+    Estimate,
+    FaultCount,
+    FunnelStage,
+    IterationReport,
+    IterationScore,
+    JudgeRecord,
+    LengthCount,
+    NamedText,
+    OracleAgreement,
+    RevisionExample,
+    SpliceSurvival,
+    StopCount,
+    Tally,
+    TimeSpent,
+    TokenCounts,
+    Turn,
+)
+from agentr_core.reports.summary import summary_markdown, summary_table
+
+Golden = Callable[[str, str], None]
+
+
+def estimate(value: float, low: float, high: float, n: int) -> Estimate:
+    return Estimate(value=value, low=low, high=high, n=n)
+
+
+def score(
+    iteration: int,
+    success: tuple[float, float, float],
+    steps: float,
+    depths: tuple[tuple[float, float, float], ...],
+    revision: tuple[float, float, float],
+    loops: tuple[float, ...],
+    looping: float,
+) -> IterationScore:
+    sizes = (62, 82, 50, 6)
+    return IterationScore(
+        iteration=iteration,
+        success=estimate(*success, 200),
+        reward=estimate(*success, 200),
+        steps_to_success=steps,
+        by_depth=tuple(DepthScore(depth=i + 1, success=estimate(*depth, sizes[i])) for i, depth in enumerate(depths)),
+        revision=estimate(*revision, 121),
+        loops=loops,
+        looping=looping,
+    )
+
+
+def tallies(**counts: int) -> tuple[Tally, ...]:
+    return tuple(Tally(name=name, count=count) for name, count in counts.items())
+
+
+BASE = score(
+    0,
+    (0.395, 0.3299, 0.4641),
+    6.4,
+    ((0.758, 0.638, 0.848), (0.317, 0.226, 0.424), (0.100, 0.043, 0.214), (0.0, 0.0, 0.390)),
+    (0.066, 0.034, 0.125),
+    (4.31, 1.92, 0.74, 0.30, 0.11),
+    0.385,
+)
+FIRST = score(
+    1,
+    (0.560, 0.4907, 0.6270),
+    6.9,
+    ((0.871, 0.766, 0.933), (0.524, 0.418, 0.629), (0.260, 0.159, 0.396), (0.167, 0.030, 0.564)),
+    (0.248, 0.180, 0.332),
+    (2.05, 0.88, 0.31, 0.12, 0.04),
+    0.205,
+)
+SECOND = score(
+    2,
+    (0.635, 0.5663, 0.6987),
+    7.1,
+    ((0.919, 0.825, 0.965), (0.610, 0.502, 0.708), (0.360, 0.242, 0.499), (0.167, 0.030, 0.564)),
+    (0.347, 0.268, 0.436),
+    (1.22, 0.51, 0.17, 0.06, 0.02),
+    0.120,
+)
+
+INSTRUCTION = """\
+You craft items in a text world. Each turn, reply with one line of thought and one action:
+Thought: what is lacking now
+Action: one of the three actions"""
+GOAL = """\
+Crafting commands:
+craft 4 oak planks using 1 oak log
+craft 4 stick using 2 planks
+craft 1 wooden pickaxe using 3 planks, 2 stick
+
+Goal: craft wooden pickaxe."""
+
+
+def step(part: str, reply: str, observation: str, **flags: object) -> tuple[Turn, Turn]:
+    return (
+        Turn(role="assistant", text=reply, part=part, **flags),  # type: ignore[arg-type]
+        Turn(role="user", text=observation, part=part),  # type: ignore[arg-type]
+    )
+
+
+def example(number: int, live: float | None) -> RevisionExample:
+    return RevisionExample(
+        sample_id=f"5f0c9d1e77ab42{number:02d}",
+        instance=f"textcraft/train/{140 + 17 * number}",
+        tree_id=f"c41b7e90d2f6a8{number:02d}",
+        good_reward=1.0,
+        bad_reward=0.0,
+        live_reward=live,
+        split=1,
+        cut=3,
+        turns=(
+            Turn(role="user", text=INSTRUCTION, part="opening"),
+            Turn(role="assistant", text="OK.", part="opening"),
+            Turn(role="user", text=GOAL, part="opening"),
+            *step(
+                "shared",
+                "Thought: wooden pickaxe takes 3 planks, 2 stick; lacking 3 planks.\nAction: get 2 oak log",
+                "Got 2 oak log",
+            ),
+            *step(
+                "bad",
+                "Thought: planks come from the log.\nAction: craft 4 oak planks using 1 oak log",
+                "Crafted 4 minecraft:oak_planks",
+                verdict="good",
+                judge_reply="Planks are needed for both the sticks and the pickaxe.\nJudgement: Good",
+            ),
+            *step(
+                "bad",
+                "Thought: all is there for the pickaxe.\nAction: craft 1 wooden pickaxe using 3 oak planks, 2 stick",
+                "Could not find enough items to craft minecraft:wooden_pickaxe",
+                verdict="bad",
+                first_error=True,
+                judge_reply="There is no stick in the inventory, so the command cannot work.\nJudgement: Bad",
+            ),
+            Turn(
+                role="assistant",
+                text="Thought: That did not work, I skipped something. Back to what is missing.\nAction: wait",
+                part="revision",
+                train=True,
+            ),
+            Turn(role="user", text="ok.", part="revision"),
+            *step(
+                "good",
+                "Thought: stick takes 2 planks; lacking nothing.\nAction: craft 4 stick using 2 oak planks",
+                "Crafted 4 minecraft:stick",
+                train=True,
+            ),
+            *step(
+                "good",
+                "Thought: planks are short by one.\nAction: craft 4 oak planks using 1 oak log",
+                "Crafted 4 minecraft:oak_planks",
+                train=True,
+            ),
+            *step(
+                "good",
+                "Thought: all is there for wooden pickaxe.\nAction: craft 1 wooden pickaxe using 3 oak planks, 2 stick",
+                "Crafted 1 minecraft:wooden_pickaxe",
+                train=True,
+            ),
+        ),
+    )
+
+
+def full_report() -> IterationReport:
+    """Return a report with every part filled in."""
+    return IterationReport(
+        recipe_name="textcraft-tiny",
+        run_id="2c8e61f09ad7b534",
+        iteration=2,
+        date="2026-03-14 09:26 UTC",
+        environment="textcraft",
+        model="tiny-crafter 4.1M",
+        scores=(BASE, FIRST, SECOND),
+        versus_base=estimate(0.240, 0.161, 0.319, 200),
+        versus_previous=estimate(0.075, -0.004, 0.154, 200),
+        interval_method="Wilson for shares, paired bootstrap over instances for differences",
+        funnel=(
+            FunnelStage(name="trees", count=200),
+            FunnelStage(name="leaves", count=3318, rejected=tallies(tree_without_reward=29)),
+            FunnelStage(
+                name="candidate pairs", count=4127, rejected=tallies(gap_at_most_beta=2893, good_below_alpha=611)
+            ),
+            FunnelStage(name="judged", count=1584, rejected=tallies(cap_per_tree=2310, cap_per_bad_leaf=233)),
+            FunnelStage(name="spliced", count=1402, rejected=tallies(no_error_found=182)),
+            FunnelStage(name="verified", count=1043, rejected=tallies(reward_below_alpha=297, ended_in_bad_part=62)),
+            FunnelStage(name="samples", count=1688, rejected=tallies(duplicate=112, too_long=4)),
+            FunnelStage(name="trained rows", count=1688),
+        ),
+        survival=SpliceSurvival(tried=1402, survived=1043, died=tallies(reward_below_alpha=297, ended_in_bad_part=62)),
+        judge=JudgeRecord(
+            verdicts=tallies(good=3922, bad=1402, uncertain=871, unparsable=64),
+            paths=1584,
+            no_error=182,
+            revision_lengths=tuple(
+                LengthCount(steps=steps, count=count)
+                for steps, count in (
+                    (1, 388),
+                    (2, 341),
+                    (3, 242),
+                    (4, 166),
+                    (5, 97),
+                    (6, 71),
+                    (7, 40),
+                    (9, 31),
+                    (12, 17),
+                    (21, 6),
+                    (26, 3),
+                )
+            ),
+            oracle=OracleAgreement(
+                accuracy=estimate(0.812, 0.802, 0.822, 6195),
+                precision=0.774,
+                recall=0.693,
+                first_error=estimate(0.664, 0.640, 0.687, 1584),
+            ),
+        ),
+        time=(
+            TimeSpent(activity="generate", seconds=1984.2),
+            TimeSpent(activity="train", seconds=911.7),
+            TimeSpent(activity="environment", seconds=41.3),
+            TimeSpent(activity="store", seconds=18.6),
+            TimeSpent(activity="other", seconds=63.9),
+        ),
+        tokens=TokenCounts(
+            prompt=48_211_904,
+            completion=1_602_733,
+            trained=tallies(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
+        ),
+        errors=ErrorRecord(
+            mistakes=tallies(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
+            stops=(
+                StopCount(reason="success", collected=1511, evaluated=127),
+                StopCount(reason="step_limit", collected=1764, evaluated=73),
+                StopCount(reason="context_limit", collected=43, evaluated=0),
+            ),
+            faults=(FaultCount(error="ModelUnavailable", phase="collect", count=3, lost=0),),
+        ),
+        examples=tuple(example(number, 1.0 if number % 2 else None) for number in range(1, 6)),
+        recipe_yaml="name: textcraft-tiny\nmethod: agent-r\nseed: 7\nsearch:\n  dives: 8\n  width: 4\n",
+        versions=tuple(
+            NamedText(name=n, text=t) for n, t in (("agentr", "0.1.0"), ("torch", "2.13.0"), ("trl", "1.16.0"))
+        ),
+        hashes=tuple(
+            NamedText(name=n, text=t)
+            for n, t in (
+                ("checkpoint", "91d7f0a2c3b84e65"),
+                ("parent", "0be2497f5a61d8c3"),
+                ("dataset", "e7305c1b88fa9d24"),
+                ("weights", "sha256:4f1d0c66a7b2e95fd7c8a1b03e6249d5f8c0b7a2e1d34c5968ff70a1b2c3d4e5"),
+                ("store", "6a40d7be12c95f38"),
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "render"), [("report.html", render_html), ("report.md", render_markdown)], ids=["html", "markdown"]
+)
+def test_a_full_report(name: str, render: Callable[[IterationReport], str], golden: Golden) -> None:
+    golden(name, render(full_report()))
+
+
+def test_an_empty_report(golden: Golden) -> None:
+    report = IterationReport(recipe_name="r", run_id="run", iteration=1, date="2026-03-14", environment="e", model="m")
+    golden("report-empty.md", render_markdown(report))
+
+
+def test_the_pages_of_a_run(golden: Golden) -> None:
+    second = full_report()
+    first = replace(second, iteration=1, scores=second.scores[:2], versus_base=None, versus_previous=None)
+    golden("index.html", render_index([second, first]))
+    golden("summary.txt", summary_table([first, second]))
+    golden("summary.md", summary_markdown([first, second]))

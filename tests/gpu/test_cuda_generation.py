@@ -1,0 +1,52 @@
+"""The in-process model on a CUDA device."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.types import Message, Request, Sampling
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+def _requests(temperature: float) -> list[Request]:
+    sampling = Sampling(temperature=temperature, max_new_tokens=24, logprobs=True)
+    return [
+        Request(messages=(Message(role="user", text="craft oak planks " * k),), sampling=sampling, seed=k, n=1 + k % 4)
+        for k in range(1, 24)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_same_replies_as_on_the_cpu(tiny_model_dir: Path, temperature: float) -> None:
+    here, there = (TransformersModel.load(tiny_model_dir, device=device) for device in ("cuda", "cpu"))
+    requests = _requests(temperature)
+    for ours, theirs in zip(asyncio.run(here.generate(requests)), asyncio.run(there.generate(requests)), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_batch_invariance(tiny_model_dir: Path, temperature: float) -> None:
+    model = TransformersModel.load(tiny_model_dir, device="cuda")
+    requests = _requests(temperature)
+    for request, together in zip(requests, asyncio.run(model.generate(requests)), strict=True):
+        (alone,) = asyncio.run(model.generate([request]))
+        ((fewer,),) = asyncio.run(model.generate([replace(request, n=1)]))
+        assert [g.token_ids for g in alone] == [g.token_ids for g in together]
+        assert fewer.token_ids == together[0].token_ids
+
+
+def test_bfloat16_repeats_itself(tiny_model_dir: Path) -> None:
+    model = TransformersModel.load(tiny_model_dir, device="cuda", dtype="bfloat16")
+    assert asyncio.run(model.generate(_requests(1.0))) == asyncio.run(model.generate(_requests(1.0)))

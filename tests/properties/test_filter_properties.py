@@ -1,0 +1,63 @@
+"""Filters lose nothing and are idempotent, whatever the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_paths import renderer
+
+from agentr_core.filters import Filtered, duplicates, good_per_tree, too_long, unused_kinds
+from agentr_core.rows import TokenRow, token_row
+from agentr_core.samples import sample_id
+from agentr_core.types import Message, Provenance, Sample, SampleKind
+
+samples = st.lists(
+    st.builds(
+        lambda kind, words, tree, leaf: Sample(
+            kind=kind,
+            messages=(
+                Message(role="user", text="?"),
+                *(
+                    m
+                    for w in words
+                    for m in (Message(role="assistant", text=w, train=True), Message(role="user", text="!"))
+                ),
+            ),
+            instance=None,
+            provenance=Provenance(tree_id=tree, good_leaf=leaf),
+        ),
+        st.sampled_from([SampleKind.GOOD, SampleKind.EXPERT, SampleKind.GENERAL]),
+        st.lists(st.sampled_from(["a", "bb", "a long reply"]), min_size=1, max_size=3),
+        st.sampled_from(["t", "u"]),
+        st.none() | st.integers(0, 3),
+    ),
+    max_size=12,
+    unique_by=sample_id,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(samples, st.integers(0, 3), st.sampled_from(["revision", "good", "both"]))
+def test_sample_filters(given_samples: list[Sample], cap: int, use: str) -> None:
+    filters: list[Callable[[list[Sample]], Filtered[Sample]]] = [
+        duplicates,
+        lambda offered: good_per_tree(offered, cap),
+        lambda offered: unused_kinds(offered, use),  # type: ignore[arg-type]
+    ]
+    for apply in filters:
+        kept, rejected = apply(given_samples)
+        assert sorted([*map(sample_id, kept), *(r.subject for r in rejected)]) == sorted(map(sample_id, given_samples))
+        assert list(kept) == [sample for sample in given_samples if sample in kept]
+        assert apply(list(kept)) == (kept, ())
+
+
+@settings(max_examples=50, deadline=None)
+@given(samples, st.integers(0, 60))
+def test_the_length_filter(given_samples: list[Sample], limit: int) -> None:
+    rows: list[TokenRow] = [token_row(sample, renderer()) for sample in given_samples]
+    kept, rejected = too_long(rows, limit)
+    assert len(kept) + len(rejected) == len(rows)
+    assert all(len(row.input_ids) <= limit or not limit for row in kept)
+    assert too_long(kept, limit) == (kept, ())

@@ -1,0 +1,82 @@
+"""Paths of a toy tree, played on the number line, and a small real tokenizer to render them with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from toy import ACTIONS, Line, instance
+
+from agentr_core.base_model.tokenizer import END, build_tokenizer
+from agentr_core.pairing import shared_steps
+from agentr_core.reflections import REFLECTIONS
+from agentr_core.rendering import Renderer
+from agentr_core.rollout import play
+from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
+
+
+def reply(action: str, thought: str = "I go on.") -> str:
+    return f"Thought: {thought}\nAction: {action}"
+
+
+class ToyTree:
+    """Makes paths of one tree: equal beginnings share their nodes."""
+
+    def __init__(
+        self, index: int = 0, *, tree_id: str = "t", env: Line | None = None, thought: str = "I go on."
+    ) -> None:
+        self.instance: Instance = instance(index)
+        self.tree_id = tree_id
+        self._env = env or Line()
+        self._thought = thought
+        self._nodes: dict[tuple[str, ...], int] = {}
+
+    def path(self, *actions: str, thought: str = "") -> Path:
+        replies = [reply(action, thought or self._thought) for action in actions]
+        first, outcomes = play(self._env, self.instance, replies)
+        replies = replies[: len(outcomes)]
+        nodes = [self._nodes.setdefault(tuple(replies[: i + 1]), len(self._nodes) + 1) for i in range(len(replies))]
+        steps = tuple(replace(o.step, token_ids=sampled_ids(o.step.reply)) for o in outcomes)
+        trajectory = Trajectory(
+            instance=self.instance,
+            first_observation=first,
+            steps=steps,
+            reward=steps[-1].reward,
+            success=steps[-1].success,
+            stop=outcomes[-1].stop or StopReason.STEP_LIMIT,
+        )
+        return Path(tree_id=self.tree_id, nodes=tuple(nodes), trajectory=trajectory)
+
+    def pair(self, good: Sequence[str], bad: Sequence[str]) -> PathPair:
+        one, other = self.path(*good), self.path(*bad)
+        return PathPair(good=one, bad=other, split=shared_steps(one, other))
+
+
+def critique(first_error: int | None, length: int = 0) -> Critique:
+    verdicts = [
+        StepVerdict(position=i, verdict=Verdict.BAD if i == first_error else Verdict.GOOD, reply="")
+        for i in range(max(length, (first_error or 0) + 1))
+    ]
+    return Critique(verdicts=tuple(verdicts), first_error=first_error)
+
+
+@cache
+def tokenizer() -> Any:
+    """A tokenizer that knows the toy's words; others are bytes."""
+    texts: Iterable[str] = [*(reply(action) for action in ACTIONS), *REFLECTIONS, "You are at 1.", "You stopped."]
+    return build_tokenizer(texts, wholes=[Line.instruction])
+
+
+@cache
+def renderer() -> Renderer:
+    return Renderer(tokenizer())
+
+
+def sampled_ids(text: str) -> tuple[int, ...]:
+    """What a sampler might have produced: one token a byte, which is not what encoding the text gives."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    marks = "".join(piece for piece, _ in ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text))
+    return (*tokenizer().convert_tokens_to_ids(list(marks)), tokenizer().convert_tokens_to_ids(END))

@@ -1,0 +1,52 @@
+"""Small training jobs for tests: random rows, a job with plain settings."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from agentr_core.config import TrainingConfig
+from agentr_core.training import TrainingJob
+
+IGNORED = -100
+
+
+def random_row(length: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return token ids and labels; about a third of the tokens, and never the first, carry loss."""
+    generator = random.Random(seed)
+    ids = tuple(generator.randrange(3, 300) for _ in range(length))
+    labels = [token if generator.random() < 0.35 else IGNORED for token in ids]
+    labels[0], labels[-1] = IGNORED, ids[-1]
+    return ids, tuple(labels)
+
+
+def write_dataset(file: Path, lengths: list[int]) -> Path:
+    """Write a parquet file with a random row for each length."""
+    rows = [random_row(length, seed) for seed, length in enumerate(lengths)]
+    table = pa.table({"input_ids": [ids for ids, _ in rows], "labels": [labels for _, labels in rows]})
+    parquet.write_table(table, file)
+    return file
+
+
+def make_job(model_dir: Path, folder: Path, *, name: str = "out", epochs: float = 2.0, **settings: Any) -> TrainingJob:
+    """Return a job on twelve short rows, four to a step, at a learning rate that changes weights visibly."""
+    checkpoint_every = settings.pop("checkpoint_every", 2)
+    dataset = folder / "rows.parquet"
+    if not dataset.exists():
+        write_dataset(dataset, [20 + 7 * (i % 5) for i in range(12)])
+    plain = {"learning_rate": 1e-3, "per_device_train_batch_size": 4, "bf16": False, "num_threads": 1}
+    return TrainingJob(
+        model_dir=model_dir,
+        dataset_file=dataset,
+        output_dir=folder / name,
+        config=TrainingConfig(**(plain | settings)),
+        num_train_epochs=epochs,
+        seed=3,
+        parent="parent",
+        dataset_hash="rows",
+        checkpoint_every=checkpoint_every,
+    )
