@@ -19,4 +19,4 @@ async def make_base_from(recipe: str, overrides: list[str] | None = None) -> str
 
 async def make_base(recipe: Recipe) -> str:
     """Train the base model of a parsed recipe within a flow run."""
-    return pretrain(recipe)
+    return await pretrain(recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from prefect import task
@@ -12,9 +13,12 @@ from tasks.progress import stage_progress
 
 
 @task(task_run_name="pretrain", cache_policy=NO_CACHE, persist_result=False, tags=["gpu"])
-def pretrain(recipe: Recipe) -> str:
+async def pretrain(recipe: Recipe) -> str:
     """Train the base model of a recipe and publish its directory; go on from the last checkpoint after an interruption."""
     from agentr_core.base_model.publish import make_and_publish
 
-    with stage_progress("pretrain", 0) as update:
-        return str(make_and_publish(recipe.base, seed=recipe.seed, work=Path(recipe.workspace) / "base", progress=update))
+    work = Path(recipe.workspace) / "base"
+    async with stage_progress("pretrain", 0) as update:
+        return str(
+            await asyncio.to_thread(make_and_publish, recipe.base, seed=recipe.seed, work=work, progress=update)
+        )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 from prefect.context import TaskRunContext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,16 +28,16 @@ _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
 
 
-@contextmanager
-def stage_progress(stage: str, iteration: int) -> Iterator[Update]:
-    """Return a function to report progress of one stage with; the last report is shown in any case."""
+@asynccontextmanager
+async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
+    """Lend a function to report progress of one stage with, from any thread; the last report is shown in any case."""
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}")
     started = time.monotonic()
     if target is not None and target.is_terminal:
         columns = (
-            TextColumn("{task.description:<28}"), BarColumn(bar_width=28), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.description:<24}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
         )  # fmt: skip
         with Progress(*columns, console=target) as bars:
@@ -45,58 +48,56 @@ def stage_progress(stage: str, iteration: int) -> Iterator[Update]:
                 artifact.update(done, total)
 
             yield draw
-        artifact.finish()
+        await artifact.finish()
         return
-    say = _logger() if target is None else (lambda text: target.print(text, highlight=False))
-    last = _Last()
+    say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
+    last, said_at = name, time.monotonic()
 
     def line(done: int, total: int, note: str) -> None:
-        last.text = f"{name}: {done}/{total} {note}".rstrip()
-        if time.monotonic() - last.at >= _LINE_EVERY_S:
-            last.at = time.monotonic()
-            say(last.text)
+        nonlocal last, said_at
+        last = f"{name}: {done}/{total} {note}".rstrip()
+        if time.monotonic() - said_at >= _LINE_EVERY_S:
+            said_at = time.monotonic()
+            say(last)
         artifact.update(done, total)
 
     yield line
-    say(f"{last.text or name} in {time.monotonic() - started:.1f} s")
-    artifact.finish()
-
-
-class _Last:
-    def __init__(self) -> None:
-        self.text = ""
-        self.at = time.monotonic()
+    say(f"{last} in {time.monotonic() - started:.1f} s")
+    await artifact.finish()
 
 
 class _Artifact:
-    """A progress artifact of the present task run, if there is one."""
+    """A progress artifact of the present task run, if there is one; updates are sent behind the stage's back."""
 
     def __init__(self, description: str) -> None:
         self._description = description
+        self._loop = asyncio.get_running_loop()
+        self._active = TaskRunContext.get() is not None
         self._id: UUID | None = None
-        self._at = 0.0
+        self._sent_at = time.monotonic()
         self._done = 0.0
+        self._sending: Future[None] | None = None
 
     def update(self, done: int, total: int) -> None:
         """Set the artifact to the share that is done, at most every few seconds."""
         self._done = 100.0 * done / total if total else 0.0
-        if time.monotonic() - self._at < _ARTIFACT_EVERY_S or TaskRunContext.get() is None:
-            return
-        self._at = time.monotonic()
-        self._put()
+        busy = self._sending is not None and not self._sending.done()
+        if self._active and not busy and time.monotonic() - self._sent_at >= _ARTIFACT_EVERY_S:
+            self._sent_at = time.monotonic()
+            self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
 
-    def finish(self) -> None:
-        """Set the artifact to all done."""
-        if self._id is not None:
+    async def finish(self) -> None:
+        """Set the artifact to all done, if the stage took long enough to have one."""
+        if self._sending is not None:
+            await asyncio.wrap_future(self._sending)
             self._done = 100.0
-            self._put()
+            await self._send()
 
-    def _put(self) -> None:
+    async def _send(self) -> None:
         if self._id is None:
-            identifier = create_progress_artifact(progress=self._done, description=self._description)
-            self._id = identifier if isinstance(identifier, UUID) else None
+            self._id = await acreate_progress_artifact(progress=self._done, description=self._description)
         else:
-            update_progress_artifact(artifact_id=self._id, progress=self._done)
+            await aupdate_progress_artifact(artifact_id=self._id, progress=self._done)
 
 
 def _logger() -> Callable[[str], None]:

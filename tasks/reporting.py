@@ -15,7 +15,7 @@ from agentr_core.reports.records import IterationReport
 from agentr_core.reports.summary import report_name, summary_markdown, summary_table
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import scores
-from tasks.wiring import RunRef, find_run, open_store, workplace
+from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
@@ -37,10 +37,10 @@ def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
     """Write the reports of some iterations of a run, and the index of all; return the paths of the HTML files."""
     folder = report_folder(run)
     folder.mkdir(parents=True, exist_ok=True)
+    place = quiet_workplace(run)
     written = []
     for iteration in iterations:
-        with workplace(run, "report", iteration) as place:
-            built = build_report(place, iteration)
+        built = build_report(place, iteration)
         html = folder / f"{report_name(built)}.html"
         html.write_text(render_html(built), encoding="utf-8")
         html.with_suffix(".md").write_text(render_markdown(built), encoding="utf-8")
@@ -78,13 +78,13 @@ def _finished(run: RunRef) -> list[int]:
 
 def _score_report(run: RunRef, iteration: int) -> IterationReport:
     """Return a report with nothing but the scores, for tables and the index."""
-    with workplace(run, "scores", iteration, silent=True) as place:
-        return IterationReport(
-            recipe_name=place.recipe.name,
-            run_id=run.run_id,
-            iteration=iteration,
-            date="",
-            environment=place.recipe.environment.name,
-            model=place.recipe.model.path,
-            scores=scores(place, iteration),
-        )
+    place = quiet_workplace(run)
+    return IterationReport(
+        recipe_name=place.recipe.name,
+        run_id=run.run_id,
+        iteration=iteration,
+        date="",
+        environment=place.recipe.environment.name,
+        model=place.recipe.model.path,
+        scores=scores(place, iteration),
+    )

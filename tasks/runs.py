@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agentr_core.stages.start import finish
-from tasks.wiring import RunRef, workplace
+from tasks.wiring import RunRef, quiet_workplace
 
 
 @asynccontextmanager
@@ -18,8 +18,6 @@ async def kept(run: RunRef) -> AsyncIterator[None]:
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
     except Exception:
-        with workplace(run, "end", 0, silent=True) as place:
-            await finish(place, "failed")
+        await finish(quiet_workplace(run), "failed")
         raise
-    with workplace(run, "end", 0, silent=True) as place:
-        await finish(place, "finished")
+    await finish(quiet_workplace(run), "finished")

@@ -8,23 +8,26 @@ from agentr_core.errors import ConfigError
 from agentr_core.export import export_lines as lines_of
 from agentr_core.stages.dataset import dataset_id
 from agentr_core.store.codec import load_dataset, load_samples
-from tasks.wiring import RunRef, find_run, open_store, workplace
+from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
 def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None) -> list[str]:
     """Return the training set of an iteration (the last one by default) as lines of JSON. Raises `ConfigError`."""
     run_id = find_run(workspace, prefix)
     store = open_store(workspace, must_exist=True)
-    with workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=0), "export", 0, silent=True) as place:
-        known = place.all(
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=0))
+    known = [
+        number
+        for (number,) in place.all(
             "select i.iteration from dataset d join iteration i using (iteration_id) where i.run_id = ? order by 1", run_id
         )
-        wanted = iteration or (known[-1][0] if known else 0)
-        if (wanted,) not in known:
-            raise ConfigError(
-                f"run {run_id} has no dataset of iteration {wanted}; it has {', '.join(str(i) for (i,) in known) or 'none'}"
-            )
-        samples = [sample for _, sample in load_dataset(store, dataset_id(place, wanted))]
+    ]
+    wanted = iteration or (known[-1] if known else 0)
+    if wanted not in known:
+        raise ConfigError(
+            f"run {run_id} has no dataset of iteration {wanted}; it has {', '.join(map(str, known)) or 'none'}"
+        )
+    samples = [sample for _, sample in load_dataset(store, dataset_id(place, wanted))]
     return list(lines_of(samples, form))
 
 

@@ -21,7 +21,7 @@ from agentr_core.stages import evaluate as evaluating
 from agentr_core.stages import splice as splicing
 from agentr_core.stages import start as starting
 from agentr_core.stages import train as training
-from tasks.wiring import RunRef, workplace
+from tasks.wiring import RunRef, quiet_workplace, workplace
 
 
 async def heals(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
@@ -43,61 +43,58 @@ _OPTIONS: dict[str, Any] = {
 @task(task_run_name="start", **_OPTIONS)
 async def start(run: RunRef, recipe: Recipe) -> dict[str, Any]:
     """Write a run and the model it begins with to the store."""
-    with workplace(run, "start", 0, recipe, silent=True) as place:
-        return await starting.start(place)
+    return await starting.start(quiet_workplace(run, recipe))
 
 
 @task(task_run_name="begin-{iteration}", **_OPTIONS)
 async def begin(run: RunRef, iteration: int) -> None:
     """Write that an iteration runs."""
-    with workplace(run, "begin", iteration, silent=True) as place:
-        await starting.begin(place, iteration)
+    await starting.begin(quiet_workplace(run), iteration)
 
 
 @task(task_run_name="end-{iteration}", **_OPTIONS)
 async def end(run: RunRef, iteration: int) -> None:
     """Write that an iteration is finished."""
-    with workplace(run, "end", iteration, silent=True) as place:
-        await starting.end(place, iteration)
+    await starting.end(quiet_workplace(run), iteration)
 
 
 @task(task_run_name="collect-{iteration}-{shard}", tags=["gpu", "env"], **_OPTIONS)
 async def collect(run: RunRef, iteration: int, shard: int = 0, shards: int = 1) -> dict[str, Any]:
     """Grow the trees of an iteration, or of one shard of it."""
-    with workplace(run, "collect", iteration) as place:
+    async with workplace(run, "collect", iteration) as place:
         return await collecting.collect(place, iteration, shard=shard, shards=shards)
 
 
 @task(task_run_name="critique-{iteration}", tags=["gpu"], **_OPTIONS)
 async def critique(run: RunRef, iteration: int) -> dict[str, Any]:
     """Pair the paths of the trees and judge the bad ones."""
-    with workplace(run, "critique", iteration) as place:
+    async with workplace(run, "critique", iteration) as place:
         return await critiquing.critique(place, iteration)
 
 
 @task(task_run_name="splice-{iteration}", tags=["env"], **_OPTIONS)
 async def splice(run: RunRef, iteration: int) -> dict[str, Any]:
     """Make samples of the judged pairs and of the good paths."""
-    with workplace(run, "splice", iteration) as place:
+    async with workplace(run, "splice", iteration) as place:
         return await splicing.splice_pairs(place, iteration)
 
 
 @task(task_run_name="dataset-{iteration}", **_OPTIONS)
 async def dataset(run: RunRef, iteration: int) -> dict[str, Any]:
     """Filter, mix and tokenise the samples."""
-    with workplace(run, "dataset", iteration) as place:
+    async with workplace(run, "dataset", iteration) as place:
         return await building.dataset(place, iteration)
 
 
 @task(task_run_name="train-{iteration}", tags=["gpu"], **_OPTIONS)
 async def train(run: RunRef, iteration: int) -> dict[str, Any]:
     """Fine-tune on the dataset."""
-    with workplace(run, "train", iteration) as place:
+    async with workplace(run, "train", iteration) as place:
         return await training.train(place, iteration)
 
 
 @task(task_run_name="evaluate-{iteration}", tags=["gpu", "env"], **_OPTIONS)
 async def evaluate(run: RunRef, iteration: int) -> dict[str, Any]:
     """Evaluate the checkpoint of an iteration on the held-out instances."""
-    with workplace(run, "evaluate", iteration) as place:
+    async with workplace(run, "evaluate", iteration) as place:
         return await evaluating.evaluate(place, iteration)

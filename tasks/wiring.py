@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from agentr_core.protocols import ChatModel, Environment
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.start import run_id_of
 from agentr_core.store import Store
-from tasks.progress import stage_progress
+from tasks.progress import Update, stage_progress
 
 STORE_FILE = "store.duckdb"
 
@@ -70,23 +70,26 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-@contextmanager
-def workplace(
-    run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None, *, silent: bool = False
-) -> Iterator[Workplace]:
-    """Lend what a stage needs. The recipe comes from the store unless given, as when the run is first written."""
+@asynccontextmanager
+async def workplace(run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None) -> AsyncIterator[Workplace]:
+    """Lend what a stage needs, with its progress shown. The recipe comes from the store unless given."""
+    async with stage_progress(stage, iteration) as update:
+        yield quiet_workplace(run, recipe, progress=update)
+
+
+def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
+    """Return what a stage needs; nobody is told of its progress unless `progress` is given."""
     root = Path(run.workspace)
-    recipe = recipe or stored_recipe(root, run.run_id)
-    with nullcontext(_unseen) if silent else stage_progress(stage, iteration) as update:
-        yield Workplace(
-            recipe=recipe,
-            run_id=run.run_id,
-            root=root,
-            store=open_store(root),
-            make_environment=lambda: make_environment(recipe),
-            load_model=lambda path: load_model(recipe, path),
-            progress=update,
-        )
+    known = recipe or stored_recipe(root, run.run_id)
+    return Workplace(
+        recipe=known,
+        run_id=run.run_id,
+        root=root,
+        store=open_store(root),
+        make_environment=lambda: make_environment(known),
+        load_model=lambda path: load_model(known, path),
+        progress=progress or _unseen,
+    )
 
 
 def _unseen(done: int, total: int, note: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.decoding import Decoder, Reply
@@ -45,6 +46,8 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
     place = _device(device)
+    # Stages show their own progress.
+    transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model, report = AutoModelForCausalLM.from_pretrained(

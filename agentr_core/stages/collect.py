@@ -14,7 +14,15 @@ from agentr_core.search.tree import Arena, Expansion
 from agentr_core.stages.instances import check_separate, test_instances, training_instances
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.store import Writer
-from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, load_trees, tree_rows, unfinished_trees
+from agentr_core.store.codec import (
+    TreeHead,
+    finished_rows,
+    growth_rows,
+    instance_row,
+    load_trees,
+    tree_rows,
+    unfinished_trees,
+)
 from agentr_core.types import Instance, Tree
 
 STAGE = "collect"
@@ -55,8 +63,9 @@ async def collect(place: Workplace, iteration: int, *, shard: int = 0, shards: i
     recipe = place.recipe
     env = place.make_environment()
     try:
-        held_out = test_instances(recipe, env)
-        await asyncio.to_thread(check_separate, env, training_instances(recipe, env, iteration), held_out)
+        chosen, held_out = training_instances(recipe, env, iteration), test_instances(recipe, env)
+        await asyncio.to_thread(check_separate, env, chosen, held_out)
+        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
     finally:
         env.close()
     wanted = dict(list(tree_ids(place, iteration).items())[shard::shards])

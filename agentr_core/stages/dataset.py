@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,16 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _counts(built: Dataset) -> dict[str, Any]:
-    manifest = asdict(built.manifest)
-    return {key: dict(value) if isinstance(value, dict) else value for key, value in manifest.items()}
+    manifest = built.manifest
+    return {
+        "rows": manifest.rows,
+        "tokens": manifest.tokens,
+        "samples": {str(kind): count for kind, count in manifest.samples.items()},
+        "trained_tokens": dict(manifest.trained_tokens),
+        "replayed": manifest.replayed,
+        "general_passes": manifest.general_passes,
+        "seed": manifest.seed,
+    }
 
 
 def _write_file(built: Dataset, path: Path) -> None:

@@ -15,7 +15,7 @@ from agentr_core.stages.collect import CONCURRENCY, speed
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.store import Writer
-from agentr_core.store.codec import Draw, episode_rows, evaluation_rows, load_episodes, rejection_rows
+from agentr_core.store.codec import Draw, episode_rows, evaluation_rows, instance_row, load_episodes, rejection_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import Sampling
 
@@ -42,6 +42,7 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     env = place.make_environment()
     try:
         instances = test_instances(place.recipe, env)
+        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in instances]})
     finally:
         env.close()
     plans = episode_plans(

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from agentr_core.errors import DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
 from agentr_core.training.job import Fault
 
-_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
+# Writers in Rust and C++ tell it in their text only; torch's does not say why a write failed.
+_WRITE_FAILED = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
 _MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 
-def describe(error: BaseException) -> Fault:
-    """Return the fault that stands for an exception: its kind, what happened, what to do."""
+def describe(error: BaseException, folder: Path) -> Fault:
+    """Return the fault that stands for an exception: its kind, what happened, what to do.
+
+    `folder` is where the training writes; a failed write is told with the room that is left there.
+    """
     if isinstance(error, DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
     chain = list(_chain(error))
-    if any(_is_disk_full(link) for link in chain):
+    if any(_is_failed_write(link) for link in chain):
+        room = shutil.disk_usage(folder).free / 1e6
         return _fault(
-            TrainingFault, f"the checkpoint could not be written, the disk is full ({_line(error)}); free space"
+            TrainingFault,
+            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {room:.1f} MB left, free "
+            "some and train again",
         )
     if any(_is_memory(link) for link in chain):
         return _fault(
@@ -42,11 +51,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _is_disk_full(error: BaseException) -> bool:
+def _is_failed_write(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    # Rust and C++ writers tell it in their text only.
-    return any(text in str(error) for text in _DISK_FULL)
+    return any(text in str(error) for text in _WRITE_FAILED)
 
 
 def _is_memory(error: BaseException) -> bool:

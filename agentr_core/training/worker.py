@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
             from agentr_core.training.faults import describe
 
-            tell(describe(error))
+            tell(describe(error, job.work.root))
             return 1
     return 0
 

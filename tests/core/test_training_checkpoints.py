@@ -83,35 +83,36 @@ def test_what_is_at_the_destination_is_left_alone(published, tiny_model_dir, tmp
     assert (published / MANIFEST).read_bytes() == before
 
 
-def test_faults_keep_their_kind_across_the_process():
-    assert describe(NonFiniteLoss("step 3")).kind == "NonFiniteLoss"
-    assert describe(DataFault("row 1")).message == "row 1"
-    assert describe(torch.OutOfMemoryError("CUDA out of memory. Tried")).kind == "OutOfMemory"
-    assert describe(MemoryError()).kind == "OutOfMemory"
-    unknown = describe(ZeroDivisionError("division by zero"))
+def test_faults_keep_their_kind_across_the_process(tmp_path):
+    assert describe(NonFiniteLoss("step 3"), tmp_path).kind == "NonFiniteLoss"
+    assert describe(DataFault("row 1"), tmp_path).message == "row 1"
+    assert describe(torch.OutOfMemoryError("CUDA out of memory. Tried"), tmp_path).kind == "OutOfMemory"
+    assert describe(MemoryError(), tmp_path).kind == "OutOfMemory"
+    unknown = describe(ZeroDivisionError("division by zero"), tmp_path)
     assert (unknown.kind, unknown.message) == (
         "TrainingFault",
         "the trainer failed with ZeroDivisionError: division by zero",
     )
 
 
-def test_a_lack_of_memory_on_the_cpu_is_told_from_torch_itself():
+def test_a_lack_of_memory_on_the_cpu_is_told_from_torch_itself(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    fault = describe(caught.value)
+    fault = describe(caught.value, tmp_path)
     assert fault.kind == "OutOfMemory"
     assert "per_device_train_batch_size" in fault.message
 
 
-def test_a_full_disk_is_told_also_when_it_is_the_cause_of_another_error():
+def test_a_full_disk_is_told_also_when_it_is_the_cause_of_another_error(tmp_path):
     try:
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as full:
             raise RuntimeError("unexpected pos 64 vs 0") from full
     except RuntimeError as error:
-        fault = describe(error)
+        fault = describe(error, tmp_path)
 
     assert fault.kind == "TrainingFault"
-    assert "disk is full" in fault.message
+    assert f"could not be written to {tmp_path}" in fault.message
+    assert "MB left" in fault.message

@@ -60,5 +60,5 @@ def test_the_seed_decides_the_order():
 def test_rows_that_cannot_be_trained_on_are_refused():
     with pytest.raises(DataFault, match="no rows"):
         plan([], per_step=1, epochs=1, max_tokens=0, seed=0)
-    with pytest.raises(DataFault, match="row 1 .* no trained token"):
+    with pytest.raises(DataFault, match=r"row 1 .* no trained token"):
         plan([3, 0], per_step=1, epochs=1, max_tokens=5, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -130,7 +131,7 @@ async def test_cancelling_ends_the_trainer_and_keeps_its_checkpoints(tiny_model_
 async def test_a_loss_that_is_not_finite_is_told_with_the_log_and_the_good_checkpoint_stays(tiny_model_dir, tmp_path):
     job = make_job(tiny_model_dir, tmp_path, learning_rate=1e30, warmup_ratio=0.0, checkpoint_every=1)
 
-    with pytest.raises(NonFiniteLoss, match=r"step 2 of 6 .*\n(?s:.*)Traceback"):
+    with pytest.raises(NonFiniteLoss, match=r"step 2 of 6 .* is kept(?s:.*)in training_step"):
         await train(job)
     assert saved(job, 1)
     assert not job.output_dir.exists()
@@ -160,7 +161,7 @@ async def test_a_full_disk_is_one_clear_sentence(tiny_model_dir, tmp_path):
         ["unshare", "-rm", "sh", "-c", script, PARENT], capture_output=True, cwd=Path(__file__).parents[2], text=True
     )
     assert ended.returncode == 1
-    assert "TrainingFault: the checkpoint could not be written, the disk is full" in ended.stderr
+    assert re.search(r"TrainingFault: a checkpoint could not be written to .* has 0\.\d MB left", ended.stderr)
 
 
 async def test_a_missing_input_is_named_before_a_process_is_started(tiny_model_dir, tmp_path):

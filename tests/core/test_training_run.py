@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from agentr_core.training.plan import plan
 from agentr_core.training.trainer import make_trainer, samples_per_step
 from agentr_core.training.worker import run
 
-
+pytestmark = pytest.mark.slow
 # peft reads an attribute that transformers renamed.
 PEFT_WARNING = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -141,7 +142,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, tiny_model_dir
     assert [(step.step, step.loss, step.trained_tokens) for step in joined] == [
         (step.step, step.loss, step.trained_tokens) for step in straight
     ]
-    assert all(later.seconds > earlier.seconds for earlier, later in zip(joined, joined[1:], strict=False))
+    assert all(later.seconds > earlier.seconds for earlier, later in pairwise(joined))
 
 
 def test_a_token_budget_decides_steps_and_schedule(tmp_path, tiny_model_dir):
