@@ -206,6 +206,8 @@ class BaseConfig:
     """Part of the samples that are judge examples."""
     procedural_share: Unit = 0.5
     """Part of the samples that come from procedural worlds; the others come from the training instances."""
+    rename_share: Unit = 0.65
+    """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
     output: str = ""
     """Where the finished model directory goes."""
     num_threads: Natural = 0
@@ -267,7 +269,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"recipe {path} does not exist; `ls deployments/recipes` shows those that come along") from None
+        raise ConfigError(
+            f"recipe {path} does not exist; `ls deployments/recipes` shows those that come along"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):

@@ -40,7 +40,9 @@ def load_renderer(path: Path) -> Renderer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise ModelDirectoryError(
+            f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
     return Renderer(tokenizer)
 
 

@@ -5,18 +5,15 @@ Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import click
 
-from agentr_core.errors import AgentrError, ConfigError, UserError
+from agentr_core.errors import AgentrError, UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,7 +185,9 @@ def play(name: str, split: str, index: int | None) -> None:
     """Play an instance yourself: type actions, an empty line ends it."""
     from tasks.environments import play as play_by_hand
 
-    play_by_hand(name, split, index, read=lambda: click.prompt("Action", default="", show_default=False), write=click.echo)
+    play_by_hand(
+        name, split, index, read=lambda: click.prompt("Action", default="", show_default=False), write=click.echo
+    )
 
 
 @cli.command()

@@ -15,9 +15,7 @@ from tasks.wiring import load_recipe, reference
 
 
 @flow(name="flywheel", flow_run_name="{recipe}")
-async def flywheel(
-    recipe: str, overrides: list[str] | None = None, iterations: int | None = None
-) -> dict[str, Any]:
+async def flywheel(recipe: str, overrides: list[str] | None = None, iterations: int | None = None) -> dict[str, Any]:
     """Run a recipe; return the run's id, the table of its scores and the path of its last report.
 
     Args:

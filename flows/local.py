@@ -64,5 +64,3 @@ async def _evaluation(recipe: Recipe) -> str:
 def _run(function: Any, recipe: Recipe) -> Any:
     progress.console.set(Console(stderr=True))
     return asyncio.run(function(recipe))
-
-

@@ -31,7 +31,15 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
             )
         )
-    for each in (stages.collect, stages.critique, stages.splice, stages.dataset, stages.train, stages.evaluate, stages.report):
+    for each in (
+        stages.collect,
+        stages.critique,
+        stages.splice,
+        stages.dataset,
+        stages.train,
+        stages.evaluate,
+        stages.report,
+    ):
         made.append(each.to_deployment(name="stage", tags=["agentr"]))
     return made
 

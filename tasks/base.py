@@ -19,6 +19,4 @@ async def pretrain(recipe: Recipe) -> str:
 
     work = Path(recipe.workspace) / "base"
     async with stage_progress("pretrain", 0) as update:
-        return str(
-            await asyncio.to_thread(make_and_publish, recipe.base, seed=recipe.seed, work=work, progress=update)
-        )
+        return str(await asyncio.to_thread(make_and_publish, recipe.base, seed=recipe.seed, work=work, progress=update))

@@ -48,7 +48,9 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
 
 
 def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
-    fields = [f"  {section}.{key} = {json.dumps(value)}" for section in sections for key, value in plain[section].items()]
+    fields = [
+        f"  {section}.{key} = {json.dumps(value)}" for section in sections for key, value in plain[section].items()
+    ]
     return ["", stage, *fields]
 
 

@@ -25,7 +25,9 @@ async def report(run: RunRef, iteration: int) -> str:
     built = _score_report(run, iteration)
     name = f"{built.recipe_name}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
-        key=f"scores-{name}", markdown=summary_markdown([built]), description=f"Held-out success up to iteration {iteration}"
+        key=f"scores-{name}",
+        markdown=summary_markdown([built]),
+        description=f"Held-out success up to iteration {iteration}",
     )
     await acreate_link_artifact(
         key=f"report-{name}-{iteration}", link=path.resolve().as_uri(), link_text=f"Report of iteration {iteration}"

@@ -19,7 +19,8 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
     known = [
         number
         for (number,) in place.all(
-            "select i.iteration from dataset d join iteration i using (iteration_id) where i.run_id = ? order by 1", run_id
+            "select i.iteration from dataset d join iteration i using (iteration_id) where i.run_id = ? order by 1",
+            run_id,
         )
     ]
     wanted = iteration or (known[-1] if known else 0)
@@ -41,7 +42,7 @@ def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
     if len(found) != 1:
         raise ConfigError(
             f"{'no' if found.empty else 'more than one'} sample in {workspace} begins with {prefix!r}; "
-            "`agentr sql \"select sample_id, kind from v_samples limit 10\"` shows some"
+            '`agentr sql "select sample_id, kind from v_samples limit 10"` shows some'
         )
     (sample,) = load_samples(store, [str(found[0])]).values()
     return [(f"[{m.role}{', trained' if m.train else ''}]\n{m.text}\n", m.train) for m in sample.messages]

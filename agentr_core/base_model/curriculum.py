@@ -1,4 +1,4 @@
-"""What the tiny base model learns from: expert episodes and oracle-judged steps, with items renamed at random.
+"""What the tiny base model learns from: expert episodes and oracle-judged steps, most with items renamed at random.
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
 of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
@@ -41,12 +41,14 @@ class Curriculum:
         seed: another seed is another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
         procedural_share: part of the samples that come from procedural worlds, in [0, 1].
+        rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
     """
 
-    def __init__(self, *, seed: int, judge_share: float, procedural_share: float) -> None:
+    def __init__(self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float) -> None:
         self._seed = seed
         self._judge_share = judge_share
         self._procedural_share = procedural_share
+        self._rename_share = rename_share
         self._env = TextCraft(expert="lazy")
         self._train = self._env.instances("train")
         book = self._env.book
@@ -73,7 +75,9 @@ class Curriculum:
             instance = Instance(environment="textcraft", split="procedural", index=rng.randrange(10**6, 10**9))
         else:
             instance = rng.choice(self._train)
-        task = rename(self._env.task(instance), self._names, rng)
+        renamed = instance.split == "procedural" or rng.random() < self._rename_share
+        task = self._env.task(instance)
+        task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
         if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
@@ -106,6 +110,11 @@ def rename(task: CraftingTask, names: Sequence[str], rng: random.Random) -> Craf
         commands=tuple(commands),
         item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
     )
+
+
+def shuffled(task: CraftingTask, rng: random.Random) -> CraftingTask:
+    """Return the task with its commands listed in another order."""
+    return replace(task, commands=tuple(rng.sample(task.commands, len(task.commands))))
 
 
 def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
@@ -194,4 +203,3 @@ def corrupt(task: CraftingTask, present: Plan, expected: str, steps: Sequence[Ju
         return " ".join(words)
     wanted = rng.choice([*present.recipes] or [task.goal])
     return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(task.goal)}"
-

@@ -28,9 +28,19 @@ TOKENIZER_SAMPLES = 5000
 DECAY_SHARE = 0.2
 
 
+def make_curriculum(config: BaseConfig, seed: int) -> Curriculum:
+    """Return the stream of samples that a configuration asks for."""
+    return Curriculum(
+        seed=seed,
+        judge_share=config.judge_share,
+        procedural_share=config.procedural_share,
+        rename_share=config.rename_share,
+    )
+
+
 def make_tokenizer(config: BaseConfig, seed: int) -> Any:
     """Return the tokenizer of the base model: its phrases are those of the curriculum's first samples."""
-    curriculum = Curriculum(seed=seed, judge_share=config.judge_share, procedural_share=config.procedural_share)
+    curriculum = make_curriculum(config, seed)
     samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
     numbers = "".join(f" {number} , {number}" for number in range(129))
     revision = f"\nAction: {ACTION}\nCould not execute {ACTION}\n{ACKNOWLEDGEMENT}"
@@ -69,11 +79,8 @@ class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield batches from the first one on."""
-        curriculum = Curriculum(
-            seed=self._seed, judge_share=self._config.judge_share, procedural_share=self._config.procedural_share
-        )
         renderer = Renderer(self._tokenizer)
-        rows = (renderer.render_sample(sample.messages) for sample in curriculum)
+        rows = (renderer.render_sample(sample.messages) for sample in make_curriculum(self._config, self._seed))
         return batches(rows, batch_tokens=self._config.batch_tokens, pad=self._tokenizer.pad_token_id)
 
 

@@ -12,9 +12,7 @@ from agentr_core.config import BaseConfig
 from agentr_core.fingerprint import canonical, fingerprint
 
 
-def make_and_publish(
-    config: BaseConfig, *, seed: int, work: Path, progress: Callable[[int, int, str], None]
-) -> Path:
+def make_and_publish(config: BaseConfig, *, seed: int, work: Path, progress: Callable[[int, int, str], None]) -> Path:
     """Return the directory of the finished model, made if it is not there yet.
 
     An interrupted training goes on from its last checkpoint in `work`. The directory appears only when it is complete;

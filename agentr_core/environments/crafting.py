@@ -109,9 +109,7 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
 
 def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, ...]:
     """Return the inputs of a recipe with generic ingredients replaced by the items that stand for them."""
-    return tuple(
-        Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs
-    )
+    return tuple(Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs)
 
 
 def _choices(task: CraftingTask, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:

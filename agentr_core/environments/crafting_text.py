@@ -97,7 +97,8 @@ def optimal_replies(task: CraftingTask, chosen: Plan) -> list[str]:
     ]
     for item, times in reversed(list(chosen.crafts.items())):
         replies.extend(
-            [f"Thought: all is there for {display(item)}.\nAction: {_craft(chosen.recipes[item], chosen.items)}"] * times
+            [f"Thought: all is there for {display(item)}.\nAction: {_craft(chosen.recipes[item], chosen.items)}"]
+            * times
         )
     return replies
 
@@ -108,6 +109,6 @@ def _craft(recipe: Recipe, items: Mapping[str, str]) -> str:
 
 
 def _hop(hop: Hop) -> str:
-    takes = ", ".join(f"{i.count} {display(i.name)}" for i in hop.recipe.inputs)
+    inputs = ", ".join(f"{i.count} {display(i.name)}" for i in hop.recipe.inputs)
     lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
-    return f"{display(hop.item)} takes {takes}; lacking {lacking}."
+    return f"{display(hop.item)} using {inputs}; lacking {lacking}."

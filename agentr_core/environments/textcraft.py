@@ -100,7 +100,9 @@ class TextCraft:
         """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
         observation, item = self._game.act(action)
         won = item == self._goal
-        return Transition(observation, float(won), won, False, {"success": won, "valid": bool(item) or action.startswith("inventory")})
+        return Transition(
+            observation, float(won), won, False, {"success": won, "valid": bool(item) or action.startswith("inventory")}
+        )
 
     def snapshot(self) -> Any:
         """Return a copy of the inventory with the goal and world it belongs to."""

@@ -34,9 +34,7 @@ CONCURRENCY = 512
 
 def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
     """Return the id of the tree that an iteration grows for an instance."""
-    return fingerprint(
-        "tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, place.recipe.search
-    )
+    return fingerprint("tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, place.recipe.search)
 
 
 def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
@@ -78,7 +76,12 @@ async def collect(place: Workplace, iteration: int, *, shard: int = 0, shards: i
 
 
 async def _grow_all(
-    place: Workplace, iteration: int, missing: dict[str, Instance], begun: dict[str, Tree], policy: Checkpoint, total: int
+    place: Workplace,
+    iteration: int,
+    missing: dict[str, Instance],
+    begun: dict[str, Tree],
+    policy: Checkpoint,
+    total: int,
 ) -> None:
     recipe = place.recipe
     environments = EnvironmentPool(place.make_environment)
@@ -117,7 +120,14 @@ async def _grow_all(
                         show()
 
                     tree = await grow(
-                        instance, env, batcher.sample, recipe.search, seed=seed, tree=stored, on_expansion=keep, timer=timer
+                        instance,
+                        env,
+                        batcher.sample,
+                        recipe.search,
+                        seed=seed,
+                        tree=stored,
+                        on_expansion=keep,
+                        timer=timer,
                     )
                     writer.add(finished_rows(head, tree))
 

@@ -63,7 +63,9 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     place.store.write(
         {
             **rejection_rows(rejections, iteration_id=iteration_id),
-            "pair": [row for pair in pairs for row in pair_rows(pair_id(pair), pair, iteration_id=iteration_id)["pair"]],
+            "pair": [
+                row for pair in pairs for row in pair_rows(pair_id(pair), pair, iteration_id=iteration_id)["pair"]
+            ],
         }
     )
     open_ids = set(place.store.missing("critique", [pair_id(pair) for pair in pairs]))

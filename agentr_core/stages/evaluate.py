@@ -27,9 +27,7 @@ TEST, REVISION = "test", "revision_test"
 def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
     """Return the id of an evaluation of the checkpoint that an iteration made (0: the base model)."""
     recipe = place.recipe
-    return fingerprint(
-        "evaluation", VERSION, place.iteration_id(iteration), name, recipe.evaluation, recipe.instances
-    )
+    return fingerprint("evaluation", VERSION, place.iteration_id(iteration), name, recipe.evaluation, recipe.instances)
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -55,9 +53,7 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
             [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=place.recipe.seed
         )
         place.store.write(rejection_rows(rejected, iteration_id=place.iteration_id(iteration)))
-        scores[REVISION] = await _play(
-            place, iteration, REVISION, cuts, checkpoint, config.revision_test.max_steps
-        )
+        scores[REVISION] = await _play(place, iteration, REVISION, cuts, checkpoint, config.revision_test.max_steps)
     return scores
 
 

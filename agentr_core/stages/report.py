@@ -193,7 +193,7 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
         )
     )
     faults = place.all(
-        'select "class", phase, count(*), count(*) filter (level = \'error\') from event where iteration_id = ? '
+        "select \"class\", phase, count(*), count(*) filter (level = 'error') from event where iteration_id = ? "
         "group by all order by all",
         iteration_id,
     )

@@ -36,7 +36,10 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
     None when one of the two was not evaluated.
     """
     now, before = (
-        {(e.instance.key, e.repeat): e.trajectory.success for e in load_episodes(place.store, evaluation_id(place, i, TEST))}
+        {
+            (e.instance.key, e.repeat): e.trajectory.success
+            for e in load_episodes(place.store, evaluation_id(place, i, TEST))
+        }
         for i in (iteration, other)
     )
     gains = [float(now[key]) - float(before[key]) for key in now.keys() & before.keys()]
@@ -47,9 +50,7 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
     return Estimate(value=mean, low=mean - Z * spread, high=mean + Z * spread, n=len(gains))
 
 
-def _score(
-    number: int, episodes: list[Episode], depths: list[int | None], revision: list[Episode]
-) -> IterationScore:
+def _score(number: int, episodes: list[Episode], depths: list[int | None], revision: list[Episode]) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in trajectories])
     steps = metrics.mean_steps_to_success(trajectories)

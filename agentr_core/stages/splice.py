@@ -26,17 +26,13 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     trees = load_trees(place.store, list(tree_ids(place, iteration)))
     with place.timed(STAGE, iteration) as clock:
         units, samples, rejections = await asyncio.to_thread(_make, place, iteration, trees)
-        place.store.write(
-            merge([*units, rejection_rows(rejections, iteration_id=place.iteration_id(iteration))])
-        )
+        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=place.iteration_id(iteration))]))
         clock.add({})
     kinds = [str(sample.kind) for sample in samples]
     return {"revision": kinds.count("revision"), "good": kinds.count("good"), "rejected": len(rejections)}
 
 
-def _make(
-    place: Workplace, iteration: int, trees: dict[str, Tree]
-) -> tuple[list[Rows], list[Sample], list[Rejection]]:
+def _make(place: Workplace, iteration: int, trees: dict[str, Tree]) -> tuple[list[Rows], list[Sample], list[Rejection]]:
     env = place.make_environment()
     try:
         return _make_with(env, place, iteration, trees)

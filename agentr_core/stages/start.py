@@ -49,9 +49,7 @@ async def start(place: Workplace) -> dict[str, Any]:
                     workspace=str(place.root),
                 ),
                 checkpoint_rows(checkpoint_id, path=str(path), weights_sha256=digest, config={}),
-                iteration_rows(
-                    place.iteration_id(0), run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id
-                ),
+                iteration_rows(place.iteration_id(0), run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id),
             ]
         )
     )

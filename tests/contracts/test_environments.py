@@ -35,9 +35,7 @@ class Forgetful(TextCraft):
         self._game = type(self._game)(self._world)
 
 
-@pytest.mark.parametrize(
-    ("broken", "rule"), [(Leaky, "leakage"), (Generous, "transition"), (Forgetful, "snapshot")]
-)
+@pytest.mark.parametrize(("broken", "rule"), [(Leaky, "leakage"), (Generous, "transition"), (Forgetful, "snapshot")])
 def test_checker_catches(broken, rule):
     assert rule in {violation.rule for violation in check(broken)}
 

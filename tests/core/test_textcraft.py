@@ -144,9 +144,14 @@ def test_plan_of_a_goal_that_needs_itself_is_none(env):
     recipe = task.commands[0]
     circle = CraftingTask(
         goal=recipe.output,
-        commands=(type(recipe)(
-            output=recipe.output, count=1, output_tag=None, inputs=(type(recipe.inputs[0])(
-                name=recipe.output, count=1, is_tag=False),)),),
+        commands=(
+            type(recipe)(
+                output=recipe.output,
+                count=1,
+                output_tag=None,
+                inputs=(type(recipe.inputs[0])(name=recipe.output, count=1, is_tag=False),),
+            ),
+        ),
         item_to_tag={},
     )
     assert plan(circle, {}) is None
