@@ -130,7 +130,8 @@ class GeneralDataConfig:
 class DataConfig:
     """What the training set of an iteration is made of."""
 
-    use: Literal["revision", "good", "both"] = "both"
+    use: Literal["revision", "good", "both", "expert"] = "both"
+    """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is searched."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree, shortest first; 0 means no cap (as published)."""
     replay: bool = False

@@ -25,9 +25,13 @@ class Filtered(NamedTuple, Generic[T]):
     rejected: tuple[Rejection, ...]
 
 
-def unused_kinds(samples: Iterable[Sample], use: Literal["revision", "good", "both"]) -> Filtered[Sample]:
-    """Return the samples without the kind that the recipe does not train on: revision or good ones."""
-    unused = {"revision": {SampleKind.GOOD}, "good": {SampleKind.REVISION}, "both": set[SampleKind]()}[use]
+Use = Literal["revision", "good", "both", "expert"]
+
+
+def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
+    """Return the samples without the kinds that the recipe does not train on: revision or good ones, or both."""
+    revision, good = SampleKind.REVISION, SampleKind.GOOD
+    unused = {"revision": {good}, "good": {revision}, "both": set[SampleKind](), "expert": {revision, good}}[use]
     kept, rejected = [], []
     for sample in samples:
         if sample.kind in unused:

@@ -35,8 +35,11 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
         await stages.evaluate(run.run_id, 0, run.workspace)
         report = ""
         for iteration in range(1, recipe.iterations + 1):
-            await stages.collect(run.run_id, iteration, run.workspace)
-            await stages.critique(run.run_id, iteration, run.workspace)
+            await steps.begin(run, iteration)
+            if recipe.data.use != "expert":
+                await stages.collect(run.run_id, iteration, run.workspace)
+            if recipe.data.use in ("revision", "both"):
+                await stages.critique(run.run_id, iteration, run.workspace)
             await stages.splice(run.run_id, iteration, run.workspace)
             await stages.dataset(run.run_id, iteration, run.workspace)
             await stages.train(run.run_id, iteration, run.workspace)

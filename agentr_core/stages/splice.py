@@ -13,6 +13,7 @@ from agentr_core.search.paths import leaf_paths
 from agentr_core.splicing import good_sample, splice
 from agentr_core.stages.collect import tree_ids
 from agentr_core.stages.critique import pair_id, pairs_of
+from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import load_critiques, load_trees, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
@@ -22,7 +23,12 @@ STAGE = "splice"
 
 
 async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of each there are."""
+    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of each there are.
+
+    With `data.use: good` only the good paths become samples, with `expert` only the expert's episodes.
+    """
+    if place.recipe.data.use == "expert":
+        return await expert_samples(place, iteration)
     trees = load_trees(place.store, list(tree_ids(place, iteration)))
     with place.timed(STAGE, iteration) as clock:
         units, samples, rejections = await asyncio.to_thread(_make, place, iteration, trees)
@@ -45,7 +51,8 @@ def _make_with(
 ) -> tuple[list[Rows], list[Sample], list[Rejection]]:
     alpha = place.recipe.alpha(iteration)
     iteration_id = place.iteration_id(iteration)
-    pairs, _ = pairs_of(place, iteration, trees)
+    # Without revision samples nobody was judged, and nothing is spliced.
+    pairs = [] if place.recipe.data.use == "good" else pairs_of(place, iteration, trees)[0]
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
     units: list[Rows] = []
     samples: list[Sample] = []
