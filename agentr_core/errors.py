@@ -7,6 +7,7 @@
     │   ├── StoreError                a workspace that cannot be opened
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
+    │   ├── RunBusy                   another process is at this run
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
     │   ├── EnvironmentUnavailable (Transient)
@@ -21,7 +22,8 @@
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
 `Transient` marks what may heal by itself: Prefect tasks retry these and nothing else.
-To add a class: inherit the right branch (and the matching builtin), keep it picklable by one message argument, list it above.
+To add a class: inherit the right branch (and the matching builtin), keep it picklable by one message argument, and
+list it above.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ class CorruptStore(StoreError):
 
 class StoreBusy(StoreError, Transient):
     """Another process holds the workspace for longer than we wait."""
+
+
+class RunBusy(UserError):
+    """Another process is at this run; two would do the same work twice."""
 
 
 class DataFileError(UserError):

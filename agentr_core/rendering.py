@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.labels import IGNORED
 from agentr_core.types import Message
 
-IGNORED = -100
-"""The label of a token without loss: what torch's cross entropy skips by default."""
 _CACHED_SEGMENTS = 8192
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from agentr_core.errors import DataFault
-from agentr_core.rendering import IGNORED, Renderer, check_sample
+from agentr_core.labels import IGNORED
+from agentr_core.rendering import Renderer, check_sample
 from agentr_core.samples import TurnClass, check_flags, sample_id, trained_turns, turn_classes
 from agentr_core.types import Sample, SampleKind
 

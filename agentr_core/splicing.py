@@ -121,7 +121,7 @@ def good_sample(path: Path, env: Environment) -> Sample:
 def _verified(
     pair: PathPair, cut: int, critique: Critique | None, env: Environment, *, alpha: float, seed: int
 ) -> Sample | Rejection:
-    """Play kept steps, revision turn and good steps; the agent will really send the dummy action, so it is played too."""
+    """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so it is played."""
     pause = Step(reply=_reflection(pair, seed).text, action=ACTION, observation=ACKNOWLEDGEMENT, reward=0.0)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])

@@ -40,7 +40,15 @@ def cli() -> None:
     # Prefect reads these when it is first imported; a value the user has set stays.
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+
+
+def _quiet_prefect() -> None:
+    """Let a local run speak for itself: an error is one sentence here, and Prefect's database keeps the traceback."""
+    if "PREFECT_LOGGING_LEVEL" not in os.environ:
+        os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    # A busy machine takes longer than Prefect's 20 s to start the server of a local run.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 
 
 @cli.command()
@@ -49,6 +57,7 @@ def cli() -> None:
 @click.option("--resume", "resume", metavar="RUN", default="", help="Go on with a run of this id, with its own recipe.")
 def run(recipe: Path, overrides: tuple[str, ...], resume: str) -> None:
     """Run a recipe from start to end; the same command again goes on where it stopped."""
+    _quiet_prefect()
     from flows.local import run_recipe
 
     click.echo(run_recipe(recipe, overrides, resume=resume))
@@ -70,6 +79,7 @@ def plan(recipe: Path, overrides: tuple[str, ...]) -> None:
 @click.option("--model", "model", type=click.Path(path_type=Path), help="Evaluate this model directory instead.")
 def evaluate(recipe: Path, overrides: tuple[str, ...], model: Path | None) -> None:
     """Evaluate the model of a recipe, or another one, on the held-out instances."""
+    _quiet_prefect()
     from flows.local import evaluate_recipe
 
     changes = (*overrides, f"model.path={model}") if model else overrides
@@ -218,3 +228,7 @@ def main() -> None:
     except AgentrError as error:
         click.echo(f"agentr: {type(error).__name__}: {error}", err=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

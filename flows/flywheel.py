@@ -1,4 +1,4 @@
-"""The wheel: evaluate the base model, then collect, critique, splice, build, train, evaluate and report, again and again."""
+"""The wheel: evaluate the base model; then collect, critique, splice, build, train, evaluate, report, over and over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentr_core.config import Recipe, replace
 from flows import stages
 from tasks import reporting, runs
 from tasks import stages as steps
-from tasks.wiring import load_recipe, reference
+from tasks.wiring import RunRef, load_recipe, reference
 
 
 @flow(name="flywheel", flow_run_name="{recipe}")
@@ -28,11 +28,20 @@ async def flywheel(recipe: str, overrides: list[str] | None = None, iterations: 
 
 
 async def turn(recipe: Recipe) -> dict[str, Any]:
-    """Run a parsed recipe within a flow run. Stages that are done find their work in the store."""
+    """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
+
+    Raises `RunBusy` when another process is at the same run.
+    """
     run = reference(recipe)
+    with runs.alone(run):
+        return await _turn(run, recipe)
+
+
+async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
     await steps.start(run, recipe)
     async with runs.kept(run):
         await stages.evaluate(run.run_id, 0, run.workspace)
+        await steps.end(run, 0)
         report = ""
         for iteration in range(1, recipe.iterations + 1):
             await steps.begin(run, iteration)

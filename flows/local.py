@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 from rich.console import Console
 
 from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
+from flows import server
 from flows.base import make_base
 from flows.flywheel import turn
-from tasks import progress, reporting, stages
+from tasks import progress, reporting, runs, stages
+from tasks.checks import check
 from tasks.wiring import find_run, load_recipe, reference, stored_recipe
 
 
@@ -23,8 +26,14 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
     recipe = load_recipe(path, list(overrides))
     if resume:
         workspace = Path(recipe.workspace)
-        stored = stored_recipe(workspace, find_run(workspace, resume))
+        run_id = find_run(workspace, resume)
+        stored = stored_recipe(workspace, run_id)
         recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations)
+        if reference(recipe).run_id != run_id:
+            raise ConfigError(
+                f"run {run_id} cannot go on: the weights in {recipe.model.path}, or the fields that recipes have, "
+                "are not those it began with; bring the model back, or run the recipe anew"
+            )
     if recipe.method == "base":
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
@@ -56,11 +65,18 @@ async def _base_model(recipe: Recipe) -> str:
 @flow(name="evaluate", validate_parameters=False)
 async def _evaluation(recipe: Recipe) -> str:
     run = reference(recipe)
-    await stages.start(run, recipe)
-    await stages.evaluate(run, 0)
+    with runs.alone(run):
+        await stages.start(run, recipe)
+        await stages.evaluate(run, 0)
     return reporting.score_table(run)
 
 
 def _run(function: Any, recipe: Recipe) -> Any:
+    check(recipe)
+    server.reach()
     progress.console.set(Console(stderr=True))
-    return asyncio.run(function(recipe))
+    try:
+        return asyncio.run(function(recipe))
+    except TerminationSignal:
+        # Prefect's word for SIGTERM: to us the same as Ctrl-C.
+        raise KeyboardInterrupt from None

@@ -1,4 +1,4 @@
-"""Serve deployments of the flywheel: one for each recipe, to be run from Prefect's UI, its schedules or its command line."""
+"""Serve deployments of the flywheel, one for each recipe: run them from Prefect's UI, schedules or command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect import serve
 
 from agentr_core import config
 from agentr_core.errors import ConfigError
-from flows import stages
+from flows import server, stages
 from flows.base import make_base_from
 from flows.flywheel import flywheel
 
@@ -45,5 +45,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
 
 
 def serve_recipes(recipes: Sequence[Path]) -> None:
-    """Serve the deployments until interrupted; needs a Prefect server (`prefect server start`)."""
-    serve(*deployments(recipes))
+    """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`."""
+    made = deployments(recipes)
+    server.require()
+    serve(*made)

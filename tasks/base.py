@@ -14,7 +14,7 @@ from tasks.progress import stage_progress
 
 @task(task_run_name="pretrain", cache_policy=NO_CACHE, persist_result=False, tags=["gpu"])
 async def pretrain(recipe: Recipe) -> str:
-    """Train the base model of a recipe and publish its directory; go on from the last checkpoint after an interruption."""
+    """Return the directory of a recipe's base model, trained and published; an interrupted training is gone on with."""
     from agentr_core.base_model.publish import make_and_publish
 
     work = Path(recipe.workspace) / "base"

@@ -28,6 +28,13 @@ _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
 
 
+def tell(line: str) -> None:
+    """Show a person at the terminal a line; under a server, Prefect's own log has it."""
+    target = console.get()
+    if target is not None:
+        target.print(line, highlight=False, soft_wrap=True)
+
+
 @asynccontextmanager
 async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
     """Lend a function to report progress of one stage with, from any thread; the last report is shown in any case."""

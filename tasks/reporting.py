@@ -9,6 +9,7 @@ from prefect import task
 from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from agentr_core.errors import ConfigError
 from agentr_core.reports.html import render_html, render_index
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import IterationReport
@@ -23,7 +24,8 @@ async def report(run: RunRef, iteration: int) -> str:
     """Write the report of an iteration and the index; return the path of the HTML file."""
     path = write(run, [iteration])[-1]
     built = _score_report(run, iteration)
-    name = f"{built.recipe_name}-{run.run_id[:8]}"
+    # Prefect allows no dot in the key of an artifact.
+    name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
         key=f"scores-{name}",
         markdown=summary_markdown([built]),
@@ -47,16 +49,23 @@ def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
         html.write_text(render_html(built), encoding="utf-8")
         html.with_suffix(".md").write_text(render_markdown(built), encoding="utf-8")
         written.append(html)
-    reported = [i for i in _finished(run) if (folder / f"iteration-{i:02d}.html").exists()]
+    earlier = (i for i in _finished(run) if (folder / f"iteration-{i:02d}.html").exists())
+    reported = sorted({*earlier, *iterations})
     index = render_index([_score_report(run, iteration) for iteration in reported])
     (folder / "index.html").write_text(index, encoding="utf-8")
     return written
 
 
 def write_reports(workspace: Path, prefix: str) -> list[Path]:
-    """Write all reports of the run whose id begins with `prefix`; return their paths. Raises `ConfigError`."""
+    """Write all reports of the run whose id begins with `prefix`; return their paths.
+
+    Raises `ConfigError` if there is no such run, or several, or nothing to report.
+    """
     run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix), iterations=0)
-    return write(run, _finished(run))
+    finished = _finished(run)
+    if not finished:
+        raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")
+    return write(run, finished)
 
 
 def score_table(run: RunRef) -> str:

@@ -21,13 +21,17 @@ from agentr_core.stages import evaluate as evaluating
 from agentr_core.stages import splice as splicing
 from agentr_core.stages import start as starting
 from agentr_core.stages import train as training
+from tasks.progress import tell
 from tasks.wiring import RunRef, quiet_workplace, workplace
 
 
 async def heals(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a failed task run failed by an error that may heal by itself."""
+    """Return whether a failed task run failed by an error that may heal by itself; a local run says so."""
     failure = await state.aresult(raise_on_failure=False)
-    return isinstance(failure, Transient)
+    transient = isinstance(failure, Transient)
+    if transient:
+        tell(f"{run.name} is tried again: {failure}")
+    return transient
 
 
 _OPTIONS: dict[str, Any] = {

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from agentr_core.rendering import IGNORED, RenderedSample
+from agentr_core.labels import IGNORED
+from agentr_core.rendering import RenderedSample
 
 LENGTHS = (192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
 

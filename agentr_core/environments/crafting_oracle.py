@@ -12,7 +12,7 @@ from agentr_core.types import Verdict
 
 
 def judge(before: Plan, after: Plan | None, action: str, expected: str, made: str) -> Verdict:
-    """Return the oracle's word: good if fewer steps are left, uncertain for a look or a part of what is needed, else bad.
+    """Return the oracle's word: good if fewer steps are left, uncertain for a look or a part of a need, else bad.
 
     Args:
         before, after: the plans before and after the action; no plan means the goal is out of reach.

@@ -64,6 +64,7 @@ async def evaluate(
     on_error: Callable[[UnitError], None],
     on_result: Callable[[EpisodeResult], None] | None = None,
     done: Mapping[str, EpisodeResult] | None = None,
+    total: int | None = None,
 ) -> dict[str, EpisodeResult]:
     """Return the results of all plans by key, in their order; those that failed for good are missing.
 
@@ -72,9 +73,10 @@ async def evaluate(
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
         done: results of an earlier run, which are not played again.
+        total: the number of episodes of the whole evaluation, where `plans` is only what is left of it.
 
     Raises:
-        ErrorBudgetSpent: more episodes failed for good than `errors.budget` of all plans.
+        ErrorBudgetSpent: more episodes failed for good than `errors.budget` of the whole evaluation.
         UserError: at once, as it is.
     """
     done = done or {}
@@ -112,7 +114,7 @@ async def evaluate(
         on_error=on_error,
         concurrency=concurrency,
         on_result=None if on_result is None else lambda _, result: on_result(result),
-        total=len(plans),
+        total=len(plans) if total is None else total,
     )
     results = {**done, **fresh}
     return {plan.key: results[plan.key] for plan in plans if plan.key in results}

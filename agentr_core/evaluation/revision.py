@@ -36,8 +36,8 @@ def revision_plans(
             continue
         possible = range(1, len(trajectory.steps))
         if not possible:
-            detail = f"episode {number} has {len(trajectory.steps)} steps"
-            rejections.append(Rejection(stage="revision-test", subject=key, reason="too-short", detail=detail))
+            subject, detail = f"{key}#{number}", f"{len(trajectory.steps)} steps"
+            rejections.append(Rejection(stage="revision-test", subject=subject, reason="too-short", detail=detail))
             continue
         rng = random.Random(derive_seed(seed, "cut", key, number))
         for cut in sorted(rng.sample(possible, min(cuts, len(possible)))):

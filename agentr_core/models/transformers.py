@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
+from agentr_core.model_files import weights_sha256
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.stopping import StopWatch, cut_at_stop
 from agentr_core.models.waves import MAX_WIDTH, plan
 from agentr_core.types import Generation, Message, Request

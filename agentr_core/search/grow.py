@@ -38,7 +38,8 @@ async def grow(
     """Return the finished tree of an instance.
 
     A tree depends on the instance, the environment, the replies, the configuration and `seed` alone, not on where it
-    was interrupted: `tree`, as the last `on_expansion` left it, grows on to the tree it would have become.
+    was interrupted: `tree`, as the last `on_expansion` left it, grows on to the tree it would have become. Where `tree`
+    is only a root, `env` must have been reset to the instance a moment ago.
 
     Raises:
         DataFault: `tree` belongs to another instance or seed, or its nodes are incomplete.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
+from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.batching import Batcher
-from agentr_core.pool import EnvironmentPool, run_all
+from agentr_core.pool import EnvironmentPool, phase, run_all
 from agentr_core.rollout import EpisodeTimer, call
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
@@ -19,6 +21,7 @@ from agentr_core.store.codec import (
     finished_rows,
     growth_rows,
     instance_row,
+    load_tree,
     load_trees,
     tree_rows,
     unfinished_trees,
@@ -48,8 +51,17 @@ def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
     return {tree_id(place, iteration, policy.id, instance): instance for instance in instances}
 
 
+def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
+    """Return the trees of an iteration whose search is done, by id; one that was lost to an error is left out."""
+    wanted = list(tree_ids(place, iteration))
+    unfinished = set(unfinished_trees(place.store, wanted))
+    return load_trees(place.store, [key for key in wanted if key not in unfinished])
+
+
 async def collect(place: Workplace, iteration: int, *, shard: int = 0, shards: int = 1) -> dict[str, Any]:
     """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
+
+    With `data.use: expert` nothing is searched, and only the instances are checked and stored.
 
     Args:
         shard, shards: only every `shards`-th tree, from number `shard` on: for several workers.
@@ -66,6 +78,8 @@ async def collect(place: Workplace, iteration: int, *, shard: int = 0, shards: i
         place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
     finally:
         env.close()
+    if recipe.data.use == "expert":
+        return {"trees": 0, "new": 0}
     wanted = dict(list(tree_ids(place, iteration).items())[shard::shards])
     policy = place.policy(iteration)
     missing = unfinished_trees(place.store, list(wanted))
@@ -84,9 +98,9 @@ async def _grow_all(
     total: int,
 ) -> None:
     recipe = place.recipe
-    environments = EnvironmentPool(place.make_environment)
     timers: list[EpisodeTimer] = []
-    with place.timed(STAGE, iteration) as clock:
+    tried: set[str] = set()
+    with place.timed(STAGE, iteration) as clock, closing(EnvironmentPool(place.make_environment)) as environments:
         async with place.sampling(policy.path) as batcher, Writer(place.store) as writer:
             done = total - len(missing)
 
@@ -99,9 +113,24 @@ async def _grow_all(
                 key, instance = item
                 seed = derive_seed(recipe.seed, "tree", iteration, instance.key)
                 timers.append(timer := EpisodeTimer())
+                stored = begun.get(key)
+                if key in tried:
+                    # A further try goes on from what the last one kept: growing anew would take stored nodes back.
+                    await writer.flush()
+                    stored = await asyncio.to_thread(load_tree, place.store, key)
+                tried.add(key)
                 async with environments.lend() as env:
-                    stored = begun.get(key)
-                    first = stored.first_observation if stored else await call(env, timer, lambda: env.reset(instance))
+                    if stored is None or len(stored.nodes) == 1:
+                        # A tree that is only a root is grown from where the environment stands.
+                        with phase("reset"):
+                            first = await call(env, timer, lambda: env.reset(instance))
+                    else:
+                        first = stored.first_observation
+                    if stored is not None and first != stored.first_observation:
+                        raise ReplayDiverged(
+                            f"{instance.key} began with {stored.first_observation!r} when its tree was stored, and now "
+                            f"with {first!r}; use the same version of the environment, or begin a new run"
+                        )
                     head = TreeHead(
                         tree_id=key,
                         iteration_id=place.iteration_id(iteration),
@@ -142,7 +171,6 @@ async def _grow_all(
                 total=total,
             )
             clock.add_batcher(batcher)
-        environments.close()
         clock.add({"environment": sum(timer.environment_seconds for timer in timers), "store": writer.seconds})
 
 

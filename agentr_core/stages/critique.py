@@ -10,7 +10,7 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pairing import pairs_of_tree
 from agentr_core.pool import run_all
 from agentr_core.search.paths import leaf_paths
-from agentr_core.stages.collect import speed, tree_ids
+from agentr_core.stages.collect import finished_trees, speed
 from agentr_core.stages.place import Workplace
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -19,7 +19,6 @@ from agentr_core.store.codec import (
     critique_rows,
     judgement_rows,
     load_judgements,
-    load_trees,
     pair_rows,
     rejection_rows,
 )
@@ -55,9 +54,12 @@ def pairs_of(place: Workplace, iteration: int, trees: dict[str, Tree]) -> tuple[
 async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     """Pair the finished trees of an iteration and judge the bad paths that are not judged yet.
 
-    In splice mode `direct` nobody is judged: pairs are stored, critiques are not.
+    In splice mode `direct` nobody is judged: pairs are stored, critiques are not. Without revision samples
+    (`data.use` is `good` or `expert`) there are no pairs either.
     """
-    trees = load_trees(place.store, list(tree_ids(place, iteration)))
+    if place.recipe.data.use in ("good", "expert"):
+        return {"pairs": 0, "judged": 0}
+    trees = finished_trees(place, iteration)
     pairs, rejections = await asyncio.to_thread(pairs_of, place, iteration, trees)
     iteration_id = place.iteration_id(iteration)
     place.store.write(
@@ -74,11 +76,11 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
         if pair_id(pair) in open_ids:
             by_tree.setdefault(pair.bad.tree_id, []).append(pair)
     if by_tree and place.recipe.splice.mode != "direct":
-        await _judge_all(place, iteration, by_tree)
+        await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
     return {"pairs": len(pairs), "judged": sum(map(len, by_tree.values()))}
 
 
-async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]]) -> None:
+async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
     config = place.recipe.critique
     iteration_id = place.iteration_id(iteration)
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
@@ -115,6 +117,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 on_error=place.on_error(writer, STAGE, iteration),
                 concurrency=CONCURRENCY,
                 on_result=show,
+                total=total,
             )
             clock.add_batcher(batcher)
         clock.add({"store": writer.seconds})

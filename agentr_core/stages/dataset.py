@@ -1,8 +1,9 @@
-"""The dataset of an iteration: its samples filtered, mixed and tokenised, as a Parquet file and as rows of the store."""
+"""The dataset of an iteration: its samples filtered, mixed and tokenised, as a Parquet file and rows in the store."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ def dataset_file(place: Workplace, iteration: int) -> Path:
 
 
 async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Build the dataset of an iteration; return its hash and what it is made of.
+    """Build the dataset of an iteration unless it is there; return its hash and what it is made of.
 
-    Raises `DataFault` when no sample is left: training on nothing would only repeat the policy.
+    Raises `DataFault` when no sample is left, since training on nothing would only repeat the policy; and when the file
+    of a stored dataset is gone and its samples no longer give the same one.
     """
     with place.timed(STAGE, iteration):
         return await asyncio.to_thread(_build, place, iteration)
@@ -45,6 +47,10 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     recipe = place.recipe
     iteration_id = place.iteration_id(iteration)
+    key, file = dataset_id(place, iteration), dataset_file(place, iteration)
+    stored = place.one("select hash, counts from dataset where dataset_id = ?", key)
+    if stored is not None and file.exists():
+        return {"dataset_hash": stored[0], **json.loads(stored[1])}
     env = place.make_environment()
     try:
         held_out = test_instances(recipe, env)
@@ -70,7 +76,12 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             f"iteration {iteration} of run {place.run_id} has no sample to train on; "
             "`select * from v_funnel` and `select * from v_rejections` show where they were lost"
         )
-    _write_file(built, dataset_file(place, iteration))
+    if stored is not None and stored[0] != built.manifest.dataset_hash:
+        raise DataFault(
+            f"dataset {key} was stored with hash {stored[0]} and is {built.manifest.dataset_hash} now, and its file "
+            f"{file} is gone; bring the file back, or begin a new run"
+        )
+    _write_file(built, file)
     used = {row.sample_id for row in built.rows}
     place.store.write(
         merge(
@@ -78,7 +89,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
                 *(sample_rows(sample_id(s), s, iteration_id=iteration_id) for s in general if sample_id(s) in used),
                 rejection_rows([*useless, *built.rejections], iteration_id=iteration_id),
                 dataset_rows(
-                    dataset_id(place, iteration),
+                    key,
                     [row.sample_id for row in built.rows],
                     iteration_id=iteration_id,
                     content_hash=built.manifest.dataset_hash,

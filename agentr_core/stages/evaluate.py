@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
+from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, episode_plans
 from agentr_core.evaluation.episodes import evaluate as play_all
 from agentr_core.evaluation.metrics import success_rate
@@ -33,7 +35,11 @@ def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play what is missing of the evaluations of an iteration's checkpoint; return the success of each.
 
-    The revision test continues failed episodes of the base model, so iteration 0 must be evaluated first.
+    The revision test continues failed episodes of the base model.
+
+    Raises:
+        ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
+        DataFault: the checkpoint is not there, or iteration 0 was not evaluated before.
     """
     checkpoint = place.trained(iteration)
     config = place.recipe.evaluation
@@ -49,6 +55,8 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     scores = {TEST: await _play(place, iteration, TEST, plans, checkpoint, config.max_steps)}
     if config.revision_test.enabled:
         base = load_episodes(place.store, evaluation_id(place, 0, TEST))
+        if instances and not base:
+            raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
         cuts, rejected = revision_plans(
             [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=place.recipe.seed
         )
@@ -82,12 +90,12 @@ async def _play(
 
     place.store.write(head(False))
     stored = load_episodes(place.store, key)
-    done = {(e.instance.key, e.repeat, e.cut or 0) for e in stored}
+    done = {(e.instance.key, e.repeat, e.cut) for e in stored}
     open_plans = [p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done]
     if open_plans:
-        with place.timed(f"{STAGE} {name}", iteration) as clock:
-            environments = EnvironmentPool(place.make_environment)
-            seconds = 0.0
+        pool = EnvironmentPool(place.make_environment)
+        seconds = 0.0
+        with place.timed(f"{STAGE} {name}", iteration) as clock, closing(pool) as environments:
             async with place.sampling(checkpoint.path) as batcher, Writer(place.store) as writer:
 
                 def keep(result: EpisodeResult) -> None:
@@ -109,9 +117,9 @@ async def _play(
                     concurrency=CONCURRENCY,
                     on_error=place.on_error(writer, STAGE, iteration),
                     on_result=keep,
+                    total=len(plans),
                 )
                 clock.add_batcher(batcher)
-            environments.close()
             clock.add({"environment": seconds, "store": writer.seconds})
     place.store.write(head(True))
     successes = [episode.trajectory.success for episode in load_episodes(place.store, key)]
@@ -127,7 +135,7 @@ def _rows(result: EpisodeResult, key: str, iteration_id: str) -> Rows:
         evaluation_id=key,
         iteration_id=iteration_id,
         repeat=plan.number,
-        cut=start or None,
+        cut=start,
         invalid_actions=result.invalid_actions,
         environment_seconds=result.environment_seconds,
         sampling_seconds=result.sampling_seconds,

@@ -15,7 +15,7 @@ from agentr_core.stages.instances import training_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Instance, Rejection, Sample, SampleKind, StopReason, Trajectory
+from agentr_core.types import Instance, Message, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
 
 STAGE = "expert"
 
@@ -45,12 +45,8 @@ def _make(place: Workplace, iteration: int) -> tuple[list[Rows], list[Rejection]
             if trajectory is None:
                 rejections.append(Rejection(stage=STAGE, subject=instance.key, reason="no-expert-solution"))
                 continue
-            sample = Sample(
-                kind=SampleKind.EXPERT,
-                messages=opening(env, trajectory.first_observation) + turns(trajectory.steps, train=True)[:-1],
-                instance=instance,
-            )
-            units.append(_rows(place.iteration_id(iteration), trajectory, sample))
+            messages = opening(env, trajectory.first_observation) + turns(trajectory.steps, train=True)[:-1]
+            units.append(_rows(place.iteration_id(iteration), trajectory, messages))
     finally:
         env.close()
     if not units:
@@ -85,8 +81,15 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
     )
 
 
-def _rows(iteration_id: str, trajectory: Trajectory, sample: Sample) -> Rows:
+def _rows(iteration_id: str, trajectory: Trajectory, messages: tuple[Message, ...]) -> Rows:
     trajectory_id = fingerprint("expert", iteration_id, trajectory.instance.key)
+    # The expert says the same in every iteration and run; the trajectory's id keeps their samples apart.
+    sample = Sample(
+        kind=SampleKind.EXPERT,
+        messages=messages,
+        instance=trajectory.instance,
+        provenance=Provenance(extra={"trajectory": trajectory_id}),
+    )
     return merge(
         [
             trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id),

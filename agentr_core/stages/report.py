@@ -95,7 +95,8 @@ def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 def _rejections(place: Workplace, iteration: int) -> dict[str, list[tuple[str, int]]]:
     found: dict[str, list[tuple[str, int]]] = {}
     for stage, reason, count in place.all(
-        "select stage, reason, count(*) from rejection where iteration_id = ? group by all order by count(*) desc, reason",
+        "select stage, reason, count(*) from rejection where iteration_id = ? "
+        "group by all order by count(*) desc, reason",
         place.iteration_id(iteration),
     ):
         found.setdefault(stage, []).append((reason, count))
@@ -157,9 +158,10 @@ def _time(place: Workplace, iteration: int) -> tuple[TimeSpent, ...]:
 def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
     row = place.one(
         "select coalesce(sum(g.prompt_tokens), 0), coalesce(sum(g.completion_tokens), 0) from generation g "
-        "where (g.kind = 'node' and g.owner_id in (select tree_id from tree where iteration_id = $1)) "
-        "or (g.kind = 'verdict' and g.owner_id in (select pair_id from pair where iteration_id = $1)) "
-        "or (g.kind = 'step' and g.owner_id in (select trajectory_id from trajectory where iteration_id = $1 and source = 'episode'))",
+        "where (g.kind in ('node', 'judgement') "
+        "and g.owner_id in (select tree_id from tree where iteration_id = $1)) "
+        "or (g.kind = 'step' and g.owner_id in "
+        "(select trajectory_id from trajectory where iteration_id = $1 and source = 'episode'))",
         place.iteration_id(iteration),
     )
     counts = place.one(
@@ -213,7 +215,8 @@ def _mistakes(place: Workplace, iteration_id: str) -> tuple[Tally, ...]:
         "select array_to_string(str_split(o.text, ' ')[1:4], ' ') as opening, count(*) from node n "
         "join tree t using (tree_id) join text o on o.text_id = n.observation_id "
         "where t.iteration_id = ? and n.reward = 0 and not n.terminated "
-        "and (o.text ilike 'could not%' or o.text ilike 'wrong %' or o.text ilike 'no known%' or o.text ilike 'invalid%') "
+        "and (o.text ilike 'could not%' or o.text ilike 'wrong %' "
+        "or o.text ilike 'no known%' or o.text ilike 'invalid%') "
         "group by opening order by count(*) desc, opening limit 8",
         iteration_id,
     )
@@ -227,8 +230,9 @@ def _versions(place: Workplace) -> tuple[NamedText, ...]:
 
 def _hashes(place: Workplace, iteration: int) -> tuple[NamedText, ...]:
     row = place.one(
-        "select c.checkpoint_id, c.parent_id, d.hash, c.weights_sha256 from checkpoint c join dataset d using (dataset_id) "
-        "where c.iteration_id = ?",
+        "select c.checkpoint_id, c.parent_id, d.hash, c.weights_sha256 from iteration i "
+        "join checkpoint c on c.checkpoint_id = i.checkpoint_out join dataset d using (dataset_id) "
+        "where i.iteration_id = ?",
         place.iteration_id(iteration),
     )
     names = ("checkpoint", "parent", "dataset", "weights")

@@ -10,12 +10,12 @@ from agentr_core.pairing import good_paths
 from agentr_core.protocols import Environment
 from agentr_core.samples import sample_id
 from agentr_core.search.paths import leaf_paths
-from agentr_core.splicing import good_sample, splice
-from agentr_core.stages.collect import tree_ids
+from agentr_core.splicing import good_sample, pair_key, splice
+from agentr_core.stages.collect import finished_trees
 from agentr_core.stages.critique import pair_id, pairs_of
 from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import load_critiques, load_trees, rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Rejection, Sample, Trajectory, Tree
 
@@ -29,7 +29,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     if place.recipe.data.use == "expert":
         return await expert_samples(place, iteration)
-    trees = load_trees(place.store, list(tree_ids(place, iteration)))
+    trees = finished_trees(place, iteration)
     with place.timed(STAGE, iteration) as clock:
         units, samples, rejections = await asyncio.to_thread(_make, place, iteration, trees)
         place.store.write(merge([*units, rejection_rows(rejections, iteration_id=place.iteration_id(iteration))]))
@@ -60,7 +60,12 @@ def _make_with(
     seed = derive_seed(place.recipe.seed, "splice", iteration)
     for done, pair in enumerate(pairs, start=1):
         place.progress(done, len(pairs), "pairs spliced")
-        made = splice(pair, critiques.get(pair_id(pair)), env, place.recipe.splice, alpha=alpha, seed=seed)
+        found = critiques.get(pair_id(pair))
+        if found is None and place.recipe.splice.mode != "direct":
+            detail = "judging its tree failed; table event has the error"
+            rejections.append(Rejection(stage=STAGE, subject=pair_key(pair), reason="not-judged", detail=detail))
+            continue
+        made = splice(pair, found, env, place.recipe.splice, alpha=alpha, seed=seed)
         if isinstance(made, Rejection):
             rejections.append(made)
         else:

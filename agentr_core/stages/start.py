@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from agentr_core.config import Recipe, replace, resolved
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import check_model_directory, weights_sha256
+from agentr_core.model_files import weights_sha256
+from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.tables import merge

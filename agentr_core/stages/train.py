@@ -31,14 +31,15 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
     parent = place.trained(0) if recipe.training.start_from == "base" else place.policy(iteration)
     epochs = recipe.num_train_epochs(iteration)
-    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training, epochs, recipe.seed)
+    seed = derive_seed(recipe.seed, "train", iteration) % 2**31
+    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training, epochs, seed)
     job = TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),
         output_dir=place.root / "checkpoints" / checkpoint_id,
         config=recipe.training,
         num_train_epochs=epochs,
-        seed=derive_seed(recipe.seed, "train", iteration) % 2**31,
+        seed=seed,
         parent=parent.id,
         dataset_hash=row[0],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ModelDirectoryError, TrainingFault
+from agentr_core.model_files import weights_sha256
 from agentr_core.training.job import STEP, TrainingStep, write_whole
 
 MANIFEST = "manifest.json"
@@ -86,6 +86,7 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
 
     Raises:
         TrainingFault: something else is at the destination already; it is left as it is.
+        ModelDirectoryError: there are no sound weights in `staging`.
         OSError: the file system refuses, for example because it is full.
     """
     _sync(staging)
@@ -98,26 +99,6 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging.rename(destination)
     return finished
-
-
-def weights_sha256(path: Path) -> str:
-    """Return the SHA-256 of a model's weights: of the only safetensors file, or over names and hashes of several.
-
-    Raises `ModelDirectoryError` when there are none.
-    """
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelDirectoryError(f"{path} has no safetensors weights; save the model with save_pretrained")
-    digests = [_sha256(file) for file in files]
-    if len(files) == 1:
-        return digests[0]
-    listing = "".join(f"{file.name}:{digest}\n" for file, digest in zip(files, digests, strict=True))
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sizes(path: Path) -> dict[str, int]:

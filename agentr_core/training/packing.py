@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-IGNORED = -100
+from agentr_core.labels import IGNORED
+
 ROW = 512
 """Rows may always get this long; short samples alone in a row would leave the processor waiting for Python."""
 QUANTUM = 64

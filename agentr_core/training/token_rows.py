@@ -10,7 +10,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 
 from agentr_core.errors import DataFault
-from agentr_core.training.packing import IGNORED, TokenRow, trained_tokens
+from agentr_core.labels import IGNORED
+from agentr_core.training.packing import TokenRow, trained_tokens
 
 _COLUMNS = ["input_ids", "labels"]
 

@@ -18,8 +18,9 @@ from trl import SFTConfig, SFTTrainer
 
 from agentr_core.config import TrainingConfig
 from agentr_core.errors import NonFiniteLoss
+from agentr_core.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.packing import IGNORED, QUANTUM, TokenRow, forward_passes
+from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes
 from agentr_core.training.plan import Plan
 
 _SAVED = "complete"

@@ -41,7 +41,7 @@ def test_checker_catches(broken, rule):
 
 
 def test_unknown_environment_and_option():
-    with pytest.raises(ConfigError, match="no environment 'nope'.*textcraft"):
+    with pytest.raises(ConfigError, match=r"no environment 'nope'.*textcraft"):
         registry.make("nope", {})
     with pytest.raises(ConfigError, match="no option recipe_dir; it has recipes_dir, expert"):
         registry.make("textcraft", {"recipe_dir": "x"})

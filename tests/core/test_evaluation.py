@@ -81,6 +81,7 @@ async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
     short = [t for t in failed if len(t.steps) < 2]
     assert len(rejections) == len(short) > 0
     assert {r.reason for r in rejections} == {"too-short"}
+    assert len({r.subject for r in rejections}) == len(rejections), "the store keeps one row a subject and reason"
     assert len(cases) == sum(min(2, len(t.steps) - 1) for t in failed)
     assert len({c.key for c in cases}) == len(cases)
     assert not any(s.terminated or s.disaster for c in cases for s in c.prefix)

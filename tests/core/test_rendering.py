@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.rendering import IGNORED, RenderedSample, Renderer, check_sample, trained_tokens
+from agentr_core.labels import IGNORED
+from agentr_core.rendering import RenderedSample, Renderer, check_sample, trained_tokens
 from agentr_core.types import Message
 
 

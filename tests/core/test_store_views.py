@@ -127,7 +127,7 @@ def evaluation(name: str, iteration: str, checkpoint: str, outcomes: list[bool])
                 episode(index, success=success),
                 evaluation_id=key,
                 iteration_id=iteration,
-                cut=1 if name == "revision_test" else None,
+                cut=1 if name == "revision_test" else 0,
                 invalid_actions=index,
             )
             for index, success in enumerate(outcomes)

@@ -89,7 +89,8 @@ def test_multiples_are_refused_and_the_requested_number_is_ignored(env):
     assert env.step("craft oak planks using 1 oak logs").observation == "Crafted 4 minecraft:oak_planks"
     generic = env.step("craft 4 planks using 1 oak logs").observation
     assert generic == (
-        "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag='minecraft:planks', item_id=None), count=4)"
+        "Could not find a valid recipe for "
+        "ItemTagWithCount(item_tag=ItemTag(tag='minecraft:planks', item_id=None), count=4)"
     )
 
 

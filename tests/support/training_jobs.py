@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from agentr_core.config import TrainingConfig
+from agentr_core.labels import IGNORED
 from agentr_core.training import TrainingJob
-
-IGNORED = -100
 
 
 def random_row(length: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,12 +19,12 @@ Source = Literal["tree", "rollout", "episode", "splice", "expert"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode of an evaluation: number `repeat` of its instance, after `cut` replayed steps if it had any."""
+    """One episode of an evaluation: number `repeat` of its instance, after `cut` replayed steps."""
 
     trajectory_id: str
     instance: Instance
     repeat: int
-    cut: int | None
+    cut: int
     trajectory: Trajectory
     invalid_actions: int | None
     environment_seconds: float | None
@@ -91,7 +91,7 @@ def episode_rows(
     evaluation_id: str,
     iteration_id: str,
     repeat: int = 0,
-    cut: int | None = None,
+    cut: int = 0,
     invalid_actions: int | None = None,
     environment_seconds: float | None = None,
     sampling_seconds: float | None = None,
@@ -99,8 +99,8 @@ def episode_rows(
 ) -> Rows:
     """Return the rows of one episode of an evaluation with its trajectory; they are one unit.
 
-    `repeat` is its number among the episodes of its instance (the number of the cut in a revision test), `cut` how
-    many steps were replayed before the model took over.
+    `repeat` is its number among the episodes of its instance, in a revision test that of the failed episode; `cut` is
+    how many steps were replayed before the model took over.
     """
     episode = {
         "evaluation_id": evaluation_id,
@@ -152,14 +152,14 @@ def load_trajectories(
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that are stored, by instance and repeat. Raises as `Store.reading`."""
+    """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as `Store.reading`."""
     if not store.path.exists():
         return []
     with store.reading() as con:
         rows = con.execute(
             "select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds "
             "from episode e join instance i using (instance_id) "
-            "where e.evaluation_id = ? order by i.environment, i.split, i.instance_index, e.repeat",
+            "where e.evaluation_id = ? order by i.environment, i.split, i.instance_index, e.repeat, e.cut",
             [evaluation_id],
         ).fetchall()
     trajectories = load_trajectories(store, [row[0] for row in rows])

@@ -311,17 +311,17 @@ create table episode (
     evaluation_id varchar not null,
     instance_id varchar not null,
     repeat integer not null,
-    cut integer,
+    cut integer not null,
     trajectory_id varchar not null,
     invalid_actions integer,
     environment_seconds double,
     sampling_seconds double,
     created_at timestamp not null default (now() at time zone 'UTC'),
-    primary key (evaluation_id, instance_id, repeat)
+    primary key (evaluation_id, instance_id, repeat, cut)
 );
 comment on table episode is 'One episode of an evaluation.';
 comment on column episode.repeat is 'Number of the episode among those of its instance, from 0.';
-comment on column episode.cut is 'Steps replayed from a failed episode before the model took over, in a revision test.';
+comment on column episode.cut is 'Steps replayed from a failed episode before the model took over, in a revision test; otherwise 0.';
 comment on column episode.invalid_actions is 'Actions the environment called invalid; null where it does not tell.';
 
 create table metric (

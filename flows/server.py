@@ -1,0 +1,53 @@
+"""Prefect's server: the one that PREFECT_API_URL names, else one of our own for as long as this process lives."""
+
+from __future__ import annotations
+
+import signal
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
+
+from agentr_core.errors import ConfigError
+
+
+def reach() -> None:
+    """Start a server, or reach the one that PREFECT_API_URL names. Raises `ConfigError` when that cannot be done."""
+    address = PREFECT_API_URL.value()
+    if address:
+        _check(address)
+        return
+    # Ctrl-C goes to all processes of a terminal. A server that obeys it is gone when the run wants to end in order,
+    # and Prefect's client asks for it for a minute; the server ends with this process in any case.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"Prefect's own server does not start: {error} Try again, or start one with `prefect server start` and "
+            "set PREFECT_API_URL"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def require() -> None:
+    """Raise `ConfigError` unless PREFECT_API_URL names a server that answers."""
+    address = PREFECT_API_URL.value()
+    if not address:
+        raise ConfigError(
+            "deployments need a Prefect server that stays: start one with `prefect server start` and set "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api"
+        )
+    _check(address)
+
+
+def _check(address: str) -> None:
+    # Not with Prefect's client: it tries for a minute.
+    try:
+        httpx.get(f"{address.rstrip('/')}/health", timeout=10)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
+            "PREFECT_API_URL"
+        ) from error

@@ -1,0 +1,179 @@
+"""What the tiny base model is taught: fair, solvable, true, and never a test instance."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from agentr_core.base_model.curriculum import Curriculum, expert_sample, judged_episode, rename, shuffled
+from agentr_core.environments import crafting_text
+from agentr_core.environments.crafting import CraftingTask, plan
+from agentr_core.environments.crafting_game import CraftingGame
+from agentr_core.environments.crafting_recipes import build_book
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.types import Instance, Sample, SampleKind, Verdict
+
+
+def make(seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5) -> Curriculum:
+    return Curriculum(seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed)
+
+
+@pytest.fixture(scope="module")
+def env() -> TextCraft:
+    return TextCraft(expert="lazy")
+
+
+@pytest.fixture(scope="module")
+def names(env: TextCraft) -> list[str]:
+    return sorted(item for item in env.book.items if item not in env.book.item_to_tag)
+
+
+@pytest.fixture(scope="module")
+def some(env: TextCraft) -> list[Instance]:
+    """Training instances of every depth, and invented worlds."""
+    train = env.instances("train")
+    return [*train[::9], *env.instances("procedural")[:20]]
+
+
+def goal_of(sample: Sample) -> str:
+    """Return the goal in the first turn that states one."""
+    text = next(m.text for m in sample.messages if "Goal: craft " in m.text)
+    return text.split("Goal: craft ")[1].split(".")[0]
+
+
+def test_a_sample_depends_on_seed_and_number_alone() -> None:
+    forward = [make().sample(i) for i in range(30)]
+    curriculum = make()
+    backward = [curriculum.sample(i) for i in reversed(range(30))][::-1]
+    assert forward == backward
+    assert [make(1).sample(i) for i in range(30)] != forward
+
+
+def test_the_stream_leaves_nothing_out_but_the_unsolvable() -> None:
+    curriculum = make()
+    solvable = [sample for i in range(40) if (sample := curriculum.sample(i)) is not None]
+    stream = iter(make())
+    assert [next(stream) for _ in solvable] == solvable
+    assert len(solvable) > 30
+
+
+def test_no_test_instance_is_ever_used(env: TextCraft) -> None:
+    train = set(env.instances("train"))
+    curriculum = make(renamed=0.5)
+    for sample in filter(None, (curriculum.sample(i) for i in range(400))):
+        assert sample.instance is not None
+        if sample.instance.split == "procedural":
+            assert sample.instance.index >= 10**6, "the first worlds stay free for searching and testing"
+        else:
+            assert sample.instance in train
+
+
+def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> None:
+    held_out = {crafting_text.display(env.task(instance).goal) for instance in env.instances("test")}
+    curriculum = make(procedural=0.0, renamed=0.0)
+    taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
+    assert len(taught) > 100
+    assert not taught & held_out
+
+
+def test_shares_are_kept() -> None:
+    curriculum = make(judge=0.25, procedural=0.5)
+    samples = [sample for i in range(600) if (sample := curriculum.sample(i)) is not None]
+    judged = sum(sample.kind is SampleKind.JUDGE for sample in samples)
+    invented = sum(sample.instance is not None and sample.instance.split == "procedural" for sample in samples)
+    assert judged / len(samples) == pytest.approx(0.25, abs=0.06)
+    assert invented / len(samples) == pytest.approx(0.5, abs=0.07)
+
+
+def test_only_replies_of_the_expert_or_the_judge_are_trained() -> None:
+    curriculum = make(judge=0.5)
+    for sample in filter(None, (curriculum.sample(i) for i in range(100))):
+        trained = [m for m in sample.messages if m.train]
+        assert all(m.role == "assistant" for m in trained)
+        assert sample.messages[-1].train
+        assert not sample.messages[1].train or sample.kind is SampleKind.JUDGE
+        if sample.kind is SampleKind.JUDGE:
+            assert len(trained) == 1
+
+
+def test_a_renamed_task_is_the_same_task_under_other_names(
+    env: TextCraft, names: list[str], some: list[Instance]
+) -> None:
+    for number, instance in enumerate(some):
+        task = env.task(instance)
+        other = rename(task, names, random.Random(number))
+        assert (plan(other, {}) is None) == (plan(task, {}) is None)
+        assert shapes(other) == shapes(task)
+        items = {i.name for r in other.commands for i in r.inputs if not i.is_tag} | {r.output for r in other.commands}
+        assert len(items) == len(
+            {i.name for r in task.commands for i in r.inputs if not i.is_tag} | {r.output for r in task.commands}
+        )
+
+
+def shapes(task: CraftingTask) -> Counter[tuple[object, ...]]:
+    """Return what renaming and shuffling leave alone: counts, and which inputs are of a kind."""
+    return Counter(
+        (r.count, r.output == task.goal, tuple((i.count, i.is_tag and i.name) for i in r.inputs)) for r in task.commands
+    )
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_expert_replies_win_the_game_and_its_answers_are_real(
+    env: TextCraft, names: list[str], some: list[Instance], renamed: bool
+) -> None:
+    played = 0
+    for number, instance in enumerate(some):
+        rng = random.Random(number)
+        task = rename(env.task(instance), names, rng) if renamed else shuffled(env.task(instance), rng)
+        sample = expert_sample(task, instance)
+        if sample is None:
+            continue
+        played += 1
+        game = CraftingGame(build_book(task.commands, item_to_tag=task.item_to_tag))
+        turns = sample.messages[3:]
+        made = ""
+        for reply, answer in zip(turns[::2], [*turns[1::2], None], strict=True):
+            assert made != task.goal, "nothing is said after the goal is reached"
+            observation, made = game.act(env.parse(reply.text))
+            if answer is not None:
+                assert observation == answer.text
+        assert made == task.goal
+    assert played > 0.9 * len(some)
+
+
+def test_every_step_of_a_faultless_expert_is_good(env: TextCraft, some: list[Instance]) -> None:
+    for instance in some:
+        task = env.task(instance)
+        world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        steps = judged_episode(task, world, random.Random(0), length=12, error_rate=0.0)
+        assert {step.verdict for step in steps} <= {Verdict.GOOD}
+
+
+def test_the_oracle_calls_refusals_bad_and_looks_uncertain(env: TextCraft, some: list[Instance]) -> None:
+    seen: Counter[Verdict] = Counter()
+    refused = looks = 0
+    for number, instance in enumerate(some):
+        task = env.task(instance)
+        world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        for step in judged_episode(task, world, random.Random(number), length=12, error_rate=0.6):
+            seen[step.verdict] += 1
+            if step.observation.startswith(("Could not", "Wrong item format")):
+                refused += 1
+                assert step.verdict is Verdict.BAD, step
+            if step.action == "inventory":
+                looks += 1
+                assert step.verdict is Verdict.UNCERTAIN, step
+    assert min(seen[v] for v in (Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN)) > 20
+    assert min(refused, looks) > 20
+
+
+def test_a_judge_sample_ends_with_the_oracles_word() -> None:
+    curriculum = make(judge=1.0)
+    words = Counter(
+        sample.messages[-1].text.rsplit("\nJudgement: ", 1)[1]
+        for i in range(150)
+        if (sample := curriculum.sample(i)) is not None
+    )
+    assert set(words) == {"Good", "Bad", "Uncertain"}

@@ -1,0 +1,146 @@
+"""Recipes: every fault in one message, overrides, defaults filled in, and the recipes that come along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentr_core.config import Recipe, load, parse, replace, resolved
+from agentr_core.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
+LEAST = {"name": "r", "model": {"path": "m"}}
+
+
+def faults(data: dict[str, object], *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(data, overrides)
+    return str(caught.value)
+
+
+def test_all_faults_are_reported_together() -> None:
+    message = faults(
+        {
+            "name": "r",
+            "model": {"path": "m", "pth": "x"},
+            "search": {"dives": 0, "temperature": "hot"},
+            "pairs": {"alpha": [0.5, 1.5]},
+            "nonsense": 1,
+        }
+    )
+    assert "model.pth: unknown field" in message
+    assert "search.dives: " in message
+    assert "search.temperature: " in message
+    assert "(got 'hot')" in message
+    assert "pairs.alpha.1: " in message
+    assert "nonsense: unknown field" in message
+
+
+def test_fields_that_do_not_go_together_are_reported_together() -> None:
+    message = faults(
+        {
+            "name": "r",
+            "instances": {"train": "all", "test": "all"},
+            "pairs": {"alpha": []},
+            "training": {"num_train_epochs": []},
+            "data": {"general": {"share": 0.5}},
+            "evaluation": {"episodes": 3},
+        }
+    )
+    for field in ("model.path", "instances", "pairs.alpha", "training.num_train_epochs", "data.general.file"):
+        assert f"{field}: " in message
+    assert "evaluation.episodes: " in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, "x", None])
+def test_a_number_out_of_its_range_is_a_fault(value: object) -> None:
+    assert "search.exploration: " in faults({**LEAST, "search": {"exploration": value}})
+
+
+def test_a_base_recipe_needs_an_output_and_no_model() -> None:
+    assert "base.output: " in faults({"name": "b", "method": "base"})
+    assert parse({"name": "b", "method": "base", "base": {"output": "o"}}).base.output == "o"
+
+
+@pytest.mark.parametrize("name", ["", "Big", "a b", "-a", "a/b"])
+def test_a_name_is_fit_for_a_file(name: str) -> None:
+    assert "name: " in faults({**LEAST, "name": name})
+
+
+def test_overrides_are_yaml_and_the_last_one_counts() -> None:
+    recipe = parse(
+        LEAST, ["search.dives=3", "search.dives=5", "pairs.alpha=[0.1, 0.2]", "data.general.file=g.jsonl", "seed=7"]
+    )
+    assert (recipe.search.dives, recipe.pairs.alpha, recipe.data.general.file) == (5, (0.1, 0.2), "g.jsonl")
+    assert (recipe.seed, recipe.model.path) == (7, "m")
+
+
+def test_overrides_leave_the_given_mapping_alone() -> None:
+    data = {"name": "r", "model": {"path": "m"}}
+    parse(data, ["model.path=other"])
+    assert data == LEAST
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed", "must look like section.field=value"),
+        ("=1", "must look like section.field=value"),
+        ("seed=[", "the value is not YAML"),
+        ("name.x=1", "name is a value, not a section"),
+        ("search.divs=1", "search.divs: unknown field"),
+        ("search.=1", "unknown field"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, said: str) -> None:
+    assert said in faults(LEAST, override)
+
+
+def test_the_last_of_the_values_by_iteration_goes_on() -> None:
+    recipe = parse({**LEAST, "pairs": {"alpha": [0.5, 0.7]}, "training": {"num_train_epochs": [3, 1]}})
+    assert [recipe.alpha(i) for i in (1, 2, 3, 9)] == [0.5, 0.7, 0.7, 0.7]
+    assert [recipe.num_train_epochs(i) for i in (1, 2, 3)] == [3.0, 1.0, 1.0]
+
+
+def test_a_recipe_cannot_be_changed_but_copied() -> None:
+    recipe = parse(LEAST)
+    with pytest.raises(AttributeError):
+        recipe.seed = 1  # type: ignore[misc]
+    assert (replace(recipe, seed=1).seed, recipe.seed) == (1, 0)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_loads_and_comes_back_from_its_resolved_form(path: Path) -> None:
+    recipe = load(path)
+    plain = json.loads(json.dumps(resolved(recipe)))
+    assert recipe.name == path.stem, "a recipe is found by its name"
+    assert recipe.description
+    assert parse(plain) == recipe
+    assert resolved(parse(plain)) == resolved(recipe)
+
+
+def test_resolved_has_every_default() -> None:
+    plain = resolved(parse(LEAST))
+    assert plain["search"]["dives"] == 8
+    assert plain["pairs"]["alpha"] == [0.5, 0.7, 1.0]
+    assert set(plain) == set(Recipe.__dataclass_fields__)
+
+
+def test_a_recipe_that_cannot_be_read_says_which_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken\.yaml cannot be read as YAML"):
+        load(broken)
+    broken.write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        load(broken)
+    broken.write_text("- name", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must be a mapping of fields, not list"):
+        load(broken)
+    broken.write_text("name: r\nmodel: {path: m}\nextra: 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken\.yaml: extra: unknown field"):
+        load(broken)

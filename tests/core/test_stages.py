@@ -1,0 +1,352 @@
+"""The stages of a run on a real store, without Prefect: resume, tolerated losses, and what must not be lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from door import Door
+
+from agentr_core.config import parse
+from agentr_core.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.stages.collect import collect, finished_trees, tree_ids
+from agentr_core.stages.critique import critique
+from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.evaluate import REVISION, TEST, evaluate, evaluation_id
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.report import build_report
+from agentr_core.stages.splice import splice_pairs
+from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.store import Store
+from agentr_core.store.codec import iteration_rows, load_episodes, load_samples
+from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
+
+
+class House(Door):
+    """Doors with an expert; `broken` doors cannot be opened by anybody, and `flaky` counts down to a passing fault."""
+
+    def __init__(self, broken: Sequence[str] = (), flaky: list[int] | None = None) -> None:
+        super().__init__()
+        self._broken = broken
+        self._flaky = flaky if flaky is not None else []
+
+    def reset(self, instance: Instance) -> str:
+        observation = super().reset(instance)
+        self._key = instance.key
+        return observation
+
+    def step(self, action: str) -> Transition:
+        if self._key in self._broken:
+            raise EnvironmentFault(f"door {self._key} fell out of its frame")
+        if self._flaky:
+            self._flaky[0] -= 1
+            if self._flaky[0] == 0:
+                raise EnvironmentUnavailable("the house is out for a moment")
+        return super().step(action)
+
+    def expert(self, instance: Instance) -> Sequence[str]:
+        return [next(word for word in map(str, range(99)) if self.parse(word) == "open")]
+
+
+@dataclass
+class Asked:
+    """What a model was asked, by purpose."""
+
+    act: int = 0
+    judge: int = 0
+
+
+class Speaker(ScriptedModel):
+    """Says another word each time it acts, calls every step bad when it judges, and remembers what it was asked."""
+
+    def __init__(self, asked: Asked, mute_about: str = "") -> None:
+        super().__init__(self._speak)
+        self._asked = asked
+        self._mute_about = mute_about
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        for request in requests:
+            judging = JUDGE_INSTRUCTION in request.messages[-1].text
+            self._asked.judge += judging
+            self._asked.act += not judging
+            if judging and self._mute_about and self._mute_about in request.messages[-1].text:
+                raise ModelFault("no word about this one")
+        return await super().generate(requests)
+
+    @staticmethod
+    def _speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if JUDGE_INSTRUCTION in messages[-1].text:
+            return "Reason: so it is.\nJudgement: Bad"
+        return f"word {fingerprint(seed, number)}"
+
+
+@dataclass
+class Site:
+    """A workspace, and what its model was asked."""
+
+    place: Workplace
+    asked: Asked
+
+
+@pytest.fixture
+def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
+    """Return a maker of workplaces on one store; options are overrides of the recipe and faults of the world."""
+
+    def make(
+        *overrides: str, broken: Sequence[str] = (), flaky: list[int] | None = None, mute: str = "", model: str = ""
+    ) -> Site:
+        recipe = parse(
+            {
+                "name": "door",
+                "environment": {"name": "door"},
+                "model": {"path": model or str(tiny_model_dir)},
+                "search": {"dives": 3, "width": 3, "depth": 5, "max_new_tokens": 8},
+                "instances": {"train_limit": 0},
+                "data": {"max_length": 4096},
+                "evaluation": {"max_steps": 5, "revision_test": {"cuts": 2, "max_steps": 5}},
+                "errors": {"budget": 0.4},
+            },
+            overrides,
+        )
+        asked = Asked()
+        place = Workplace(
+            recipe=recipe,
+            run_id=run_id_of(recipe),
+            root=tmp_path / "runs",
+            store=Store(tmp_path / "runs" / "store.duckdb"),
+            make_environment=lambda: House(broken, flaky),
+            load_model=lambda path: Speaker(asked, mute),
+            progress=lambda done, total, note: None,
+        )
+        return Site(place, asked)
+
+    return make
+
+
+async def prepare(place: Workplace) -> None:
+    await start(place)
+    await begin(place, 1)
+
+
+async def make_data(place: Workplace) -> dict[str, Any]:
+    await prepare(place)
+    await collect(place, 1)
+    await critique(place, 1)
+    await splice_pairs(place, 1)
+    return await dataset(place, 1)
+
+
+def count(place: Workplace, sql: str) -> int:
+    return int(place.all(sql)[0][0])
+
+
+async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[..., Site]) -> None:
+    one = site()
+    made = await make_data(one.place)
+    await evaluate(one.place, 0)
+    assert made["rows"] > 0
+    assert {"revision", "good"} <= set(made["samples"])
+    assert one.asked.act > 0
+    assert one.asked.judge > 0
+    tables = ("tree", "node", "pair", "critique", "verdict", "sample", "dataset_row", "rejection", "episode", "event")
+    before = {table: count(one.place, f"select count(*) from {table}") for table in tables}
+    written = dataset_file(one.place, 1).read_bytes()
+
+    again = site()
+    assert await make_data(again.place) == made
+    await evaluate(again.place, 0)
+    assert again.asked == Asked()
+    assert {table: count(again.place, f"select count(*) from {table}") for table in tables} == before
+    assert dataset_file(again.place, 1).read_bytes() == written
+
+
+async def test_a_lost_dataset_file_is_made_anew_and_is_the_same(site: Callable[..., Site]) -> None:
+    one = site()
+    made = await make_data(one.place)
+    written = dataset_file(one.place, 1).read_bytes()
+    dataset_file(one.place, 1).unlink()
+    assert await dataset(one.place, 1) == made
+    assert dataset_file(one.place, 1).read_bytes() == written
+
+
+async def test_a_dataset_is_not_changed_behind_its_hash(site: Callable[..., Site]) -> None:
+    one = site(broken=["door/train/3"])
+    made = await make_data(one.place)
+    rows = count(one.place, "select count(*) from dataset_row")
+
+    mended = site()
+    assert await make_data(mended.place) == made, "trees that were lost then do not change a dataset that was made"
+    assert count(mended.place, "select count(*) from dataset_row") == rows
+    dataset_file(mended.place, 1).unlink()
+    with pytest.raises(DataFault, match="is gone; bring the file back"):
+        await dataset(mended.place, 1)
+
+
+async def test_a_tree_that_was_lost_is_left_out_and_grown_next_time(site: Callable[..., Site]) -> None:
+    one = site(broken=["door/train/2"])
+    await prepare(one.place)
+    await collect(one.place, 1)
+    trees = finished_trees(one.place, 1)
+    assert len(trees) == 5
+    assert len(tree_ids(one.place, 1)) == 6
+    assert "door/train/2" not in {tree.instance.key for tree in trees.values()}
+    assert one.place.all('select subject, "class", level from event') == [("door/train/2", "EnvironmentFault", "error")]
+
+    mended = site()
+    assert (await collect(mended.place, 1))["new"] == 1
+    assert len(finished_trees(mended.place, 1)) == 6
+
+
+async def test_a_loss_that_was_tolerated_is_tolerated_when_the_stage_runs_again(site: Callable[..., Site]) -> None:
+    broken = ["door/test/1", "door/train/1"]
+    one = site("errors.budget=0.2", broken=broken)
+    await prepare(one.place)
+    for _ in range(2):
+        await collect(one.place, 1)
+        await critique(one.place, 1)
+        # One of six episodes is one of one when only it is left to play.
+        scores = await evaluate(one.place, 0)
+        assert scores[TEST]["n"] == 5
+    strict = site("errors.budget=0.1", broken=broken)
+    await prepare(strict.place)
+    with pytest.raises(ErrorBudgetSpent):
+        await evaluate(strict.place, 0)
+
+
+async def test_a_further_try_of_a_tree_goes_on_where_the_last_one_was(site: Callable[..., Site]) -> None:
+    calm = site("instances.train_limit=1")
+    await prepare(calm.place)
+    await collect(calm.place, 1)
+    (whole,) = finished_trees(calm.place, 1).values()
+
+    shaken = site("instances.train_limit=1", flaky=[len(whole.nodes) - 2])
+    shaken = Site(replace(shaken.place, run_id="another"), shaken.asked)
+    await prepare(shaken.place)
+    await collect(shaken.place, 1)
+    (tree,) = finished_trees(shaken.place, 1).values()
+    assert tree == whole
+    assert shaken.place.all('select "class", level from event') == [("EnvironmentUnavailable", "warning")]
+    assert shaken.asked.act == calm.asked.act + 1, "only the expansion that failed is sampled again"
+
+
+async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callable[..., Site]) -> None:
+    one = site(mute="Door 0 of the train")
+    made = await make_data(one.place)
+    assert made["samples"]["revision"] > 0
+    lost = count(one.place, "select count(*) from rejection where stage = 'splice' and reason = 'not-judged'")
+    unjudged = count(one.place, "select count(*) from pair anti join critique using (pair_id)")
+    assert lost == unjudged > 0
+
+
+async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Callable[..., Site]) -> None:
+    one = site()
+    await prepare(one.place)
+    scores = await evaluate(one.place, 0)
+    failed = [e for e in load_episodes(one.place.store, evaluation_id(one.place, 0, TEST)) if not e.trajectory.success]
+    recoveries = load_episodes(one.place.store, evaluation_id(one.place, 0, REVISION))
+    assert scores[REVISION]["n"] == len(recoveries) == 2 * len(failed) > 0
+    assert sorted((e.instance.key, e.cut) for e in recoveries) == sorted(
+        (e.instance.key, cut) for e in failed for cut in (1, 2)
+    )
+    assert {e.cut for e in load_episodes(one.place.store, evaluation_id(one.place, 0, TEST))} == {0}
+
+
+async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[..., Site]) -> None:
+    one = site()
+    await prepare(one.place)
+    one.place.store.write(
+        iteration_rows(
+            one.place.iteration_id(1),
+            run_id=one.place.run_id,
+            iteration=1,
+            checkpoint_out=one.place.trained(0).id,
+        )
+    )
+    with pytest.raises(DataFault, match="evaluate iteration 0 first"):
+        await evaluate(one.place, 1)
+
+
+async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
+    one = site("data.use=expert")
+    made = await make_data(one.place)
+    assert made["samples"] == {"expert": 6}
+    assert one.asked == Asked()
+    assert count(one.place, "select count(*) from tree") == 0
+    one.place.store.write(
+        iteration_rows(
+            one.place.iteration_id(1), run_id=one.place.run_id, iteration=1, checkpoint_out=one.place.trained(0).id
+        )
+    )
+    await begin(one.place, 2)
+    await splice_pairs(one.place, 2)
+    for iteration in (1, 2):
+        samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(iteration)).values()
+        assert [sample.kind for sample in samples] == [SampleKind.EXPERT] * 6
+
+
+async def test_with_good_paths_only_nobody_is_judged(site: Callable[..., Site]) -> None:
+    one = site("data.use=good")
+    made = await make_data(one.place)
+    assert set(made["samples"]) == {"good"}
+    assert one.asked.judge == 0
+
+
+async def test_the_same_weights_in_another_place_are_found_there(
+    site: Callable[..., Site], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    first = site()
+    await prepare(first.place)
+    moved.symlink_to(tiny_model_dir)
+    second = site(model=str(moved))
+    await prepare(second.place)
+    assert second.place.trained(0).id == first.place.trained(0).id
+    assert second.place.trained(0).path == moved
+
+
+async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[..., Site]) -> None:
+    one = site()
+    await make_data(one.place)
+    await evaluate(one.place, 0)
+    tokens = build_report(one.place, 1).tokens
+    assert tokens is not None
+    kinds = "select sum(completion_tokens) from generation where kind in ('node', 'judgement')"
+    assert tokens.completion == count(one.place, kinds)
+    assert count(one.place, "select count(*) from generation where kind = 'judgement'") > 0
+    base = build_report(one.place, 0).tokens
+    assert base is not None
+    assert base.completion == count(one.place, "select sum(completion_tokens) from generation where kind = 'step'")
+
+
+async def test_what_a_killed_stage_left_is_grown_to_the_same_trees(site: Callable[..., Site]) -> None:
+    calm = site()
+    await prepare(calm.place)
+    await collect(calm.place, 1)
+    whole = finished_trees(calm.place, 1)
+
+    # What a process that was killed right away has stored at most.
+    with calm.place.store.transaction() as con:
+        con.execute("delete from node where node_index > 0")
+        con.execute("update node set visits = 0, value_sum = 0, terminal = false, stop = null")
+        con.execute("update tree set finished = false, dives_done = 0")
+    again = site()
+    assert (await collect(again.place, 1))["new"] == len(whole)
+    assert finished_trees(again.place, 1) == whole
+
+
+async def test_a_run_is_known_again_by_its_stored_recipe(site: Callable[..., Site]) -> None:
+    one = site("pairs.beta=0.1", "training.learning_rate=3e-4")
+    await prepare(one.place)
+    (config,) = one.place.all("select config from run")[0]
+    stored = parse(json.loads(config))
+    assert stored == one.place.recipe
+    assert run_id_of(stored) == one.place.run_id
+    assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.place.run_id
+    assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.place.run_id

@@ -1,0 +1,145 @@
+"""The whole wheel under Prefect: from trees to a trained model and its report, and the way back in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from wheel import write_recipe
+
+from agentr_core import config
+from agentr_core.errors import DataFault
+from agentr_core.model_files import weights_sha256
+from agentr_core.store import Store
+from flows.flywheel import flywheel
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    # Prefect leaves the sockets of its event clients to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+GROWING = ("tree", "node", "generation", "judgement", "pair", "sample", "dataset", "checkpoint", "evaluation", "episode")
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A run of the door recipe that is over."""
+
+    recipe: Path
+    result: dict[str, Any]
+    root: Path
+
+    def ask(self, sql: str) -> pd.DataFrame:
+        return Store(self.root / "store.duckdb").query(sql)
+
+
+@pytest.fixture(scope="module")
+def turned(
+    prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Turned]:
+    folder = tmp_path_factory.mktemp("wheel")
+    recipe = write_recipe(folder, door_model)
+    yield Turned(recipe=recipe, result=asyncio.run(flywheel(str(recipe))), root=folder / "runs")
+
+
+def test_every_stage_leaves_something(turned: Turned) -> None:
+    (funnel,) = turned.ask("select * from v_funnel where iteration = 1").to_dict("records")
+
+    assert funnel["trees"] == funnel["finished_trees"] == 6
+    for stage in ("leaves", "pairs", "critiques", "errors_found", "spliced", "verified", "samples", "dataset_rows"):
+        assert funnel[stage] > 0, stage
+    assert turned.ask("select status from run")["status"].tolist() == ["finished"]
+    assert set(turned.ask("select status from iteration")["status"]) == {"finished"}
+
+
+def test_each_model_has_a_score_with_an_interval(turned: Turned) -> None:
+    scores = turned.ask(
+        "select run_id, iteration, split, success, success_low, success_high, reward, episodes "
+        "from v_iterations order by iteration"
+    )
+
+    assert scores["iteration"].tolist() == [0, 1]
+    assert set(scores["run_id"]) == {turned.result["run_id"]}
+    assert set(scores["split"]) == {"test"}
+    assert scores["episodes"].tolist() == [12, 12]
+    assert (scores["success_low"] <= scores["success"]).all()
+    assert (scores["success"] <= scores["success_high"]).all()
+    assert (scores["success_high"] - scores["success_low"] > 0.1).all()
+    assert (scores["reward"] == scores["success"]).all()
+    assert "iteration 1" in turned.result["table"]
+
+
+def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: Turned) -> None:
+    (base, trained) = turned.ask("select checkpoint_out from iteration order by iteration")["checkpoint_out"]
+    lineage = turned.ask(f"select * from v_lineage where checkpoint_id = '{trained}'")
+    revisions = lineage[lineage["kind"] == "revision"]
+
+    assert set(lineage["parent_checkpoint_id"]) == {base}
+    assert len(set(lineage["dataset_position"])) == turned.ask("select count(*) n from dataset_row")["n"][0]
+    assert not revisions.empty
+    assert set(revisions["policy_checkpoint_id"]) == {base}
+    wanted = ["tree_id", "node_index", "reply", "observation", "instance_id", "tree_seed", "generation_seed", "verdict"]
+    assert not revisions[wanted].isna().any(axis=None)
+    stored = config.parse(json.loads(lineage["config"][0]))
+    assert stored == config.load(turned.recipe)
+
+
+def test_nothing_dangles(turned: Turned) -> None:
+    assert turned.ask("select * from v_orphans").empty
+    assert turned.ask("select * from event").empty
+
+
+def test_training_changed_the_weights(turned: Turned, door_model: Path) -> None:
+    rows = turned.ask("select path, weights_sha256 from checkpoint where parent_id is not null")
+
+    assert rows["weights_sha256"].tolist() == [weights_sha256(Path(rows["path"][0]))]
+    assert rows["weights_sha256"][0] != weights_sha256(door_model)
+
+
+def test_reports_are_written(turned: Turned) -> None:
+    html = Path(turned.result["report"])
+
+    assert "Held-out success" in html.with_suffix(".md").read_text(encoding="utf-8")
+    assert turned.result["run_id"] in html.read_text(encoding="utf-8")
+    assert (html.parent / "index.html").exists()
+
+
+def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
+    def state() -> dict[str, Any]:
+        return {name: turned.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0] for name in GROWING}
+
+    before = state()
+    sha = turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist()
+
+    again = asyncio.run(flywheel(str(turned.recipe)))
+
+    assert again == turned.result
+    after = state()
+    for name in GROWING:
+        assert after[name].equals(before[name]), name
+    assert turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist() == sha
+
+
+def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
+    from agentr_core.base_model.pretrain import make_model, make_tokenizer
+
+    shape = config.BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
+    tokenizer = make_tokenizer(shape, seed=0)
+    make_model(shape, tokenizer, seed=0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    recipe = write_recipe(tmp_path, tmp_path / "model")
+    overrides = ["environment.name=textcraft", "instances.train_limit=2", "instances.test_limit=2"]
+
+    with pytest.raises(DataFault, match=r"^iteration 1 of run \w+ has no sample to train on; `select.*were lost$"):
+        asyncio.run(flywheel(str(recipe), overrides))
+
+    store = Store(tmp_path / "runs" / "store.duckdb")
+    assert store.query("select status from run")["status"].tolist() == ["failed"]
+    assert store.query("select * from v_orphans").empty

@@ -1,0 +1,82 @@
+"""A world in which a model that knows nothing succeeds now and then: a door that some words open."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance, Transition
+
+TRIES = 4
+
+
+class Door:
+    """Say something; one in four replies opens the door. After four wrong ones it is locked for good.
+
+    `pause` is how long a step takes in seconds, for tests that interrupt.
+    """
+
+    name = "door"
+    instruction = "You stand before a door. Say the word."
+    acknowledgement = "Ok."
+    step_limit = 6
+    can_snapshot = True
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self._pause = pause
+        self.blocking = pause > 0
+        self._wrong = 0
+
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "test")
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        if split not in self.splits():
+            raise ConfigError(f"door has no split {split!r}")
+        return [Instance(environment="door", split=split, index=index) for index in range(6)]
+
+    def reset(self, instance: Instance) -> str:
+        if instance not in self.instances(instance.split):
+            raise EnvironmentFault(f"there is no door {instance.key}")
+        self._wrong = 0
+        return f"Door {instance.index} of the {instance.split} house."
+
+    def step(self, action: str) -> Transition:
+        time.sleep(self._pause)
+        won = action == "open"
+        self._wrong += not won
+        observation = "It opens." if won else f"Wrong {self._wrong}."
+        return Transition(
+            observation, float(won), won or self._wrong == TRIES, False, {"success": won, "valid": bool(action)}
+        )
+
+    def parse(self, reply: str) -> str:
+        return "open" if hashlib.sha256(reply.encode()).digest()[0] % 4 == 0 else "wrong"
+
+    def snapshot(self) -> Any:
+        return self._wrong
+
+    def restore(self, snapshot: Any) -> None:
+        self._wrong = snapshot
+
+    def depth(self, instance: Instance) -> int | None:
+        return 1 + instance.index % 2
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def install(folder: Path) -> Path:
+    """Lay down a package that registers `Door` as any third party would; put the folder on `sys.path` to install it."""
+    info = folder / "agentr_door-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agentr-door\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[agentr.environments]\ndoor = door:Door\n")
+    return folder

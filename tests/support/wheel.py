@@ -1,0 +1,83 @@
+"""A recipe that turns the whole wheel in seconds, and the command line as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+RECIPE = """\
+name: door
+workspace: {workspace}
+iterations: 1
+environment: {{name: door}}
+model: {{path: {model}, device: cpu, max_batch: 16}}
+search: {{dives: 2, width: 2, depth: 4, max_new_tokens: 6}}
+critique: {{max_new_tokens: 6, unparsable: bad}}
+pairs: {{alpha: [0.5], beta: 0.2}}
+splice: {{mode: verified, no_error: reject}}
+training:
+  num_train_epochs: [1]
+  per_device_train_batch_size: 4
+  learning_rate: 1.0e-3
+  bf16: false
+  num_threads: 1
+evaluation:
+  temperature: 1.0
+  episodes: 2
+  max_steps: 4
+  max_new_tokens: 6
+  revision_test: {{max_steps: 4}}
+"""
+
+
+def write_recipe(folder: Path, model: Path, *, workspace: str = "runs") -> Path:
+    """Write the recipe of the door into a folder; its workspace lies there, too."""
+    file = folder / "door.yaml"
+    file.write_text(RECIPE.format(workspace=folder / workspace, model=model), encoding="utf-8")
+    return file
+
+
+def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
+    """Return the variables of a process that sees the packages in `site` and keeps Prefect's files in `home`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
+    paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT)])}
+    return own | paths | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
+
+
+def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    with started(*words, env=env) as process:
+        out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextmanager
+def started(*words: str | Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the command line in a process group of its own; whatever is left of the group is killed at the end."""
+    with launched([sys.executable, "-m", "flows.cli", *map(str, words)], env=env) as process:
+        yield process
+
+
+@contextmanager
+def launched(command: list[str], *, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in a process group of its own; whatever is left of the group is killed at the end."""
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a process with all its children, as `kill -9` does, and wait for it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
