@@ -174,6 +174,8 @@ class RevisionTestConfig:
     enabled: bool = True
     cuts: Count = 1
     """Random cuts for each failed episode of the base model."""
+    limit: Natural = 0
+    """The most cuts that are played, spread evenly over all; 0 means all."""
     max_steps: Count = 50
 
 

@@ -61,6 +61,8 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
             [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=place.recipe.seed
         )
         place.store.write(rejection_rows(rejected, iteration_id=place.iteration_id(iteration)))
+        limit = min(config.revision_test.limit or len(cuts), len(cuts))
+        cuts = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
         scores[REVISION] = await _play(place, iteration, REVISION, cuts, checkpoint, config.revision_test.max_steps)
     return scores
 

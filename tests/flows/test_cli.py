@@ -1,0 +1,216 @@
+"""The command line under misuse: one clear sentence, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from wheel import agentr, started, write_recipe
+
+from agentr_core.store import Store
+from flows.cli import main
+from tasks import wiring
+
+Answer = Callable[..., str]
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answer:
+    """Run the command line in this process; return the one sentence with which it refuses."""
+    for name in ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_LOGGING_LEVEL", "DO_NOT_TRACK"):
+        monkeypatch.setenv(name, "")
+    for name in ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+    def ask(*words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["agentr", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        return sentence(err)
+
+    return ask
+
+
+def sentence(err: str) -> str:
+    """Return what the command line said, without its mark; fail if it is not one line."""
+    assert err.startswith("agentr: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("agentr: ").rstrip("\n")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, door_model: Path, door_installed: None) -> Path:
+    return write_recipe(tmp_path, door_model)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with nothing in it, in the workspace of the recipe."""
+    made = Store(tmp_path / "runs" / "store.duckdb")
+    made.write({"instance": []})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("pairs.aplha=[0.5]", "pairs.aplha: unknown field"),
+        ("pairs.alpha=[0.5, 1.5]", "pairs.alpha.1: input should be less than or equal to 1 (got 1.5)"),
+        ("search.width=0", "search.width: input should be greater than or equal to 1 (got 0)"),
+        ("search.width", "override 'search.width' must look like section.field=value"),
+        ("seed.deep=1", "seed: input should be a valid integer"),
+        ("environment.name=dour", "there is no environment 'dour'; installed are door, textcraft"),
+        ("environment.options.loud=1", "environment door has no option loud; it has pause"),
+        ("instances.train=attic", "door has no split 'attic'"),
+        ("instances.train=test", "train and test are the same split ('test')"),
+        ("model.path=nowhere", "model directory nowhere does not exist"),
+    ],
+)
+def test_a_wrong_field_is_named(refusal: Answer, recipe: Path, override: str, said: str) -> None:
+    assert said in refusal("run", recipe, "-o", override)
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> None:
+    said = refusal("plan", recipe, "-o", "sede=1", "-o", "search.width=0")
+
+    assert "sede: unknown field" in said
+    assert "search.width" in said
+
+
+def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:
+    assert refusal("run", tmp_path / "none.yaml").startswith(f"recipe {tmp_path / 'none.yaml'} does not exist")
+
+
+def test_truncated_weights_are_found_before_the_run(refusal: Answer, recipe: Path, door_model: Path) -> None:
+    broken = recipe.parent / "broken"
+    shutil.copytree(door_model, broken)
+    os.truncate(broken / "model.safetensors", 5000)
+
+    said = refusal("run", recipe, "-o", f"model.path={broken}")
+
+    assert said.startswith(f"weight file {broken / 'model.safetensors'} is truncated or corrupt")
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [("run",), ("sql", "select 1"), ("runs",), ("report", "a")])
+def test_a_corrupt_store_is_left_as_it_is(refusal: Answer, recipe: Path, words: tuple[str, ...]) -> None:
+    file = recipe.parent / "runs" / "store.duckdb"
+    file.parent.mkdir()
+    file.write_bytes(b"not a database " * 2000)
+    before = file.read_bytes()
+
+    said = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", file.parent)
+
+    assert said.startswith(f"{file} is damaged or no DuckDB file")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [("run",), ("sql", "select 1")])
+def test_a_store_that_another_process_holds(
+    refusal: Answer, recipe: Path, store: Store, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "Store", partial(Store, wait_s=0.2))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, f"{store.path}.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+
+        said = refusal(*words, recipe) if words == ("run",) else refusal(*words, "-w", store.path.parent)
+
+        assert said.startswith(f"{store.path} is held by another process (PID {holder.pid})")
+        holder.communicate("\n")
+    assert store.query("select count(*) as n from run")["n"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("report", "abc"), "0 runs in .* begin with 'abc'; `agentr runs -w .*` lists them all"),
+        (("export", "abc", "--format", "trl"), "0 runs in .* begin with 'abc'"),
+        (("preview", "abc"), "no sample in .* begins with 'abc'"),
+        (("sql", "selec 1"), 'SQL: Parser Error: syntax error at or near "selec"'),
+        (("sql", "select nix from run"), 'SQL: Binder Error: .*"nix" not found'),
+        (("sql", "drop table run"), "SQL: the store is opened for reading only"),
+        (("sql", ""), "SQL: there is no statement to run"),
+    ],
+)
+def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tuple[str, ...], said: str) -> None:
+    assert re.search(said, refusal(*words, "-w", store.path.parent))
+
+
+@pytest.mark.parametrize("words", [("sql", "select 1"), ("runs",), ("report", "a"), ("preview", "a")])
+def test_a_workspace_without_a_store(refusal: Answer, tmp_path: Path, words: tuple[str, ...]) -> None:
+    said = refusal(*words, "-w", tmp_path / "none")
+
+    assert said.startswith(f"there is no store at {tmp_path / 'none' / 'store.duckdb'}; run a recipe first")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_a_prefect_server_that_does_not_answer(recipe: Path, process_env: dict[str, str], command: str) -> None:
+    address = "http://127.0.0.1:9/api"
+
+    ended = agentr(command, recipe, env=process_env | {"PREFECT_API_URL": address})
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert sentence(ended.stderr).startswith(f"no Prefect server answers at {address}")
+
+
+@pytest.mark.slow
+def test_serving_without_a_server(recipe: Path, process_env: dict[str, str]) -> None:
+    ended = agentr("serve", recipe, env=process_env)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "start one with `prefect server start`" in sentence(ended.stderr)
+
+
+@pytest.mark.slow
+def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env: dict[str, str]) -> None:
+    words = ("run", recipe, "-o", "environment.options.pause=0.1")
+    store = Store(recipe.parent / "runs" / "store.duckdb")
+    with started(*words, env=process_env) as first:
+        deadline = time.monotonic() + 100
+        while not store.path.exists() or store.query("select count(*) as n from node")["n"][0] < 8:
+            assert first.poll() is None, first.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+        second = agentr(*words, env=process_env)
+
+        # To the whole group, as a terminal does.
+        os.killpg(first.pid, signal.SIGINT)
+        out, err = first.communicate(timeout=30)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(first.pid, 0)
+
+    assert second.returncode == 2
+    assert "is already under way in" in sentence(second.stderr)
+    assert (first.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
+    assert "Traceback" not in err
+    assert store.query("select status from run")["status"].tolist() == ["running"]
+    kept = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
+    assert store.query("select * from v_orphans").empty
+
+    again = agentr(*words, env=process_env)
+
+    assert (again.returncode, again.stdout.splitlines()[1]) == (0, "Held-out success")
+    assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
+    assert store.query("select status from run")["status"].tolist() == ["finished"]
+    assert store.query("select * from v_orphans").empty
