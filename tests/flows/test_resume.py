@@ -58,7 +58,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
 
 
 def moments(store: Store, rng: random.Random) -> list[Callable[[], bool]]:
-    """Return when to kill: in the first evaluation, in collection, right after judging, in training, in the last one."""
+    """Return when to kill: in collection, right after judging, in training, and in the evaluation of what was trained."""
 
     def count(sql: str, least: int) -> Callable[[], bool]:
         return lambda: store.path.exists() and int(store.query(f"select count(*) as n from {sql}")["n"][0]) >= least
@@ -69,13 +69,12 @@ def moments(store: Store, rng: random.Random) -> list[Callable[[], bool]]:
             time.sleep(rng.uniform(0, 2))
         return begun
 
-    first, last = (f"v_steps join iteration using (iteration_id) where iteration = {number}" for number in (0, 1))
+    last = "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1"
     return [
-        count(f"{first} and source = 'episode'", rng.randint(1, 20)),
         count("node", rng.randint(10, 40)),
         count("judgement", 1),
         training,
-        count(f"{last} and source = 'episode'", rng.randint(1, 10)),
+        count(last, rng.randint(1, 6)),
     ]
 
 

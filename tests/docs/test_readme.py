@@ -1,0 +1,79 @@
+"""Every command of the README is run or, where that would start servers or this very test run, checked for what it names."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentr_core.store import Store
+from agentr_core.store.codec import run_rows
+from flows.cli import cli
+from flows.serving import deployments
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+COMMANDS = [
+    line.split("#")[0].strip() for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line.strip()
+]
+
+
+def named(start: str) -> list[str]:
+    return [command for command in COMMANDS if command.startswith(start)]
+
+
+def test_every_command_is_of_a_kind_that_is_tested_here():
+    kinds = ("make ", "agentr sql ", "agentr plan ", "agentr env doctor ", "prefect server start", "agentr serve")
+    unknown = [c for c in COMMANDS if not c.startswith((*kinds, "prefect deployment run "))]
+    assert COMMANDS
+    assert not unknown
+
+
+@pytest.mark.parametrize("command", named("make "))
+def test_make_targets_exist(command):
+    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    expected = {"make run": "agentr run deployments/recipes/textcraft-tiny.yaml", "make test": "pytest"}
+    assert expected[command] in done.stdout
+
+
+@pytest.mark.parametrize("command", named("agentr sql "))
+def test_queries_are_valid_on_a_store(command, tmp_path):
+    Store(tmp_path / "store.duckdb").write(
+        run_rows("r", recipe="x", method="agent-r", config={}, versions={}, workspace=str(tmp_path))
+    )
+    done = CliRunner().invoke(cli, [*shlex.split(command)[1:], "-w", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0
+
+
+@pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor ")])
+def test_commands_that_only_look_are_run(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.output.strip()
+
+
+@pytest.mark.parametrize("command", named("prefect deployment run "))
+def test_served_deployments_have_the_names_that_are_run(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    served = {f"{each.flow_name}/{each.name}" for each in deployments([])}
+    assert shlex.split(command)[3] in served
+
+
+def test_the_tree_is_true():
+    (tree,) = (text for language, text in BLOCKS if not language and text.startswith("flows/"))
+    folder = ROOT
+    for line in tree.splitlines():
+        names = re.split(r"\s{3,}", line.strip())[0].split()
+        if not line.startswith(" "):
+            folder = ROOT / names[0]
+        for path in [folder] if not line.startswith(" ") else [folder / name for name in names]:
+            assert path.exists(), line
+
+
+def test_pictures_are_there():
+    for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
+        assert (ROOT / target).is_file()
