@@ -21,7 +21,9 @@ from flows.cli import main
 from tasks import wiring
 
 Answer = Callable[..., str]
-HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+HOLD = (
+    "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+)
 
 
 @pytest.fixture

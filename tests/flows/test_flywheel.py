@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,18 @@ pytestmark = [
     # Prefect leaves the sockets of its event clients to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
-GROWING = ("tree", "node", "generation", "judgement", "pair", "sample", "dataset", "checkpoint", "evaluation", "episode")
+GROWING = (
+    "tree",
+    "node",
+    "generation",
+    "judgement",
+    "pair",
+    "sample",
+    "dataset",
+    "checkpoint",
+    "evaluation",
+    "episode",
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,10 @@ class Turned:
 @pytest.fixture(scope="module")
 def turned(
     prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Turned]:
+) -> Turned:
     folder = tmp_path_factory.mktemp("wheel")
     recipe = write_recipe(folder, door_model)
-    yield Turned(recipe=recipe, result=asyncio.run(flywheel(str(recipe))), root=folder / "runs")
+    return Turned(recipe=recipe, result=asyncio.run(flywheel(str(recipe))), root=folder / "runs")
 
 
 def test_every_stage_leaves_something(turned: Turned) -> None:
@@ -113,7 +123,9 @@ def test_reports_are_written(turned: Turned) -> None:
 
 def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     def state() -> dict[str, Any]:
-        return {name: turned.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0] for name in GROWING}
+        return {
+            name: turned.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0] for name in GROWING
+        }
 
     before = state()
     sha = turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist()

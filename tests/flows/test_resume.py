@@ -58,7 +58,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
 
 
 def moments(store: Store, rng: random.Random) -> list[Callable[[], bool]]:
-    """Return when to kill: in collection, right after judging, in training, and in the evaluation of what was trained."""
+    """Return when to kill: in collection, right after judging, in training, and in the last evaluation."""
 
     def count(sql: str, least: int) -> Callable[[], bool]:
         return lambda: store.path.exists() and int(store.query(f"select count(*) as n from {sql}")["n"][0]) >= least
