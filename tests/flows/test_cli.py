@@ -184,7 +184,7 @@ def test_serving_without_a_server(recipe: Path, process_env: dict[str, str]) -> 
 
 @pytest.mark.slow
 def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env: dict[str, str]) -> None:
-    words = ("run", recipe, "-o", "environment.options.pause=0.1")
+    words = ("run", recipe, "-o", "environment.options.pause=0.5")
     store = Store(recipe.parent / "runs" / "store.duckdb")
     with started(*words, env=process_env) as first:
         deadline = time.monotonic() + 100
