@@ -184,20 +184,24 @@ def test_serving_without_a_server(recipe: Path, process_env: dict[str, str]) -> 
 
 @pytest.mark.slow
 def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env: dict[str, str]) -> None:
-    words = ("run", recipe, "-o", "environment.options.pause=0.5")
+    words = ("run", recipe, "-o", "environment.options.pause=0.1")
     store = Store(recipe.parent / "runs" / "store.duckdb")
     with started(*words, env=process_env) as first:
         deadline = time.monotonic() + 100
-        while not store.path.exists() or store.query("select count(*) as n from node")["n"][0] < 8:
+        # The lock is older than the store.
+        while not store.path.exists():
+            assert first.poll() is None, first.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        second = agentr(*words, env=process_env)
+        while store.query("select count(*) as n from node")["n"][0] < 8:
             assert first.poll() is None, first.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
-        second = agentr(*words, env=process_env)
-
         # To the whole group, as a terminal does.
         os.killpg(first.pid, signal.SIGINT)
-        out, err = first.communicate(timeout=30)
+        out, err = first.communicate(timeout=60)
         with pytest.raises(ProcessLookupError):
             os.killpg(first.pid, 0)
 
@@ -210,7 +214,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env
     kept = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select * from v_orphans").empty
 
-    again = agentr(*words, env=process_env)
+    again = agentr(*words, env=process_env, timeout=300)
 
     assert (again.returncode, again.stdout.splitlines()[1]) == (0, "Held-out success")
     assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
