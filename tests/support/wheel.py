@@ -68,12 +68,23 @@ def started(*words: str | Path, env: Mapping[str, str]) -> Iterator[subprocess.P
 def launched(command: list[str], *, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """Start a program in a process group of its own; whatever is left of the group is killed at the end."""
     with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        preexec_fn=_heed_interrupts,
     ) as process:
         try:
             yield process
         finally:
             kill_group(process)
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
