@@ -4,6 +4,8 @@
     ├── UserError                     the user's mistake: the command line exits with 2
     │   ├── ConfigError (ValueError)  a recipe, an override or an option
     │   ├── ModelDirectoryError       a model directory that is missing, incomplete or corrupt
+    │   ├── EndpointError             a model server that cannot be used: its address, key, model name or quota
+    │   ├── ModelServerError          a model server of ours that cannot be installed or started
     │   ├── StoreError                a workspace that cannot be opened
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
@@ -14,11 +16,13 @@
     │   └── ReplayDiverged            replaying recorded actions gave another observation
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
+    │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, empty, or has too few replies
     │   └── PromptTooLong             a conversation that leaves no room for a reply
     ├── DataFault                     a broken rule of the data: split leakage, an empty or wrong loss mask
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
+    ├── WorkerLost (Transient)        workers of a cluster were lost again and again at one shard
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
 `Transient` marks what may heal by itself: Prefect tasks retry these and nothing else.
@@ -47,6 +51,14 @@ class ConfigError(UserError, ValueError):
 
 class ModelDirectoryError(UserError):
     """A model directory is missing, incomplete or corrupt."""
+
+
+class EndpointError(UserError):
+    """A model server cannot be used: its address, the key, the model's name or the account is wrong."""
+
+
+class ModelServerError(UserError):
+    """A model server of ours cannot be installed or started."""
 
 
 class StoreError(UserError):
@@ -89,6 +101,10 @@ class ModelUnavailable(ModelFault, Transient):
     """A model's backend cannot be reached."""
 
 
+class MalformedReply(ModelFault, Transient):
+    """A model server's answer is cut, is not what the protocol says, is empty, or has another number of replies."""
+
+
 class PromptTooLong(ModelFault):
     """A conversation leaves no room for a reply."""
 
@@ -107,6 +123,10 @@ class NonFiniteLoss(TrainingFault):
 
 class OutOfMemory(TrainingFault):
     """The trainer ran out of memory."""
+
+
+class WorkerLost(AgentrError, Transient):
+    """Workers of a cluster were lost again and again at one shard."""
 
 
 class ErrorBudgetSpent(AgentrError):

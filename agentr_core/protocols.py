@@ -105,3 +105,12 @@ class ChatModel(Protocol):
     async def close(self) -> None:
         """Release the model's memory and connections. Calling it twice is harmless."""
         ...
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """What a model may have besides: a backend that takes its time to start, and can be interrupted in it."""
+
+    async def ready(self) -> Any:
+        """Return once replies can be asked for. Raises `UserError` when the backend does not start."""
+        ...

@@ -1,18 +1,25 @@
-"""One contract for every model backend, and what only the in-process model promises."""
+"""One contract for every model backend, and what only the in-process model promises.
+
+To add a backend: write a fixture that gives its model, with a context of 512 tokens, and name it in `BACKENDS`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import Served, serving
 
+from agentr_core.config import ServerConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
+from agentr_core.models.openai_chat import OpenAIModel
+from agentr_core.models.openai_endpoint import Endpoint
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.protocols import ChatModel
@@ -43,12 +50,33 @@ def tiny(tiny_model_dir: Path) -> TransformersModel:
     return TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)
 
 
-@pytest.fixture(params=["scripted", "transformers"])
-async def model(request: pytest.FixtureRequest) -> AsyncIterator[ChatModel]:
-    if request.param == "scripted":
-        yield ScriptedModel(written_reply, context_length=512)
-    else:
-        yield request.getfixturevalue("tiny")
+@pytest.fixture
+def scripted() -> ScriptedModel:
+    return ScriptedModel(written_reply, context_length=512)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model_dir: Path) -> Iterator[Served]:
+    """A server of the same model that is loaded in this process."""
+    with serving(lambda: TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)) as served:
+        yield served
+
+
+@pytest.fixture
+async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIModel]:
+    config = ServerConfig(model="tiny", tokenizer=str(tiny_model_dir), token_ids=True, max_retries=0)
+    model = await asyncio.to_thread(OpenAIModel.connect, Endpoint(url=server.url, key=""), config)
+    yield model
+    await model.close()
+
+
+BACKENDS = ("scripted", "tiny", "openai")
+
+
+@pytest.fixture(params=BACKENDS)
+def model(request: pytest.FixtureRequest) -> ChatModel:
+    found: ChatModel = request.getfixturevalue(request.param)
+    return found
 
 
 # ---- every backend
@@ -122,12 +150,34 @@ async def test_logprobs_on_request(model: ChatModel) -> None:
     assert replace(detailed[0], logprobs=None) == plain[0]
 
 
-async def test_no_work_after_close(tiny_model_dir: Path) -> None:
-    for closing in (ScriptedModel(written_reply), TransformersModel.load(tiny_model_dir, device="cpu")):
-        await closing.close()
-        await closing.close()
-        with pytest.raises(ModelFault, match="is closed"):
-            await closing.generate([request()])
+async def test_a_cancelled_request_leaves_the_model_in_order(model: ChatModel) -> None:
+    asked = request(12, seed=5, n=2)
+    before = await answer(model, asked)
+    long = asyncio.create_task(answer(model, request(40, n=16, max_new_tokens=200)))
+    await asyncio.sleep(0.02)
+    if long.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await long
+    assert await answer(model, asked) == before
+
+
+async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> None:
+    # The model in this process is shared by all tests.
+    closing = TransformersModel.load(tiny_model_dir) if isinstance(model, TransformersModel) else model
+    await closing.close()
+    await closing.close()
+    with pytest.raises(ModelFault, match="is closed"):
+        await closing.generate([request()])
+
+
+# ---- the same model here and behind a server
+
+
+async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai: OpenAIModel) -> None:
+    asked = [request(words, seed=2**62 + words, n=3, logprobs=True) for words in (3, 12, 30)]
+    assert await answer(openai, *asked) == await answer(tiny, *asked)
+    assert [openai.count_tokens(one) for one in asked] == [tiny.count_tokens(one) for one in asked]
+    assert openai.context_length == tiny.context_length
 
 
 # ---- the in-process model

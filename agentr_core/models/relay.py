@@ -1,0 +1,98 @@
+"""Passes requests on one by one to a model that makes its own batches: a server. The other way is `batching`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from agentr_core.config import ModelConfig
+from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.models.batching import Batcher, BatchStats
+from agentr_core.protocols import ChatModel
+from agentr_core.types import Generation, Request
+
+
+class Relay:
+    """Asks a model for each request by itself, so that a fault is that request's alone. It has `Batcher`'s methods.
+
+    How many are under way at once is limited by the model. In its statistics each request is a batch, `fill` is the
+    mean share of `concurrency` that was taken when a request was answered, and `generate_seconds` is the time during
+    which anything was under way.
+
+    Args:
+        model: Where the requests go. The relay does not close it.
+        concurrency: The most requests that the model has under way at once.
+    """
+
+    def __init__(self, model: ChatModel, *, concurrency: int) -> None:
+        self.model = model
+        self._concurrency = concurrency
+        self._under_way: set[asyncio.Task[list[list[Generation]]]] = set()
+        self._busy_since = 0.0
+        self._stats = BatchStats()
+        self._closed = False
+
+    async def sample(self, request: Request) -> list[Generation]:
+        """Return the replies to one request. Raises what the model raises; after `close`, `ModelFault`."""
+        if self._closed:
+            raise ModelFault("the relay is closed; make a new one")
+        tokens = self.model.count_tokens(request)
+        if tokens >= self.model.context_length:
+            raise PromptTooLong(
+                f"a prompt of {tokens} tokens leaves no room for a reply in the {self.model.context_length} of "
+                f"{self.model.name}"
+            )
+        asking = asyncio.ensure_future(self.model.generate([request]))
+        if not self._under_way:
+            self._busy_since = time.perf_counter()
+        self._under_way.add(asking)
+        try:
+            (generations,) = await asking
+        except Exception:
+            self._stats = replace(self._stats, failures=self._stats.failures + 1)
+            raise
+        finally:
+            fill = min(1.0, len(self._under_way) / self._concurrency)
+            self._under_way.discard(asking)
+            if not self._under_way:
+                busy = time.perf_counter() - self._busy_since
+                self._stats = replace(self._stats, generate_seconds=self._stats.generate_seconds + busy)
+        self._count(generations, fill)
+        return generations
+
+    def stats(self) -> BatchStats:
+        """Return the counters so far."""
+        running = time.perf_counter() - self._busy_since if self._under_way else 0.0
+        return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
+
+    async def close(self) -> None:
+        """Refuse further requests, and return when those under way have ended. Calling it twice is harmless."""
+        self._closed = True
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _count(self, generations: list[Generation], fill: float) -> None:
+        old = self._stats
+        requests = old.requests + 1
+        self._stats = replace(
+            old,
+            requests=requests,
+            sequences=old.sequences + len(generations),
+            batches=requests,
+            prompt_tokens=old.prompt_tokens + generations[0].prompt_tokens,
+            completion_tokens=old.completion_tokens + sum(g.completion_tokens for g in generations),
+            fill=old.fill + (fill - old.fill) / requests,
+        )
+
+
+Sampler = Batcher | Relay
+"""What coroutines ask for replies."""
+
+
+def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
+    """Return what asks a model in the way that suits its backend."""
+    if config.backend == "openai":
+        return Relay(model, concurrency=config.server.concurrency)
+    if config.backend == "vllm":
+        return Relay(model, concurrency=config.vllm.replicas * config.max_batch)
+    return Batcher(model, max_batch=config.max_batch)

@@ -1,0 +1,38 @@
+"""When a failed request to a server is tried again: one policy, as a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BASE_SECONDS = 0.5
+_CAP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """`retries` are further tries after the first; none begins more than `seconds` after the first one began."""
+
+    retries: int
+    seconds: float
+
+
+def wait_before_retry(
+    policy: RetryPolicy, *, failures: int, elapsed: float, uniform: float, retry_after: float | None = None
+) -> float | None:
+    """Return how many seconds to wait before the next try, or None when the policy allows no further one.
+
+    The wait is drawn from zero to a bound that doubles with each failure from 0.5 to 30 seconds ("full jitter"). A
+    server that says when to come back is given at least that time, and the jitter on top, so that many who were told
+    the same do not come at once.
+
+    Args:
+        failures: tries that have failed, at least 1.
+        elapsed: seconds since the first try began.
+        uniform: a random number in [0, 1).
+        retry_after: the server's own word in seconds, where it gave one.
+    """
+    if failures > policy.retries:
+        return None
+    # Beyond 2**16 the cap has long been reached.
+    wait = uniform * min(_CAP_SECONDS, _BASE_SECONDS * 2 ** min(failures - 1, 16)) + max(retry_after or 0.0, 0.0)
+    return wait if elapsed + wait <= policy.seconds else None

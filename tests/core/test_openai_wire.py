@@ -1,0 +1,178 @@
+"""What is said to an OpenAI-compatible server, and what is read out of its replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentr_core.config import ServerConfig
+from agentr_core.errors import MalformedReply, ModelFault, Transient
+from agentr_core.models.openai_wire import bodies, read_completion, read_models
+from agentr_core.types import Message, Request, Sampling
+
+
+def request(n: int = 1, **sampling: Any) -> Request:
+    return Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(**sampling), seed=7, n=n)
+
+
+def completion(*texts: str, tokens: int = 12, reason: str = "stop", **choice: Any) -> dict[str, Any]:
+    return {
+        "choices": [
+            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": reason, **choice}
+            for i, text in enumerate(texts)
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens},
+    }
+
+
+def read(data: dict[str, Any], n: int = 1, limit: int = 100, **sampling: Any) -> Any:
+    return read_completion(json.dumps(data).encode(), request(n, **sampling), n=n, limit=limit)
+
+
+def test_a_body_says_all_that_was_asked() -> None:
+    server = ServerConfig(model="m", token_ids=True, extra_body={"top_k": 3})
+    (body,) = bodies(request(4, temperature=0.5, top_p=0.9, stop=("x",), logprobs=True), server, 20)
+    assert body == {
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 4, "seed": 7, "temperature": 0.5,
+        "top_p": 0.9, "max_tokens": 20, "stop": ["x"], "logprobs": True, "return_token_ids": True, "top_k": 3,
+    }  # fmt: skip
+
+
+def test_a_body_says_no_more_than_it_must() -> None:
+    server = ServerConfig(model="m", send_seed=False, max_tokens_field="max_completion_tokens")
+    (body,) = bodies(request(), server, 20)
+    assert set(body) == {"model", "messages", "n", "temperature", "top_p", "max_completion_tokens"}
+
+
+def test_a_request_for_many_replies_is_parted_as_the_recipe_says() -> None:
+    parts = bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
+    assert [part["n"] for part in parts] == [2, 2, 1]
+    assert parts[0]["seed"] == 7
+    assert len({part["seed"] for part in parts}) == 3
+    assert parts == bodies(request(5), ServerConfig(model="m", n_per_request=2), 20)
+
+
+def test_replies_come_in_the_order_of_their_indices() -> None:
+    data = completion("first", "second")
+    data["choices"].reverse()
+    assert [g.text for g in read(data, 2)] == ["first", "second"]
+
+
+def test_a_server_that_keeps_the_stop_string_is_corrected() -> None:
+    (g,) = read(completion("say STOP more"), stop=("STOP",))
+    assert (g.text, g.finish_reason) == ("say ", "stop")
+
+
+def test_token_ids_and_logprobs_are_taken_over() -> None:
+    logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
+    (g,) = read(completion("ab", token_ids=[4, 5], logprobs=logprobs), logprobs=True)
+    assert (g.token_ids, g.logprobs, g.completion_tokens, g.prompt_tokens) == ((4, 5), (-0.5, -1.5), 2, 5)
+    (g,) = read(completion("ab", logprobs=logprobs), logprobs=True)
+    assert (g.token_ids, g.logprobs) == ((), (-0.5, -1.5))
+    (g,) = read(completion("ab", logprobs=logprobs))
+    assert g.logprobs is None
+
+
+def test_without_token_ids_the_servers_total_is_shared_out() -> None:
+    data = completion("a" * 30, "b" * 10, "c" * 99, tokens=60)
+    data["choices"][2]["finish_reason"] = "length"
+    assert [g.completion_tokens for g in read(data, 3, limit=20)] == [30, 10, 20]
+    assert [g.completion_tokens for g in read(completion("ab", tokens=17))] == [17]
+
+
+@given(st.lists(st.tuples(st.text("ab", min_size=1), st.booleans()), min_size=1, max_size=6), st.integers(0, 500))
+def test_shared_out_tokens_sum_to_the_total(replies: list[tuple[str, bool]], total: int) -> None:
+    data = completion(*(text for text, _ in replies), tokens=total)
+    for choice, (_, cut) in zip(data["choices"], replies, strict=True):
+        choice["finish_reason"] = "length" if cut else "stop"
+    counts = [g.completion_tokens for g in read(data, len(replies), limit=50)]
+    assert sum(counts) == total
+    assert min(counts) >= 0
+
+
+def test_nothing_is_a_reply_only_with_proof() -> None:
+    (g,) = read(completion("", token_ids=[2]))
+    assert (g.text, g.token_ids) == ("", (2,))
+    with pytest.raises(MalformedReply, match=r"reply 0 is empty after 12 tokens; .*prove"):
+        read(completion(""))
+    with pytest.raises(MalformedReply, match="needs a higher max_new_tokens"):
+        read(completion("", reason="length"))
+
+
+def unset(*path: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(data: Any) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return change
+
+
+def set_choice(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["choices"][0].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (unset("choices"), "malformed \\(choices: "),
+        (unset("usage"), "malformed \\(usage: "),
+        (unset("choices", 0, "message"), r"malformed \(choices\.0\.message"),
+        (unset("choices", 0), "2 replies were asked for and 1 came; .*n_per_request"),
+        (set_choice(index=1), "2 replies were asked for and 2 came, numbered 1, 1"),
+        (set_choice(finish_reason=None), "finish reason None: it is not whole"),
+        (set_choice(message={"content": None}), "is empty"),
+        (lambda data: data["choices"].append(data["choices"][0]), "2 replies were asked for and 3 came"),
+        (lambda data: data.clear(), "malformed"),
+    ],
+)
+def test_a_reply_that_is_not_whole_may_heal(change: Callable[[dict[str, Any]], None], said: str) -> None:
+    data = completion("one", "two")
+    change(data)
+    with pytest.raises(MalformedReply, match=said) as caught:
+        read(data, 2)
+    assert isinstance(caught.value, Transient)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b'{"choices": [', b"<html>busy</html>", b"null", b"[]", b"\xff\xfe", b"{}" * 999]
+)
+def test_what_is_no_reply_at_all_is_quoted_shortly(payload: bytes) -> None:
+    with pytest.raises(MalformedReply, match="malformed") as caught:
+        read_completion(payload, request(), n=1, limit=9)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (set_choice(finish_reason="content_filter"), "content filter"),
+        (set_choice(message={"content": None, "refusal": "I will not"}), "withheld a reply: I will not"),
+        (set_choice(finish_reason="tool_calls"), "called a tool"),
+    ],
+)
+def test_a_reply_that_is_refused_will_not_heal(change: Callable[[dict[str, Any]], None], said: str) -> None:
+    data = completion("one")
+    change(data)
+    with pytest.raises(ModelFault, match=said) as caught:
+        read(data)
+    assert not isinstance(caught.value, Transient)
+
+
+def test_logprobs_that_were_asked_for_must_come() -> None:
+    with pytest.raises(ModelFault, match="gives no log-probabilities"):
+        read(completion("a"), logprobs=True)
+    with pytest.raises(MalformedReply, match="2 token ids and 1 log-probabilities"):
+        read(completion("a", token_ids=[1, 2], logprobs={"content": [{"logprob": -1}]}), logprobs=True)
+
+
+def test_models_are_listed_with_the_length_of_their_context() -> None:
+    listed = {"data": [{"id": "a", "max_model_len": 8}, {"id": "b", "owned_by": "x"}]}
+    assert read_models(json.dumps(listed).encode()) == {"a": 8, "b": None}
+    with pytest.raises(MalformedReply, match="list of models is malformed: '<html>'"):
+        read_models(b"<html>")

@@ -1,0 +1,42 @@
+"""When a failed request is tried again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentr_core.models.retrying import RetryPolicy, wait_before_retry
+
+POLICY = RetryPolicy(retries=5, seconds=60)
+
+
+@pytest.mark.parametrize(("failures", "bound"), [(1, 0.5), (2, 1), (3, 2), (5, 8)])
+def test_the_bound_of_the_wait_doubles(failures: int, bound: float) -> None:
+    assert wait_before_retry(POLICY, failures=failures, elapsed=0, uniform=1) == bound
+    assert wait_before_retry(POLICY, failures=failures, elapsed=0, uniform=0.25) == bound / 4
+    assert wait_before_retry(POLICY, failures=failures, elapsed=0, uniform=0) == 0
+
+
+def test_a_server_is_given_the_time_it_asks_for_and_the_jitter() -> None:
+    assert wait_before_retry(POLICY, failures=1, elapsed=0, uniform=0.5, retry_after=7) == 7.25
+    assert wait_before_retry(POLICY, failures=1, elapsed=0, uniform=0.5, retry_after=-7) == 0.25
+
+
+def test_tries_and_time_have_an_end() -> None:
+    assert wait_before_retry(POLICY, failures=6, elapsed=0, uniform=0) is None
+    assert wait_before_retry(POLICY, failures=1, elapsed=60.1, uniform=0) is None
+    assert wait_before_retry(POLICY, failures=1, elapsed=1, uniform=0, retry_after=59.5) is None
+    assert wait_before_retry(RetryPolicy(retries=0, seconds=60), failures=1, elapsed=0, uniform=0) is None
+
+
+@given(
+    failures=st.integers(1, 10**6), elapsed=st.floats(0, 1e4), uniform=st.floats(0, 1, exclude_max=True),
+    told=st.none() | st.floats(0, 1e9),
+)  # fmt: skip
+def test_no_wait_is_negative_or_ends_too_late(
+    failures: int, elapsed: float, uniform: float, told: float | None
+) -> None:
+    policy = RetryPolicy(retries=10**6, seconds=300)
+    wait = wait_before_retry(policy, failures=failures, elapsed=elapsed, uniform=uniform, retry_after=told)
+    assert wait is None or (wait >= 0 and elapsed + wait <= 300 and wait >= (told or 0))

@@ -1,0 +1,50 @@
+"""Shards without trees or episodes, for tests of what carries shards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
+from agentr_core.stages.equipment import Checkpoint, Equipment, Keep
+from agentr_core.stages.shards import Effort
+from agentr_core.store.codec.texts import text_rows
+
+NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """Returns its texts. The first `deadly` tries of a shard kill the worker; every try leaves a file in `folder`."""
+
+    texts: tuple[str, ...]
+    folder: Path
+    deadly: int = 0
+    fault: str = ""
+    checkpoint: Checkpoint = field(default=NOWHERE)
+    done: int = 0
+
+    @property
+    def total(self) -> int:
+        return len(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def split(self, size: int) -> tuple[Echo, ...]:
+        return tuple(replace(self, texts=self.texts[at : at + size]) for at in range(0, len(self.texts), size))
+
+    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
+        number = len(list(self.folder.glob(f"{self.texts[0]}-*"))) + 1
+        (self.folder / f"{self.texts[0]}-{number}").write_text(str(os.getpid()))
+        if number <= self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "passing" and number == 1:
+            raise EnvironmentUnavailable("out for a moment")
+        if self.fault == "lasting":
+            raise EnvironmentFault("broken")
+        for text in self.texts:
+            keep({"text": text_rows([f"{equipment.run_id} {text}"])})
+        return Effort(tokens=len(self.texts))
