@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from agentr_core.errors import ModelDirectoryError
-from agentr_core.model_files import file_sha256, read_json, weight_files
+from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.model_files import ADAPTER_CONFIG, adapter_base, file_sha256, read_json, weight_files
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_FILES = (
@@ -24,7 +26,8 @@ _TOKENIZER_FILES = (
 def check_model_directory(path: Path) -> tuple[Path, ...]:
     """Return the weight files of a complete model directory, in the order of their names.
 
-    Reads headers only, so it is cheap for large models.
+    A PEFT directory is complete with the model that it names and a tokenizer of its own. Reads headers only, so it is
+    cheap for large models.
 
     Raises:
         ModelDirectoryError: the directory, its configuration, weights, tokenizer or chat template is missing or
@@ -32,11 +35,12 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         raise ModelDirectoryError(f"model directory {path} does not exist; give a Hugging Face model directory")
-    if not (path / "config.json").is_file():
-        if (path / "adapter_config.json").is_file():
-            raise ModelDirectoryError(f"{path} holds a LoRA adapter, not a model; merge it into its base model first")
+    base = adapter_base(path)
+    if base is not None:
+        check_model_directory(base)
+    elif not (path / "config.json").is_file():
         raise ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory")
-    if "model_type" not in read_json(path / "config.json"):
+    elif "model_type" not in read_json(path / "config.json"):
         raise ModelDirectoryError(f"{path / 'config.json'} names no model_type; save the model with save_pretrained")
     files = weight_files(path)
     if not any((path / name).is_file() for name in _VOCABULARIES):
@@ -47,8 +51,43 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
 
 
 def behaviour_files_sha256(path: Path) -> dict[str, str]:
-    """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template, configuration."""
-    return {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
+    """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template, configuration.
+
+    For an adapter these are its model's too, and its settings without the place where its model lies.
+    """
+    own = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
+    base = adapter_base(path)
+    if base is None:
+        return own
+    settings = read_json(path / ADAPTER_CONFIG)
+    del settings["base_model_name_or_path"]
+    return behaviour_files_sha256(base) | own | {ADAPTER_CONFIG: fingerprint(settings)}
+
+
+def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+    """Return the ids with which a model of a directory may end a reply, as its files say."""
+    values = [tokenizer.eos_token_id]
+    for name in ("generation_config.json", "config.json"):
+        if (path / name).is_file():
+            values.append(read_json(path / name).get("eos_token_id"))
+    ids: set[int] = set()
+    for value in values:
+        ids.update(value if isinstance(value, list) else () if value is None else (value,))
+    return frozenset(ids)
+
+
+def context_length_of(path: Path, wanted: int) -> int:
+    """Return the most tokens of a prompt and its reply: `wanted`, or what the model's configuration says if it is 0.
+
+    Raises `ConfigError` when the configuration says nothing, or less than what is wanted.
+    """
+    config = read_json(path / "config.json")
+    own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    if not wanted and not own:
+        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
+    if own and wanted > own:
+        raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
+    return int(wanted or own)
 
 
 def _has_chat_template(path: Path) -> bool:

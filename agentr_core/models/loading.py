@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
 from agentr_core.models.kv import KVShape
 from agentr_core.models.waves import Row, Wave
@@ -48,11 +49,14 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     place = _device(device)
     # Stages show their own progress.
     transformers_logging.disable_progress_bar()
+    base = adapter_base(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=_DTYPES[dtype], local_files_only=True, output_loading_info=True
+            base or path, dtype=_DTYPES[dtype], local_files_only=True, output_loading_info=True
         )
+        if base is not None:
+            model = _with_adapter(model, path)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -78,6 +82,19 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     )
     _check_decoding(path, loaded, _TOLERANCE[dtype])
     return loaded
+
+
+def _with_adapter(model: Any, path: Path) -> Any:
+    """Return a model with the adapter of a PEFT directory in its layers, apart from its weights."""
+    # Slow to import, and most models have none.
+    from peft import PeftModel, get_peft_model_state_dict
+
+    adapted = PeftModel.from_pretrained(model, path)
+    with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
+        strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+    if strangers:
+        raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
+    return adapted.get_base_model()
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,200 @@
+"""The door of `agentr models serve`: where runs ask which replicas there are, and that they serve other weights.
+
+GET tells the present state; POST with what a recipe says of its model has the replicas serve that. Both answer with a
+`State`, at once: replicas take their time to start, so who waits asks again. Only this machine can reach it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agentr_core.config import ModelConfig
+from agentr_core.errors import AgentrError, ConfigError, ModelFault, ModelServerError, ModelUnavailable
+from agentr_core.models.vllm_command import HOST, Launch
+from agentr_core.models.vllm_replicas import Replicas
+from agentr_core.models.vllm_start import make_launch
+
+_POLL_SECONDS = 1.0
+_TIMEOUT_SECONDS = 60.0
+_JSON = "application/json"
+
+
+class State(BaseModel):
+    """What the door tells: no addresses while replicas start; `fault` when they cannot."""
+
+    model: Path
+    served_name: str
+    addresses: tuple[str, ...] = ()
+    fault: str = ""
+
+
+class Wish(BaseModel):
+    """What the door is asked to serve: a model directory, and the number format and context of a recipe.
+
+    `suspected` are addresses of replicas that failed a request: they are looked at before the answer.
+    """
+
+    model: Path
+    dtype: str
+    context_length: int
+    suspected: tuple[str, ...] = ()
+
+
+class Keeper:
+    """Watches replicas and answers the door. Thread-safe."""
+
+    def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
+        self._replicas = replicas
+        self._model = model
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._state = self._present()
+
+    @property
+    def state(self) -> State:
+        """How the replicas stood at the last look."""
+        return self._state
+
+    def look(self) -> State:
+        """Look after the replicas, and return how they stand."""
+        with self._lock:
+            try:
+                addresses = self._replicas.advance() or ()
+                self._state = self._present(addresses)
+            except AgentrError as error:
+                self._state = self._present(fault=str(error))
+            return self._state
+
+    def serve(self, wish: Wish) -> State:
+        """Have the replicas serve what is wished, if they do not yet. Raises `UserError` for what cannot be served."""
+        changed = {"path": str(wish.model), "dtype": wish.dtype, "context_length": wish.context_length}
+        launch = make_launch(wish.model, replace(self._model, **changed))  # type: ignore[type-var]
+        with self._lock:
+            if launch.served_name != self._replicas.launch.served_name:
+                self._tell(f"serving {launch.model} from now on")
+                self._replicas.serve(launch)
+                self._state = self._present()
+        for address in wish.suspected:
+            self._replicas.suspect(address)
+        return self.look() if wish.suspected else self._state
+
+    def watch(self, stop: threading.Event, *, every: float = _POLL_SECONDS) -> None:
+        """Look after the replicas until told to stop."""
+        while not stop.wait(every):
+            self.look()
+
+    def _present(self, addresses: tuple[str, ...] = (), fault: str = "") -> State:
+        launch = self._replicas.launch
+        return State(model=launch.model, served_name=launch.served_name, addresses=addresses, fault=fault)
+
+
+@contextmanager
+def open_door(keeper: Keeper, port: int) -> Iterator[str]:
+    """Answer at a port of this machine for the length of the block, and lend the address. Raises `ConfigError`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, keeper.state)
+
+        def do_POST(self) -> None:
+            # A web page can have a browser post to this machine, but not of this type.
+            if self.headers.get("Content-Type") != _JSON:
+                self._answer(415, keeper.state.model_copy(update={"fault": f"a wish is of the type {_JSON}"}))
+                return
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            try:
+                self._answer(200, keeper.serve(Wish.model_validate_json(content)))
+            except (AgentrError, ValidationError) as error:
+                self._answer(400, keeper.state.model_copy(update={"fault": str(error)}))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests of the door are no news."""
+
+        def _answer(self, status: int, state: State) -> None:
+            content = state.model_dump_json().encode()
+            self.send_response(status)
+            self.send_header("Content-Type", _JSON)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class RemoteFleet:
+    """A Fleet behind a door of this machine. Other weights than those of `launch` are replaced there.
+
+    Raises `ConfigError` for an address that is none.
+    """
+
+    def __init__(self, door: str, launch: Launch) -> None:
+        parts = urlsplit(door)
+        if parts.scheme != "http" or not parts.hostname or not parts.port:
+            raise ConfigError(f"{door!r} is not the address of `agentr models serve`; it looks like http://{HOST}:8100")
+        self._where = (parts.hostname, parts.port)
+        self._launch = launch
+        self._suspected: set[str] = set()
+
+    def advance(self) -> tuple[str, ...] | None:
+        """See `Fleet.advance`; the replicas are started anew by who keeps them."""
+        state = self._ask("GET")
+        if state.served_name != self._launch.served_name or self._suspected:
+            state = self._ask("POST")
+            if state.served_name != self._launch.served_name:
+                raise ModelServerError(
+                    f"the servers at http://{self._where[0]}:{self._where[1]} do not serve {self._launch.model} as the "
+                    f"recipe says: {state.fault or 'their model.vllm settings differ'}"
+                )
+        if state.fault:
+            raise ModelFault(state.fault)
+        return state.addresses or None
+
+    def suspect(self, address: str) -> None:
+        """See `Fleet.suspect`."""
+        self._suspected.add(address)
+
+    def close(self) -> None:
+        """Leave the replicas as they are: they outlive a run."""
+
+    def _ask(self, method: str) -> State:
+        body = None
+        if method == "POST":
+            launch, self._suspected, suspected = self._launch, set(), self._suspected
+            body = Wish(
+                model=launch.model.absolute(),
+                dtype=launch.dtype,
+                context_length=launch.context_length,
+                suspected=tuple(sorted(suspected)),
+            ).model_dump_json()
+        with closing(http.client.HTTPConnection(*self._where, timeout=_TIMEOUT_SECONDS)) as connection:
+            try:
+                connection.request(method, "/", body, {"Content-Type": _JSON})
+                return _STATE.validate_json(connection.getresponse().read())
+            except (OSError, http.client.HTTPException, ValidationError) as error:
+                raise ModelUnavailable(
+                    f"`agentr models serve` does not answer at http://{self._where[0]}:{self._where[1]} ({error}); "
+                    "start it, or unset AGENTR_VLLM"
+                ) from error
+
+
+_STATE: TypeAdapter[State] = TypeAdapter(State)

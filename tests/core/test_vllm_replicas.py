@@ -1,0 +1,240 @@
+"""Replicas as real child processes: started, watched, started anew, replaced, and ended, whatever ends their parent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_servers import BROKEN, SLOW, WELL, command, launch
+
+from agentr_core.config import ModelConfig
+from agentr_core.errors import ConfigError, ModelFault, ModelServerError, ModelUnavailable
+from agentr_core.models import vllm_door
+from agentr_core.models.vllm_door import Keeper, RemoteFleet, Wish, open_door
+from agentr_core.models.vllm_replicas import Fleet, Replicas
+
+PATIENCE = 120.0
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    """Return the first true answer."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if answer := check():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"{what} within {PATIENCE} s")
+
+
+def addresses(fleet: Fleet) -> tuple[str, ...]:
+    return tuple(until(fleet.advance, "replicas answer"))
+
+
+def served(folder: Path, number: int = 0) -> list[int]:
+    """Return the process ids of a replica's servers, one for each start."""
+    log = folder / f"replica-{number}.log"
+    return [int(pid) for pid in re.findall(r"as (\d+)", log.read_text())] if log.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
+    made: list[Replicas] = []
+
+    def make(program: str = WELL, *, told: list[str] | None = None, **settings: Any) -> Replicas:
+        lines = [] if told is None else told
+        made.append(
+            Replicas(
+                launch(tmp_path / "model", **settings),
+                python=Path(sys.executable),
+                logs=tmp_path,
+                tell=lines.append,
+                make_command=command(program),
+            )
+        )
+        return made[-1]
+
+    yield make
+    for replicas in made:
+        replicas.close()
+
+
+def test_replicas_answer_and_end(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    replicas = start(replicas=2)
+    assert replicas.advance() is None
+    assert len(set(addresses(replicas))) == 2
+    pids = served(tmp_path, 0) + served(tmp_path, 1)
+    assert all(map(alive, pids))
+    replicas.close()
+    replicas.close()
+    assert not any(map(alive, pids))
+    with pytest.raises(ModelFault, match="were stopped"):
+        replicas.advance()
+
+
+def test_one_that_dies_at_its_start_is_told_with_its_log(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    replicas = start(BROKEN)
+    with pytest.raises(
+        ModelServerError, match=r"replica 0 of .*model ended with status 1; its log says: ValueError: no"
+    ):
+        addresses(replicas)
+    with pytest.raises(ModelServerError, match=rf"all of it: {tmp_path / 'replica-0.log'}"):
+        replicas.advance()
+
+
+def test_one_that_does_not_answer_in_time(start: Callable[..., Replicas]) -> None:
+    replicas = start(SLOW, start_timeout=0.5)
+    with pytest.raises(ModelServerError, match=r"did not answer within 0\.5 s \(model\.vllm\.start_timeout\)"):
+        addresses(replicas)
+
+
+def test_one_that_dies_is_started_anew_within_its_budget(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    told: list[str] = []
+    replicas = start(told=told, restarts=1)
+    before = addresses(replicas)
+    os.kill(served(tmp_path)[0], signal.SIGKILL)
+    until(lambda: told or (replicas.advance() is None and told), "the death is noticed")
+    assert "ended with status 137" in told[0]
+    assert addresses(replicas) == before
+    os.kill(served(tmp_path)[1], signal.SIGKILL)
+    with pytest.raises(ModelFault, match=r"it has died 2 times, model\.vllm\.restarts allows 1"):
+        until(lambda: replicas.advance() is None, "the death is noticed")
+
+
+def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    told: list[str] = []
+    replicas = start(told=told)
+    (address,) = addresses(replicas)
+    replicas.suspect(address)
+    assert replicas.advance() == (address,), "it was well"
+    ill = tmp_path / "model.ill"
+    ill.touch()
+    assert replicas.advance() == (address,), "nobody complained"
+    replicas.suspect(address)
+    assert replicas.advance() is None
+    assert "no longer answers" in told[0]
+    ill.unlink()
+    assert addresses(replicas) == (address,)
+
+
+def test_other_weights_on_the_same_ports(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    replicas = start()
+    before = addresses(replicas)
+    replicas.serve(launch(tmp_path / "better"))
+    assert addresses(replicas) == before
+    assert f"serving {tmp_path / 'better'}" in (tmp_path / "replica-0.log").read_text()
+
+
+def test_a_port_in_use(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    (address,) = addresses(start())
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Replicas(
+            launch(tmp_path / "other"),
+            python=Path(sys.executable),
+            logs=tmp_path,
+            ports=[int(address.rpartition(":")[2])],
+            make_command=command(WELL),
+        )
+
+
+def test_none_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+from pathlib import Path
+from model_servers import WELL, command, launch
+from agentr_core.models.vllm_replicas import Replicas
+folder = Path({str(tmp_path)!r})
+replicas = Replicas(launch(folder / "model"), python=Path(sys.executable), logs=folder, make_command=command(WELL))
+while replicas.advance() is None:
+    time.sleep(0.02)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=_paths()) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"ready\n"
+            (pid,) = served(tmp_path)
+            assert alive(pid)
+        finally:
+            with suppress(ProcessLookupError):
+                parent.kill()
+    until(lambda: not alive(pid), "the replica ends")
+
+
+def _paths() -> dict[str, str]:
+    ours = [Path(__file__).parents[2], Path(__file__).parents[1] / "support"]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(str, ours))}
+
+
+# ---- the door
+
+
+@pytest.fixture
+def door(start: Callable[..., Replicas], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Keeper, str]]:
+    monkeypatch.setattr(vllm_door, "make_launch", lambda path, model: launch(path))
+    keeper = Keeper(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    with open_door(keeper, 0) as address:
+        yield keeper, address
+
+
+def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(door: tuple[Keeper, str], tmp_path: Path) -> None:
+    keeper, address = door
+    same = RemoteFleet(address, launch(tmp_path / "model"))
+    assert same.advance() is None
+    before = until(lambda: keeper.look().addresses, "replicas answer")
+    assert same.advance() == before
+    other = RemoteFleet(address, launch(tmp_path / "better"))
+    assert other.advance() is None
+    assert until(lambda: keeper.look().addresses, "replicas answer anew") == before
+    assert other.advance() == before
+    assert keeper.state.model == tmp_path / "better"
+    other.close()
+    assert keeper.look().addresses == before, "they outlive the run"
+
+
+def test_the_door_hears_of_failed_requests(door: tuple[Keeper, str], tmp_path: Path) -> None:
+    keeper, address = door
+    fleet = RemoteFleet(address, launch(tmp_path / "model"))
+    (replica,) = until(lambda: keeper.look().addresses, "replicas answer")
+    (tmp_path / "model.ill").touch()
+    fleet.suspect(replica)
+    assert fleet.advance() is None
+    (tmp_path / "model.ill").unlink()
+    assert until(lambda: keeper.look().addresses, "it is started anew") == (replica,)
+
+
+def test_the_door_tells_of_replicas_that_cannot_start(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    keeper = Keeper(start(BROKEN), ModelConfig(backend="vllm"), tell=lambda line: None)
+    assert "no room for the cache" in until(lambda: keeper.look().fault, "the fault is told")
+    with open_door(keeper, 0) as address, pytest.raises(ModelFault, match="no room for the cache"):
+        RemoteFleet(address, launch(tmp_path / "model")).advance()
+
+
+def test_what_cannot_be_served_is_refused(start: Callable[..., Replicas], tmp_path: Path) -> None:
+    keeper = Keeper(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    with open_door(keeper, 0) as address, pytest.raises(ModelServerError, match=r"missing does not exist"):
+        RemoteFleet(address, launch(tmp_path / "missing")).advance()
+    assert Wish(model=tmp_path, dtype="float32", context_length=1).suspected == ()
+
+
+def test_nobody_at_the_door(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"`agentr models serve` does not answer at http://127\.0\.0\.1:9"):
+        RemoteFleet("http://127.0.0.1:9", launch(tmp_path / "model")).advance()
+    with pytest.raises(ConfigError, match="is not the address"):
+        RemoteFleet("localhost", launch(tmp_path / "model"))

@@ -1,0 +1,53 @@
+"""Servers of tests: ports, a Prefect server as a process of its own, and waiting for an answer."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from wheel import launched
+
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+
+
+def free_port() -> int:
+    """Return a free port of this machine; skip the test where there is none to be had."""
+    with closing(socket.socket()) as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as error:
+            pytest.skip(f"no port can be bound here: {error}")
+        return int(probe.getsockname()[1])
+
+
+def wait_for(url: str, body: object = None, *, seconds: float = 60) -> Any:
+    """Return the answer of a server once it is neither an error nor empty."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            answer = httpx.get(url) if body is None else httpx.post(url, json=body)
+        except httpx.TransportError:
+            time.sleep(0.2)
+            continue
+        if answer.status_code == 200 and (found := answer.json()):
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{url} gave nothing for {seconds} s")
+
+
+@contextmanager
+def served(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Run a Prefect server for the length of the block; return the variables with its address among them."""
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    known = {**env, "PREFECT_API_URL": api}
+    with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"], env=known):
+        wait_for(f"{api}/health")
+        yield known

@@ -1,0 +1,61 @@
+"""A real vLLM: `make test-vllm` installs its environment and runs these tests; `make test` skips them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from vllm_engine import ROOT, START_SECONDS, TINY
+
+from agentr_core import config
+from agentr_core.config import ModelConfig
+from agentr_core.models.vllm import VllmModel
+from agentr_core.models.vllm_env import ensure
+from agentr_core.models.vllm_replicas import Replicas
+from agentr_core.models.vllm_start import make_launch
+
+
+@pytest.fixture(scope="session")
+def engine() -> Path:
+    """The folder of vLLM's environment, complete."""
+    if not os.environ.get("AGENTR_TEST_VLLM"):
+        pytest.skip("a real vLLM is tested by `make test-vllm`, which installs gigabytes")
+    folder = Path(os.environ.get("AGENTR_VLLM_ENV", ROOT / ".venv-vllm"))
+    ensure(folder, "cpu", tell=print)
+    return folder
+
+
+def settings(**vllm: object) -> ModelConfig:
+    """Return the model section of a recipe for the tiny model, in float32, so that replies repeat."""
+    model = {
+        "backend": "vllm",
+        "path": str(TINY),
+        "device": "cpu",
+        # What the contract asks for.
+        "context_length": 512,
+        "vllm": {"start_timeout": START_SECONDS, **vllm},
+    }
+    return config.parse({"name": "test", "model": model}).model
+
+
+@pytest.fixture(scope="session")
+def replicas_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the logs of the server that all tests share."""
+    return tmp_path_factory.mktemp("replicas")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def model(engine: Path, replicas_log: Path) -> AsyncIterator[VllmModel]:
+    """The tiny model on one replica, which all tests share: to start it takes longest."""
+    launch = make_launch(TINY, settings())
+    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=replicas_log))
+    try:
+        async with asyncio.timeout(START_SECONDS + 60):
+            await made.ready()
+        yield made
+    finally:
+        await made.close()

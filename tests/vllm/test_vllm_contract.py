@@ -1,0 +1,90 @@
+"""The contract of every model backend, and what only vLLM promises, against a real server."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from agentr_core.errors import ModelUnavailable
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.vllm import VllmModel
+from agentr_core.types import Message, Request, Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+_FILE = Path(__file__).parents[1] / "contracts" / "test_chat_models.py"
+_spec = importlib.util.spec_from_file_location("chat_model_contract", _FILE)
+assert _spec is not None
+assert _spec.loader is not None
+_contract = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_contract)
+# Each test of the contract takes the fixture `model`: here, that of this folder.
+CONTRACT = {
+    name: test
+    for name, test in vars(_contract).items()
+    if name.startswith("test_") and "model" in inspect.signature(test).parameters
+}
+_closing = CONTRACT.pop("test_no_work_after_close")
+globals().update(CONTRACT)
+
+
+def asked(text: str, **options: object) -> Request:
+    sampling = Sampling(**({"max_new_tokens": 24, "logprobs": True} | options))  # type: ignore[arg-type]
+    return Request(messages=(Message(role="user", text=text),), sampling=sampling, seed=5, n=1)
+
+
+async def test_the_whole_contract_is_here(model: VllmModel) -> None:
+    assert len(CONTRACT) >= 9
+
+
+async def test_greedy_replies_and_logprobs_are_those_of_transformers(model: VllmModel) -> None:
+    plain = TransformersModel.load(model._launch.model, device="cpu", context_length=model.context_length)
+    requests = [asked(f"craft {number} oak planks", temperature=0.0) for number in (1, 2, 3)]
+    for (served,), (own,) in zip(await model.generate(requests), await plain.generate(requests), strict=True):
+        assert served.token_ids == own.token_ids
+        assert served.text == own.text
+        assert served.finish_reason == own.finish_reason
+        assert served.logprobs == pytest.approx(own.logprobs, abs=2e-3)
+    await plain.close()
+
+
+async def test_sampled_logprobs_are_the_models_own(model: VllmModel) -> None:
+    ((cold,),) = await model.generate([asked("craft 4 oak planks", temperature=0.0)])
+    ((hot,),) = await model.generate([asked("craft 4 oak planks", temperature=0.001, top_p=0.5)])
+    assert hot.token_ids == cold.token_ids
+    assert hot.logprobs == pytest.approx(cold.logprobs, abs=1e-3), "neither temperature nor top-p changes them"
+
+
+async def test_long_prompts_with_seeds_in_one_batch(model: VllmModel) -> None:
+    """More prompt tokens than the engine takes in one step: cut prompts with seeds would kill it."""
+    text = "Could not find oak log. " * 120
+    requests = [asked(f"{number} {text}", max_new_tokens=4) for number in range(24)]
+    assert model.count_tokens(requests[0]) * len(requests) > 4000
+    together = await model.generate(requests)
+    assert (await model.generate(requests[-1:]))[0] == together[-1]
+
+
+async def test_a_replica_that_is_killed_comes_back(model: VllmModel, replicas_log: Path) -> None:
+    request = asked("craft 4 sticks")
+    before = await model.generate([request])
+    found = re.findall(r"\(EngineCore pid=(\d+)\)", (replicas_log / "replica-0.log").read_text())
+    os.kill(int(found[-1]), signal.SIGKILL)
+
+    async def ask_often() -> None:
+        for _ in range(50):
+            await model.generate([request])
+
+    with pytest.raises(ModelUnavailable):
+        await ask_often()
+    (after,) = await model.generate([request])
+    assert [reply.token_ids for reply in after] == [reply.token_ids for reply in before[0]]
+
+
+# The last one: all tests share the model.
+test_no_work_after_close = _closing
