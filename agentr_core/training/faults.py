@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from agentr_core.errors import DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
+from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
 from agentr_core.training.job import Fault
 
 # Writers in Rust and C++ tell it in their text only; torch's does not say why a write failed.
@@ -22,7 +22,7 @@ def describe(error: BaseException, folder: Path) -> Fault:
 
     `folder` is where the training writes; a failed write is told with the room that is left there.
     """
-    if isinstance(error, DataFault | ModelDirectoryError | TrainingFault):
+    if isinstance(error, ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
     chain = list(_chain(error))
     if any(_is_failed_write(link) for link in chain):
@@ -35,7 +35,8 @@ def describe(error: BaseException, folder: Path) -> Fault:
     if any(_is_memory(link) for link in chain):
         return _fault(
             OutOfMemory,
-            f"memory ran out ({_line(error)}); lower training.per_device_train_batch_size or data.max_length",
+            f"memory ran out ({_line(error)}); set training.gradient_checkpointing=true, or lower "
+            "training.per_device_train_batch_size (and raise gradient_accumulation_steps) or data.max_length",
         )
     return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
 

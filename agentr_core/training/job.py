@@ -44,10 +44,15 @@ class TrainingJob:
             VERSION,
             self.parent,
             self.dataset_hash,
-            self.config,
+            self.config.anywhere(),
             self.num_train_epochs,
             self.seed,
         )
+
+    @property
+    def reports(self) -> Path:
+        """Where a logger that writes files, as TensorBoard does, keeps them: beside the output, and left there."""
+        return self.output_dir.with_name(f"{self.output_dir.name}.logs")
 
     @property
     def work(self) -> WorkFolder:

@@ -69,11 +69,18 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     """Return what the model is given for one optimizer step, one forward pass after the other.
 
     Each pass has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`, length); rows of
-    about the same length come together.
+    about the same length come together. No rows make no passes.
     """
+    if not rows:
+        return []
     packed = [_join([rows[index] for index in group]) for group in bins([len(r.labels) for r in rows], packing=packing)]
     packed.sort(key=lambda row: -len(row["labels"]))
     return [_stack(packed[start : start + rows_per_pass]) for start in range(0, len(packed), rows_per_pass)]
+
+
+def idle_pass() -> dict[str, torch.Tensor]:
+    """Return a pass without any trained token, for a process that has nothing left to do in a step."""
+    return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
 
 
 def _join(samples: Sequence[TokenRow]) -> dict[str, list[int]]:

@@ -19,14 +19,17 @@ from pathlib import Path
 
 from agentr_core.errors import (
     AgentrError,
+    ConfigError,
     DataFault,
     ModelDirectoryError,
     NonFiniteLoss,
     OutOfMemory,
     TrainingFault,
 )
+from agentr_core.model_files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
+from agentr_core.training.launch import PLACES
 
 WORKER = "agentr_core.training.worker"
 POLL = 0.2
@@ -36,7 +39,8 @@ GRACE = 5.0
 TAIL = 15
 """Lines of the log in an error message."""
 _KINDS: dict[str, type[AgentrError]] = {
-    kind.__name__: kind for kind in (DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
+    kind.__name__: kind
+    for kind in (ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
 }
 
 
@@ -75,6 +79,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
         TrainingFault: another fault, for example a full disk, or a foreign directory at `output_dir`.
         DataFault: the dataset is missing or has broken rows.
         ModelDirectoryError: the model directory cannot be loaded.
+        ConfigError: the settings ask for a package, a device or a name that is not there.
     """
     if job.output_dir.exists():
         return _finished(job, reused=True)
@@ -88,8 +93,9 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
 
 
 def _check_inputs(job: TrainingJob) -> None:
-    if not (job.model_dir / "config.json").is_file():
-        raise ModelDirectoryError(f"{job.model_dir} has no config.json; give a Hugging Face model directory")
+    base = adapter_base(job.model_dir) or job.model_dir
+    if not (base / "config.json").is_file():
+        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
     if not job.dataset_file.is_file():
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
 
@@ -149,7 +155,8 @@ async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) ->
                 for line in lines:
                     event = EVENT.validate_json(line)
                     if isinstance(event, Fault):
-                        fault = event
+                        # The first is the cause: what other processes tell then is that one is gone.
+                        fault = fault or event
                     else:
                         on_progress(event)
                 if ended:
@@ -174,15 +181,17 @@ async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int])
 
 def _environment(job: TrainingJob) -> dict[str, str]:
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in PLACES},
         "PYTHONPATH": os.pathsep.join(part for part in (_source_root(), os.environ.get("PYTHONPATH", "")) if part),
         # Everything the trainer reads is local; a look at the hub would only add a network to what can fail.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TENSORBOARD_LOGGING_DIR": str(job.reports),
     }
-    # The Trainer would spread over all visible devices by itself, one batch cut in pieces.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
+    if job.config.launch is None:
+        # The Trainer would spread over all visible devices by itself, one batch cut in pieces.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
     if job.config.num_threads:
         environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
     return environment
@@ -193,18 +202,20 @@ def _source_root() -> str:
 
 
 def _translate(exit_status: int, fault: Fault | None, work: WorkFolder) -> AgentrError:
+    lines = work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
     if fault is not None:
         kind, message = _KINDS[fault.kind], fault.message
-    elif exit_status == -signal.SIGKILL:
+    # A launcher says it in its log alone.
+    elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
         kind = OutOfMemory
         message = (
-            "the trainer was killed by the system, probably because memory ran out; lower data.max_length "
-            "or the batch size, or give the machine more memory"
+            "the trainer was killed by the system, probably because memory ran out; set "
+            "training.gradient_checkpointing=true, lower training.per_device_train_batch_size or data.max_length, or "
+            "give the machine more memory"
         )
     elif exit_status < 0:
         kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
     else:
         kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
-    lines = work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
     kept = "; its last intermediate checkpoint is kept" if any(work.checkpoints.glob("checkpoint-*")) else ""
     return kind("\n".join([f"{message}{kept}. End of {work.log_file}:", *(f"    {line}" for line in lines)]))

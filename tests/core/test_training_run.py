@@ -8,14 +8,15 @@ from itertools import pairwise
 import pytest
 import torch
 from training_jobs import IGNORED, make_job, random_row, write_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.training import is_complete, read_history, read_manifest
 from agentr_core.training.packing import TokenRow, trained_tokens
+from agentr_core.training.parent import load_parent
 from agentr_core.training.plan import plan
-from agentr_core.training.trainer import make_trainer, samples_per_step
-from agentr_core.training.worker import run
+from agentr_core.training.run import run
+from agentr_core.training.trainer import arguments, make_trainer, samples_per_step
 
 pytestmark = pytest.mark.slow
 # peft reads an attribute that transformers renamed.
@@ -78,9 +79,9 @@ def test_scoring_only_trained_positions_changes_nothing(tmp_path, tiny_model_dir
     made = plan(tokens, per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0)
 
     def first_step(keeps_logits):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-        trainer = make_trainer(job, made, rows, model=model, tokenizer=tokenizer, tell=lambda step: None)
+        parent = load_parent(tiny_model_dir, job.config, zero3=False)
+        settings = arguments(job, steps=len(made.steps))
+        trainer = make_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
         trainer._keeps_logits = keeps_logits
         (batch,) = trainer.get_train_dataloader()
         loss = trainer.training_step(trainer.model, batch)

@@ -1,0 +1,61 @@
+"""One process of a training: `python -m agentr_core.training.rank JOB_FILE EVENTS_FILE`, started by `launch`.
+
+It ends when its standard input does, so that it never outlives the process that wants its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status of `work` on a job file."""
+    job_file, events_file = (Path(argument) for argument in arguments)
+    end_with_parent()
+    return work(JOB.validate_json(job_file.read_bytes()), events_file)
+
+
+def work(job: TrainingJob, events_file: Path) -> int:
+    """Return the exit status of this process's part of a job: 1 after a fault, which the events file tells, else 0."""
+    with events_file.open("ab", buffering=0) as events:
+
+        def tell(event: Event) -> None:
+            events.write(EVENT.dump_json(event) + b"\n")
+
+        try:
+            from agentr_core.training.run import run
+
+            run(job, tell)
+        except Exception as error:
+            traceback.print_exc()
+            from agentr_core.training.faults import describe
+
+            tell(describe(error, job.work.root))
+            return 1
+    return 0
+
+
+def end_with_parent() -> None:
+    """Make this process end as soon as the far end of its standard input is closed."""
+    threading.Thread(target=_wait_for_end, daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    # Past Python's own buffer, whose lock a thread must not hold when the interpreter ends.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    if status:
+        # Past the interpreter's own end, where a broken group of processes may wait for those that are gone.
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,81 @@
+"""Writes what a training leaves: a model or PEFT directory, the parent's tokenizer, the history of its steps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentr_core.model_files import ADAPTER_CONFIG, adapter_base
+from agentr_core.training.checkpoints import ADAPTER, HISTORY
+from agentr_core.training.job import STEP, TrainingJob, TrainingStep
+from agentr_core.training.parent import merged
+
+_REWRITTEN = ("config.json", "generation_config.json", "manifest.json", "README.md", ADAPTER_CONFIG, HISTORY)
+
+
+def write_result(
+    job: TrainingJob, trainer: Any, history: Sequence[TrainingStep], dtype: torch.dtype, *, zero3: bool
+) -> bool:
+    """Write a finished training to its staging folder, without a manifest; return whether this process did so.
+
+    All processes of the training call it, for with `zero3` each holds a part of the weights; the main one writes.
+    """
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if zero3 else None
+    if not trainer.is_world_process_zero():
+        return False
+    staging = job.work.staging
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if job.config.lora_r:
+        _write_adapted(job, model, weights, dtype)
+    elif weights is None:
+        model.to(dtype).save_pretrained(staging)
+    else:
+        model.save_pretrained(staging, state_dict=_cast(weights, dtype))
+    # Tokenizer and chat template go along byte for byte: what the model reads must not change with its weights.
+    for file in sorted(job.model_dir.iterdir()):
+        if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
+            shutil.copyfile(file, staging / file.name)
+    (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
+    return True
+
+
+def _write_adapted(job: TrainingJob, model: Any, weights: dict[str, torch.Tensor] | None, dtype: torch.dtype) -> None:
+    base = adapter_base(job.model_dir) or job.model_dir
+    alone = job.config.publish == "adapter"
+    folder = job.work.staging if alone else job.work.staging / ADAPTER
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = str(_from_here(base))
+    model.save_pretrained(folder, state_dict=weights)
+    if alone:
+        return
+    if weights is not None:
+        # The model is read once more to be merged, by this process alone and therefore whole.
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+    merged(base, folder, dtype).save_pretrained(job.work.staging)
+
+
+def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return weights in another number format; names that shared a tensor still do."""
+    cast = {id(tensor): tensor.to(dtype) for tensor in weights.values()}
+    return {name: cast[id(tensor)] for name, tensor in weights.items()}
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path relative to the working directory where it lies below it, so that a workspace can be moved."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path.resolve()
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name.endswith(".index.json")

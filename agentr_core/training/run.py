@@ -1,0 +1,88 @@
+"""One training in this process, alone or as one of several: from a job to a published checkpoint."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from agentr_core.errors import TrainingFault
+from agentr_core.training.checkpoints import Manifest, publish
+from agentr_core.training.job import JOB, TrainingJob, TrainingStep
+from agentr_core.training.packing import trained_tokens
+from agentr_core.training.parent import load_parent, text_config
+from agentr_core.training.plan import plan
+from agentr_core.training.requirements import check_requirements
+from agentr_core.training.result import write_result
+from agentr_core.training.token_rows import read_rows
+from agentr_core.training.trainer import arguments, last_checkpoint, make_trainer, samples_per_step
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | None:
+    """Train a job, from its last intermediate checkpoint if there is one, and publish the result.
+
+    Returns the manifest, or None in a process that is not the main one of its training: only that one tells and
+    publishes.
+
+    Raises:
+        ConfigError: the settings ask for what is not there.
+        DataFault: the dataset is empty or has broken rows.
+        ModelDirectoryError: the model cannot be loaded.
+        NonFiniteLoss: loss or gradient became NaN or infinite.
+        TrainingFault: the device cannot do what the job asks for, or another process trains another job.
+    """
+    if job.config.num_threads:
+        torch.set_num_threads(job.config.num_threads)
+    check_requirements(job.config)
+    disable_progress_bar()
+    set_seed(job.seed)
+    model_config = text_config(job.model_dir)
+    rows = read_rows(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
+    steps = plan(
+        [trained_tokens(row) for row in rows],
+        per_step=samples_per_step(job.config),
+        epochs=job.num_train_epochs,
+        max_tokens=job.config.max_tokens,
+        seed=job.seed,
+    )
+    # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then the model.
+    settings = arguments(job, steps=len(steps.steps))
+    _check_company(job)
+    zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
+    parent = load_parent(job.model_dir, job.config, zero3=zero3)
+    trainer = make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    resume_from = last_checkpoint(job.work.checkpoints, settings)
+    trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+
+    history = trainer.steps_done()
+    if not write_result(job, trainer, history, parent.dtype, zero3=zero3):
+        return None
+    packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
+    manifest = Manifest(
+        job=job.fingerprint,
+        parent=job.parent,
+        dataset_hash=job.dataset_hash,
+        config=JOB.dump_python(job, mode="json")["config"],
+        seed=job.seed,
+        steps=len(history),
+        epochs=steps.epochs,
+        trained_tokens=history[-1].trained_tokens,
+        final_loss=history[-1].loss,
+        seconds=history[-1].seconds,
+        versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
+    )
+    return publish(job.work.staging, job.output_dir, manifest)
+
+
+def _check_company(job: TrainingJob) -> None:
+    """Machines that join late, or after a crash, may have another training in hand than the main process."""
+    main = broadcast_object_list([job.fingerprint])[0]
+    if main != job.fingerprint:
+        raise TrainingFault(f"the main machine trains job {main}, this one {job.fingerprint}; join it again")

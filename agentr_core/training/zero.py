@@ -1,0 +1,40 @@
+"""DeepSpeed configurations: those that come along, by name, or a file of the user's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDERS = (_PACKAGE / "_data" / "deepspeed", _PACKAGE.parent / "deployments" / "deepspeed")
+
+
+def names() -> list[str]:
+    """Return the names of the configurations that come along."""
+    return sorted({file.stem for folder in _FOLDERS for file in folder.glob("*.json")})
+
+
+def read_zero(name: str) -> dict[str, Any]:
+    """Return a DeepSpeed configuration, its "auto" fields still to be filled in by the Hugging Face Trainer.
+
+    Args:
+        name: one of `names()`, or the path of a JSON file.
+
+    Raises `ConfigError` when there is no such file or it holds no JSON object.
+    """
+    files = [Path(name), *(folder / f"{name}.json" for folder in _FOLDERS)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ConfigError(
+            f"training.launch.deepspeed: there is no file {name}; name one, or choose {', '.join(names())}"
+        )
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"training.launch.deepspeed: {file} is not readable JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"training.launch.deepspeed: {file} must hold a JSON object")
+    return content

@@ -1,0 +1,150 @@
+"""Checkpoints that are adapters: trained, published as PEFT directories, loaded without merging, trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftConfig
+from safetensors.torch import load_file, save_file
+from training_jobs import make_job, random_row
+from transformers import AutoModelForCausalLM
+
+from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.model_files import adapter_base, weights_sha256
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.models.loading import load_model
+from agentr_core.training import is_complete, read_manifest
+from agentr_core.training.parent import load_parent, merged
+from agentr_core.training.run import run
+
+# peft reads an attribute that transformers renamed.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+ADAPTED = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 1e-2, "publish": "adapter"}
+
+
+def trained(model_dir, folder, **settings):
+    job = make_job(model_dir, folder, epochs=1.0, **settings)
+    job.work.root.mkdir(parents=True)
+    run(job, lambda step: None)
+    return job
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, tiny_model_dir) -> Path:
+    """A published adapter; DoRA, as its merging is the harder one."""
+    return trained(tiny_model_dir, tmp_path_factory.mktemp("adapted"), use_dora=True, **ADAPTED).output_dir
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.tensor([random_row(40, 1)[0]])).logits
+
+
+def test_an_adapter_is_a_peft_directory_that_names_its_model(adapted, tiny_model_dir):
+    config = PeftConfig.from_pretrained(adapted)
+
+    assert (config.r, config.lora_alpha, config.use_dora) == (4, 8, True)
+    assert (adapter_base(adapted) or adapted).samefile(tiny_model_dir)
+    assert not (adapted / "config.json").exists()
+    assert not (adapted / "model.safetensors").exists()
+    assert (adapted / "chat_template.jinja").read_bytes() == (tiny_model_dir / "chat_template.jinja").read_bytes()
+    assert is_complete(adapted)
+    assert read_manifest(adapted).weights_sha256 == weights_sha256(adapted) != weights_sha256(tiny_model_dir)
+
+
+def test_the_adapter_gives_the_logits_of_the_merged_model(adapted, tiny_model_dir):
+    assert check_model_directory(adapted) == (adapted / "adapter_model.safetensors",)
+    apart = load_model(adapted, dtype="float32", device="cpu", context_length=0).model
+    together = merged(tiny_model_dir, adapted, torch.float32)
+
+    assert any("lora_A" in name for name, _ in apart.named_parameters())
+    assert not any("lora_A" in name for name, _ in together.named_parameters())
+    torch.testing.assert_close(logits(apart), logits(together), atol=1e-4, rtol=1e-4)
+    start = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    assert float((logits(apart) - logits(start)).abs().max()) > 0.1
+
+
+def test_what_an_adapter_says_does_not_depend_on_where_its_model_lies(adapted, tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path / "moved")
+    shutil.copytree(adapted, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(settings | {"base_model_name_or_path": str(tmp_path / "moved")}), encoding="utf-8")
+    assert behaviour_files_sha256(tmp_path / "adapter") == behaviour_files_sha256(adapted)
+    assert weights_sha256(tmp_path / "adapter") == weights_sha256(adapted)
+
+    shutil.rmtree(tmp_path / "moved")
+    with pytest.raises(ModelDirectoryError, match=r"belongs to the model '.*moved', which is no directory here"):
+        check_model_directory(tmp_path / "adapter")
+
+
+def test_a_damaged_adapter_is_told(adapted, tmp_path):
+    shutil.copytree(adapted, tmp_path / "adapter")
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    del tensors[min(tensors)]
+    save_file(tensors, weights)
+    with (
+        pytest.warns(UserWarning, match="missing adapter keys"),
+        pytest.raises(ModelDirectoryError, match="adapter and model do not fit"),
+    ):
+        load_model(tmp_path / "adapter", dtype="float32", device="cpu", context_length=0)
+
+    weights.unlink()
+    with pytest.raises(ModelDirectoryError, match=r"has no adapter_model\.safetensors"):
+        check_model_directory(tmp_path / "adapter")
+
+
+def test_training_goes_on_with_the_same_adapter(adapted, tiny_model_dir, tmp_path):
+    job = trained(adapted, tmp_path, use_dora=True, **ADAPTED)
+    before, after = (load_file(path / "adapter_model.safetensors") for path in (adapted, job.output_dir))
+
+    assert (adapter_base(job.output_dir) or adapted).samefile(tiny_model_dir)
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    # The first step of the second training starts where the first training ended.
+    start = load_parent(adapted, job.config, zero3=False).model
+    together = merged(tiny_model_dir, adapted, torch.float32)
+    torch.testing.assert_close(logits(start.eval()), logits(together), atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_of_another_shape_is_not_trained_on(adapted, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.lora_r is 8, but .* it is 4; keep it, or set .*start_from=base"):
+        trained(adapted, tmp_path, **{**ADAPTED, "use_dora": True, "lora_r": 8})
+
+
+def test_all_weights_can_be_trained_from_an_adapter(adapted, tmp_path):
+    job = trained(adapted, tmp_path)
+    assert adapter_base(job.output_dir) is None
+    assert check_model_directory(job.output_dir) == (job.output_dir / "model.safetensors",)
+
+
+def test_modules_are_trained_whole_beside_adapters_on_named_ones(tiny_model_dir, tmp_path):
+    job = trained(
+        tiny_model_dir,
+        tmp_path,
+        **{**ADAPTED, "lora_target_modules": ("q_proj",), "lora_modules_to_save": ("norm",), "lora_dropout": 0.1},
+    )
+    names = load_file(job.output_dir / "adapter_model.safetensors").keys()
+    assert {name.rsplit(".", 3)[-3] for name in names if "lora_" in name} == {"q_proj"}
+    assert any("lora_" not in name and "norm" in name for name in names)
+    apart = load_model(job.output_dir, dtype="float32", device="cpu", context_length=0).model
+    together = merged(tiny_model_dir, job.output_dir, torch.float32)
+    torch.testing.assert_close(logits(apart), logits(together), atol=1e-4, rtol=1e-4)
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory(tiny_model_dir, tmp_path):
+    plain, spared = (
+        trained(tiny_model_dir, tmp_path, name=name, lora_r=4, gradient_checkpointing=name == "spared")
+        for name in ("plain", "spared")
+    )
+    one, other = (load_file(job.output_dir / "model.safetensors") for job in (plain, spared))
+    for name, weights in one.items():
+        torch.testing.assert_close(weights, other[name], atol=1e-5, rtol=0)

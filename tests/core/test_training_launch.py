@@ -1,0 +1,149 @@
+"""Training through Accelerate: one process or several give the same numbers; killed, cancelled, out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from training_jobs import make_job, random_row, write_dataset
+from transformers import AutoModelForCausalLM
+
+from agentr_core.config import LaunchConfig
+from agentr_core.errors import ConfigError, OutOfMemory
+from agentr_core.training import is_complete, train
+from agentr_core.training.job import JOB
+from agentr_core.training.plan import plan
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 240.0
+SMALL = """
+import asyncio, pathlib, resource, sys
+from agentr_core.training import train
+from agentr_core.training.job import JOB
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
+asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))
+"""
+"""A training whose processes may have only so many bytes of memory each."""
+
+
+async def losses(job):
+    told = []
+    await train(job, on_progress=told.append)
+    assert is_complete(job.output_dir)
+    return [step.loss for step in told]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, tiny_model_dir):
+    """A training in one plain process: the losses of its steps, and its model. Its last step has two samples."""
+    job = make_job(tiny_model_dir, tmp_path_factory.mktemp("alone"), epochs=1.5)
+    return asyncio.run(losses(job)), job.output_dir
+
+
+def assert_same_weights(one, other, tolerance):
+    there = AutoModelForCausalLM.from_pretrained(other).state_dict()
+    for name, weights in AutoModelForCausalLM.from_pretrained(one).state_dict().items():
+        torch.testing.assert_close(weights, there[name], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+async def test_several_processes_train_as_one_on_the_same_batch(alone, tiny_model_dir, tmp_path, processes):
+    """Four processes: in the last step of two samples, two of them have nothing to do."""
+    settings = {"launch": LaunchConfig(num_processes=processes), "per_device_train_batch_size": 4 // processes}
+    job = make_job(tiny_model_dir, tmp_path, epochs=1.5, **settings)
+
+    assert await losses(job) == pytest.approx(alone[0], abs=1e-4)
+    assert_same_weights(job.output_dir, alone[1], 1e-3)
+
+
+async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weights(tiny_model_dir, tmp_path):
+    settings = {"epochs": 20.0, "checkpoint_every": 5, "lora_r": 4, "launch": LaunchConfig()}
+    whole = make_job(tiny_model_dir, tmp_path, name="whole", **settings)
+    undisturbed = await train(whole)
+    job = make_job(tiny_model_dir, tmp_path, name="cut", **settings)
+    training = asyncio.ensure_future(train(job))
+    deadline = time.monotonic() + PATIENCE
+    while not (job.work.checkpoints / "checkpoint-10" / "complete").exists():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.02)
+    worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+    rank = worker.children(recursive=True)[-1]
+    assert "agentr_core.training.rank" in rank.cmdline()
+    os.kill(rank.pid, signal.SIGKILL)
+
+    with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
+        await training
+    told = []
+    result = await train(job, on_progress=told.append)
+    assert told[0].step > 10
+    assert result.weights_sha256 == undisturbed.weights_sha256
+
+
+async def test_the_processes_end_with_the_training_that_was_cancelled(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path, epochs=400.0, launch=LaunchConfig(num_processes=2))
+    begun = asyncio.Event()
+    training = asyncio.ensure_future(train(job, on_progress=lambda step: begun.set()))
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+    family = worker.children(recursive=True)
+    # The launcher names the module, too.
+    assert sum("agentr_core.training.rank" in process.cmdline() for process in family) == 3
+    training.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=60)
+    assert not left
+    assert not job.output_dir.exists()
+
+
+def test_a_lack_of_memory_is_one_clear_error_and_the_good_checkpoint_stays(save_tiny_model, tmp_path):
+    """The scores of one long sample alone are more than the processes may have (RLIMIT_DATA)."""
+    model = save_tiny_model(tmp_path / "model", context=16384, vocab_size=100_000, num_hidden_layers=1)
+    lengths = [30, 30, 30]
+    last = plan([1, 1, 1], per_step=1, epochs=1, max_tokens=0, seed=3).steps[-1][0]
+    lengths[last] = 16_000
+    write_dataset(tmp_path / "rows.parquet", lengths)
+    job = make_job(model, tmp_path, epochs=1.0, per_device_train_batch_size=1, checkpoint_every=1)
+    scored = sum(label >= 0 for label in random_row(16_000, last)[1])
+    file = tmp_path / "job.json"
+    file.write_bytes(JOB.dump_json(job))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL, str(file), str(scored * 100_000 * 4)],
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+        text=True,
+    )
+    assert ended.returncode == 1
+    error = ended.stderr[ended.stderr.rindex("OutOfMemory:") :]
+    assert "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size" in error
+    assert "its last intermediate checkpoint is kept" in error
+    assert (job.work.checkpoints / "checkpoint-2" / "complete").exists()
+    assert not job.output_dir.exists()
+
+
+async def test_a_setting_that_cannot_be_met_is_told_before_training(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, tmp_path, report_to=("tensorbord",))
+    with pytest.raises(ConfigError, match=r"training\.report_to: 'tensorbord' is unknown"):
+        await train(job)
+    assert not any(job.work.checkpoints.glob("*"))
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+async def test_deepspeed_trains_as_the_plain_process_does(alone, tiny_model_dir, tmp_path, name):
+    job = make_job(tiny_model_dir, tmp_path, epochs=1.5, launch=LaunchConfig(deepspeed=name))
+
+    assert await losses(job) == pytest.approx(alone[0], abs=1e-3)
+    assert_same_weights(job.output_dir, alone[1], 2e-3)

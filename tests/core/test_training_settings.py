@@ -1,0 +1,156 @@
+"""What the training section of a recipe may say, and what is told when the machine cannot do it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from training_jobs import make_job
+
+from agentr_core.config import LaunchConfig, TrainingConfig, load, parse
+from agentr_core.errors import ConfigError
+from agentr_core.training.launch import command, environment
+from agentr_core.training.requirements import check_requirements
+from agentr_core.training.zero import names, read_zero
+
+ROOT = Path(__file__).parents[2]
+BIG = ROOT / "deployments" / "recipes" / "textcraft-lora-zero3.yaml"
+
+
+def recipe(**training):
+    return parse({"name": "t", "model": {"path": "m"}, "training": training})
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"use_dora": True}, r"training\.use_dora: only with LoRA, so set training\.lora_r"),
+        ({"publish": "adapter"}, r"training\.publish: only with LoRA"),
+        ({"launch": {"num_processes": 3, "num_machines": 2}}, "3 processes cannot be spread on 2"),
+        ({"launch": {"num_processes": 2, "num_machines": 2}}, "need main_process_ip and main_process_port"),
+        ({"lora_r": 8, "load_in_4bit": True, "launch": {"deepspeed": "zero3-offload"}}, "cannot be split by ZeRO-3"),
+        ({"launch": {"processes": 2}}, r"training\.launch\.processes: unknown field"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_told(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        recipe(**settings)
+
+
+def test_an_address_is_no_part_of_what_a_training_is():
+    launch = {"num_processes": 2, "num_machines": 2, "main_process_port": 29400}
+    here = recipe(launch={**launch, "main_process_ip": "10.0.0.1"}).training
+    there = recipe(launch={**launch, "main_process_ip": "10.0.0.2", "main_process_port": 29401}).training
+
+    assert here != there
+    assert here.anywhere() == there.anywhere()
+    assert here.anywhere() != recipe(launch={**launch, "num_processes": 4, "main_process_ip": "a"}).training.anywhere()
+    assert TrainingConfig().anywhere() == TrainingConfig()
+
+
+def test_the_recipe_for_several_gpus_has_lora_and_zero3():
+    training = load(BIG).training
+
+    assert training.launch is not None
+    assert (training.launch.deepspeed, training.publish) == ("zero3", "adapter")
+    assert training.num_processes == 8
+    assert training.lora_r > 0
+    assert read_zero(training.launch.deepspeed)["zero_optimization"]["stage"] == 3
+
+
+def test_the_command_is_one_of_accelerate(tmp_path):
+    launch = LaunchConfig(num_processes=8, num_machines=2, main_process_ip="10.0.0.1", main_process_port=29400)
+    job = make_job(tmp_path, tmp_path, launch=launch, bf16=True)
+    words = command(job, job_file=tmp_path / "job", events_file=tmp_path / "events", machine_rank=1)
+    options = dict(pairwise(words))
+
+    assert words[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    wanted = {"--num_processes": "8", "--num_machines": "2", "--machine_rank": "1", "--mixed_precision": "bf16"}
+    assert wanted.items() <= options.items()
+    assert (options["--main_process_ip"], options["--main_process_port"]) == ("10.0.0.1", "29400")
+    assert "--multi_gpu" in words
+    assert words[-4:] == ["--module", "agentr_core.training.rank", str(tmp_path / "job"), str(tmp_path / "events")]
+
+
+def test_an_outer_launcher_does_not_reach_the_processes(tmp_path):
+    outer = {"RANK": "5", "MASTER_ADDR": "far", "PATH": "p"}
+    plain = make_job(tmp_path, tmp_path, launch=LaunchConfig(num_processes=2))
+    alone = make_job(tmp_path, tmp_path, launch=LaunchConfig(deepspeed="zero2"))
+
+    assert environment(plain, outer, gpus=True) == {"PATH": "p"}
+    assert environment(plain, outer, gpus=False) == {"PATH": "p", "ACCELERATE_USE_CPU": "true"}
+    one = environment(alone, outer, gpus=True)
+    assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+
+
+def test_an_unknown_deepspeed_configuration_is_told_with_those_there_are(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file zero9; name one, or choose zero2, zero3, zero3-offload"):
+        read_zero("zero9")
+    broken = tmp_path / "own.json"
+    broken.write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        read_zero(str(broken))
+    broken.write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
+    assert read_zero(str(broken)) == {"zero_optimization": {"stage": 1}}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", names())
+def test_deepspeed_itself_reads_each_configuration_once_filled_in(name, monkeypatch):
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    arguments = TrainingArguments(per_device_train_batch_size=1, learning_rate=1e-4, bf16=True, use_cpu=True)
+    filled = HfTrainerDeepSpeedConfig(read_zero(name))
+    filled.trainer_config_process(arguments)
+
+    class Model:
+        class config:
+            hidden_size = 64
+
+    filled.trainer_config_finalize(arguments, Model, 10)
+    assert "auto" not in json.dumps(filled.config)
+    read = DeepSpeedConfig(filled.config)
+    assert read.zero_optimization_stage == (2 if name == "zero2" else 3)
+    assert (read.zero_config.offload_optimizer is not None) is ("offload" in name)
+    assert read.bfloat16_config.enabled
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"report_to": ("tensorbord",)}, r"training\.report_to: 'tensorbord' is unknown; choose among .*tensorboard"),
+        ({"lr_scheduler_type": "cosin"}, r"training\.lr_scheduler_type 'cosin' is unknown; choose one of .*cosine"),
+    ],
+)
+def test_unknown_names_are_told(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        check_requirements(TrainingConfig(**settings))
+    check_requirements(TrainingConfig())
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_logger_that_is_not_installed_is_told():
+    with pytest.raises(ConfigError, match=r"training\.report_to: wandb is not installed"):
+        check_requirements(TrainingConfig(report_to=("wandb",)))
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_a_missing_deepspeed_is_told():
+    with pytest.raises(ConfigError, match=r"pip install 'agentr\[deepspeed\]'"):
+        check_requirements(TrainingConfig(launch=LaunchConfig(deepspeed="zero2")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_four_bits_without_a_gpu_are_told():
+    config = dataclasses.replace(TrainingConfig(), lora_r=4, load_in_4bit=True)
+    with pytest.raises(ConfigError, match=r"training\.load_in_4bit \(QLoRA\) needs a CUDA device"):
+        check_requirements(config)
