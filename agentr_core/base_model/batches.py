@@ -9,7 +9,7 @@ import torch
 from agentr_core.labels import IGNORED
 from agentr_core.rendering import RenderedSample
 
-LENGTHS = (192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
+LENGTHS = (192, 256, 320, 448, 640, 896, 1280, 2048)
 
 
 def batches(rows: Iterable[RenderedSample], *, batch_tokens: int, pad: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -6,17 +6,22 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from agentr_core.config import BaseConfig
+from agentr_core.errors import TrainingFault
 from agentr_core.fingerprint import canonical, fingerprint
 
 
-def make_and_publish(config: BaseConfig, *, seed: int, work: Path, progress: Callable[[int, int, str], None]) -> Path:
+def make_and_publish(
+    config: BaseConfig, *, seed: int, work: Path, progress: Callable[[int, int, str], None], cancelled: Event
+) -> Path:
     """Return the directory of the finished model, made if it is not there yet.
 
     An interrupted training goes on from its last checkpoint in `work`. The directory appears only when it is complete;
-    its `recipe.json` says what it was made of.
+    its `recipe.json` says what it was made of. Once `cancelled` is set, the training saves a checkpoint after its
+    present step and raises `TrainingFault`.
     """
     from transformers import TrainerCallback
 
@@ -29,16 +34,26 @@ def make_and_publish(config: BaseConfig, *, seed: int, work: Path, progress: Cal
         return output
 
     class Report(TrainerCallback):  # type: ignore[misc]
-        """Passes the trainer's log on."""
+        """Passes the trainer's log on, and a cancellation back."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             """Report step and loss."""
             if logs and "loss" in logs:
                 progress(state.global_step, state.max_steps, f"steps, loss {float(logs['loss']):.3f}")
 
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """Save and stop once cancelled."""
+            if cancelled.is_set():
+                control.should_save = control.should_training_stop = True
+
     model, tokenizer = pretrain(config, seed=seed, work=work / key, callbacks=[Report()])
+    if cancelled.is_set():
+        raise TrainingFault(
+            f"the training of {output} was cancelled; the same command goes on from its checkpoint in {work}"
+        )
     draft = output.with_name(output.name + ".new")
     shutil.rmtree(draft, ignore_errors=True)
+    model.config.use_cache = True  # the trainer turns it off
     model.float().save_pretrained(draft)
     tokenizer.save_pretrained(draft)
     (draft / "recipe.json").write_text(
