@@ -12,22 +12,54 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import Field, TypeAdapter, ValidationError
 
+from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
+from agentr_core.config_models import (
+    ModelConfig,
+    ModelRole,
+    ModelsConfig,
+    PricesConfig,
+    ServerConfig,
+    VllmConfig,
+    model_faults,
+    url_fault,
+)
+from agentr_core.config_training import BaseConfig, LaunchConfig, TrainingConfig, training_faults
 from agentr_core.errors import ConfigError
 
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-_record = dataclass(frozen=True, kw_only=True, config=_STRICT)
+__all__ = [
+    "BaseConfig",
+    "CritiqueConfig",
+    "DataConfig",
+    "EnvironmentConfig",
+    "ErrorsConfig",
+    "EvaluationConfig",
+    "GeneralDataConfig",
+    "InstancesConfig",
+    "LaunchConfig",
+    "ModelConfig",
+    "ModelRole",
+    "ModelsConfig",
+    "PairsConfig",
+    "PricesConfig",
+    "Recipe",
+    "RevisionTestConfig",
+    "ScaleConfig",
+    "SearchConfig",
+    "ServerConfig",
+    "SpliceConfig",
+    "TrainingConfig",
+    "VllmConfig",
+    "load",
+    "parse",
+    "replace",
+    "resolved",
+    "url_fault",
+]
 
-Unit = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Temperature = Annotated[float, Field(ge=0, le=5)]
 
-
-@_record
+@record
 class EnvironmentConfig:
     """Which environment, and its own options (checked by the environment)."""
 
@@ -35,22 +67,7 @@ class EnvironmentConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-@_record
-class ModelConfig:
-    """Which model acts, and how it is run."""
-
-    backend: Literal["transformers"] = "transformers"
-    path: str = ""
-    """A Hugging Face model directory, relative to the working directory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"
-    max_batch: Count = 128
-    """The most sequences decoded at once."""
-    context_length: Natural = 0
-    """0 means: what the model's own configuration says."""
-
-
-@_record
+@record
 class InstancesConfig:
     """Which instances are collected from and which are held out."""
 
@@ -62,7 +79,7 @@ class InstancesConfig:
     """How many test instances are evaluated; 0 means all."""
 
 
-@_record
+@record
 class SearchConfig:
     """The tree search. Source: Agent-R section 3.1 and its appendix."""
 
@@ -79,9 +96,9 @@ class SearchConfig:
     """Which siblings count as equal: those with the same reply (as published) or with the same parsed action."""
 
 
-@_record
+@record
 class CritiqueConfig:
-    """The first-error critique by the acting model. Source: Agent-R section 3.2."""
+    """The first-error critique by the judge (`models.judge`, else the acting model). Source: Agent-R section 3.2."""
 
     temperature: Temperature = 0.0
     votes: Count = 1
@@ -92,7 +109,7 @@ class CritiqueConfig:
     """What a judgement that cannot be parsed means for the scan: an error (as published) or nothing."""
 
 
-@_record
+@record
 class PairsConfig:
     """Which pairs of paths become revision samples. Source: Agent-R section 3.2, equations 3 to 5."""
 
@@ -107,7 +124,7 @@ class PairsConfig:
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
 
 
-@_record
+@record
 class SpliceConfig:
     """How a bad prefix and a good suffix become one conversation."""
 
@@ -116,9 +133,11 @@ class SpliceConfig:
     in the environment and kept only if its live reward still clears alpha; observations are the live ones."""
     no_error: Literal["keep", "reject"] = "keep"
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject the pair."""
+    prune: bool = False
+    """Leave out the steps of good paths and good suffixes that the live reward does not need; needs mode `verified`."""
 
 
-@_record
+@record
 class GeneralDataConfig:
     """General chat data mixed in. `share` is the part of training samples that is general (0.8 in the paper)."""
 
@@ -126,7 +145,7 @@ class GeneralDataConfig:
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-@_record
+@record
 class DataConfig:
     """What the training set of an iteration is made of."""
 
@@ -141,33 +160,7 @@ class DataConfig:
     general: GeneralDataConfig = GeneralDataConfig()
 
 
-@_record
-class TrainingConfig:
-    """Supervised fine-tuning; names are Hugging Face's. Source: Agent-R appendix (AdamW, cosine, 3% warm-up)."""
-
-    start_from: Literal["previous", "base"] = "previous"
-    num_train_epochs: tuple[Positive, ...] = (3.0, 1.0, 1.0)
-    """By iteration; the last one counts for all later iterations."""
-    max_tokens: Natural = 0
-    """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are reached; 0 means
-    `num_train_epochs` decides. Set it to compare methods at an equal budget."""
-    learning_rate: Positive = 2e-5
-    lr_scheduler_type: str = "cosine"
-    warmup_ratio: Unit = 0.03
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Positive = 1.0
-    per_device_train_batch_size: Count = 16
-    gradient_accumulation_steps: Count = 1
-    packing: bool = True
-    bf16: bool = True
-    lora_r: Natural = 0
-    """Rank of LoRA adapters; 0 trains all weights."""
-    lora_alpha: Positive = 16.0
-    num_threads: Natural = 0
-    """CPU threads of the trainer; 0 leaves it to torch."""
-
-
-@_record
+@record
 class RevisionTestConfig:
     """Recovery from failed prefixes of the base model. Source: Agent-R table 3."""
 
@@ -179,7 +172,7 @@ class RevisionTestConfig:
     max_steps: Count = 50
 
 
-@_record
+@record
 class EvaluationConfig:
     """Held-out evaluation, greedy unless said otherwise."""
 
@@ -191,32 +184,7 @@ class EvaluationConfig:
     revision_test: RevisionTestConfig = RevisionTestConfig()
 
 
-@_record
-class BaseConfig:
-    """How a tiny base model is made from expert episodes and oracle-judged steps (recipe `method: base`)."""
-
-    hidden_size: Count = 256
-    num_hidden_layers: Count = 4
-    head_dim: Count = 64
-    intermediate_size: Count = 704
-    max_position_embeddings: Count = 2048
-    tokens: Count = 20_000_000
-    """Tokens seen in training, all of them counted, padding not."""
-    batch_tokens: Count = 16_384
-    learning_rate: Positive = 1e-3
-    warmup_steps: Natural = 100
-    judge_share: Unit = 0.2
-    """Part of the samples that are judge examples."""
-    procedural_share: Unit = 0.5
-    """Part of the samples that come from procedural worlds; the others come from the training instances."""
-    rename_share: Unit = 0.65
-    """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
-    output: str = ""
-    """Where the finished model directory goes."""
-    num_threads: Natural = 0
-
-
-@_record
+@record
 class ErrorsConfig:
     """How many episode errors a stage may meet before it stops."""
 
@@ -226,7 +194,21 @@ class ErrorsConfig:
     """Further tries of an episode after a transient error."""
 
 
-@_record
+@record
+class ScaleConfig:
+    """Where trees are grown and episodes played: in this process, or in shards by the workers of a cluster."""
+
+    runner: Literal["local", "dask", "ray"] = "local"
+    address: str = ""
+    """The cluster (`tcp://host:8786` for Dask, `ray://host:10001` for Ray); if empty, one is started on this machine
+    for each stage."""
+    workers: Natural = 0
+    """Processes of a cluster that is started; 0 leaves it to the library."""
+    shard_size: Count = 32
+    """Trees or episodes that a worker is given, and that come back and are stored, together."""
+
+
+@record
 class Recipe:
     """One runnable configuration."""
 
@@ -239,6 +221,8 @@ class Recipe:
     iterations: Count = 3
     environment: EnvironmentConfig = EnvironmentConfig()
     model: ModelConfig = ModelConfig()
+    """The actor: the model that is improved."""
+    models: ModelsConfig = ModelsConfig()
     instances: InstancesConfig = InstancesConfig()
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
@@ -249,6 +233,21 @@ class Recipe:
     evaluation: EvaluationConfig = EvaluationConfig()
     base: BaseConfig = BaseConfig()
     errors: ErrorsConfig = ErrorsConfig()
+    scale: ScaleConfig = ScaleConfig()
+
+    def model_of(self, role: ModelRole) -> ModelConfig:
+        """Return the model that has a role: its own, or else the actor's."""
+        return self.own_models().get(role, self.model)
+
+    def own_models(self) -> dict[ModelRole, ModelConfig]:
+        """Return the models named in the recipe, by role; roles that are the actor's are left out."""
+        named: dict[ModelRole, ModelConfig | None] = {
+            "actor": self.model,
+            "judge": self.models.judge,
+            "editor": self.models.editor,
+            "summariser": self.models.summariser,
+        }
+        return {role: model for role, model in named.items() if model is not None}
 
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
@@ -305,26 +304,38 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
 def _cross_check(recipe: Recipe) -> list[str]:
     faults = []
-    if recipe.method == "agent-r" and not recipe.model.path:
-        faults.append("model.path: name the directory of the model that acts")
+    if recipe.method == "agent-r":
+        for role, model in recipe.own_models().items():
+            faults += model_faults("model" if role == "actor" else f"models.{role}", model)
     if recipe.method == "base" and not recipe.base.output:
         faults.append("base.output: name the directory in which the finished model goes")
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
+    faults += training_faults(recipe.training)
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     if recipe.instances.train == recipe.instances.test:
         faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
+    if recipe.splice.prune and recipe.splice.mode != "verified":
+        faults.append(f"splice.prune: works only in splice.mode verified, not {recipe.splice.mode}")
     if recipe.evaluation.episodes > 1 and recipe.evaluation.temperature == 0:
         faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
+    scale = recipe.scale
+    if scale.runner == "local" and (scale.address or scale.workers):
+        faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
+    if scale.address and scale.workers:
+        faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
     return faults
 
 
 def _say(error: Any) -> str:
     if error["type"] == "unexpected_keyword_argument":
         return "unknown field"
+    if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
+        # What stands there may be the key itself.
+        return "give the name of an environment variable, in capitals, that holds the key; never the key"
     return f"{error['msg'][0].lower()}{error['msg'][1:]} (got {error['input']!r})"
 
 

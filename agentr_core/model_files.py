@@ -13,14 +13,39 @@ from agentr_core.errors import ModelDirectoryError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def adapter_base(path: Path) -> Path | None:
+    """Return the model directory that the PEFT adapter in `path` belongs to; None where `path` holds a whole model.
+
+    A relative path counts from the working directory, as PEFT has it.
+
+    Raises `ModelDirectoryError` when the adapter names no directory that is there.
+    """
+    if (path / "config.json").is_file() or not (path / ADAPTER_CONFIG).is_file():
+        return None
+    named = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not named or not Path(named).is_dir():
+        raise ModelDirectoryError(
+            f"the adapter in {path} belongs to the model {named!r}, which is no directory here; put its path into "
+            f"{path / ADAPTER_CONFIG} as base_model_name_or_path"
+        )
+    return Path(named)
 
 
 def weights_sha256(path: Path) -> str:
     """Return the SHA-256 of a model's weights: of the only weight file, or over names and hashes of several.
 
+    For an adapter it is that of the adapter's weights and those of its model.
+
     Raises `ModelDirectoryError` when there are no sound weights.
     """
     files = weight_files(path)
+    base = adapter_base(path)
+    if base is not None:
+        return hashlib.sha256(f"{weights_sha256(base)}:{file_sha256(files[0])}".encode()).hexdigest()
     if len(files) == 1:
         return file_sha256(files[0])
     together = hashlib.sha256()
@@ -30,10 +55,15 @@ def weights_sha256(path: Path) -> str:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return the weight files of a model directory, in the order of their names; only their headers are read.
+    """Return the weight files of a model or adapter directory, sorted by name; only their headers are read.
 
     Raises `ModelDirectoryError` when there are none, or one is missing, truncated or corrupt.
     """
+    if adapter_base(path) is not None:
+        if not (path / ADAPTER_WEIGHTS).is_file():
+            raise ModelDirectoryError(f"{path} has no {ADAPTER_WEIGHTS}; copy or save the adapter again")
+        _tensor_names(path / ADAPTER_WEIGHTS)
+        return (path / ADAPTER_WEIGHTS,)
     if (path / _INDEX).is_file():
         weight_map = read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:

@@ -90,7 +90,7 @@ async def run_all(
         raise ValueError(f"two units have the key {next(k for k in keys if keys.count(k) > 1)!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    allowed = int(round(errors.budget * (len(units) if total is None else total), 9))
+    allowed = allowed_losses(errors, len(units) if total is None else total)
     results: dict[str, R] = {}
     failed: list[str] = []
 
@@ -133,6 +133,11 @@ async def run_all(
         # The first exception is on its way up; what the cancelled servers still raise only repeats it.
         await asyncio.gather(*servers, return_exceptions=True)
     return {name: results[name] for name in keys if name in results}
+
+
+def allowed_losses(errors: ErrorsConfig, total: int) -> int:
+    """Return how many of the units of a stage may fail for good."""
+    return int(round(errors.budget * total, 9))
 
 
 class EnvironmentPool:

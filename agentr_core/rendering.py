@@ -34,15 +34,19 @@ class RenderedSample(NamedTuple):
 
 def load_renderer(path: Path) -> Renderer:
     """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded."""
+    return Renderer(load_tokenizer(path))
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a model directory. Raises `ModelDirectoryError` when it cannot be loaded."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelDirectoryError(
             f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}"
         ) from error
-    return Renderer(tokenizer)
 
 
 class Renderer:

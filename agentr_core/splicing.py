@@ -18,6 +18,7 @@ from agentr_core.conversation import opening, turns
 from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
+from agentr_core.pruning import needed
 from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, revision_turn
 from agentr_core.rollout import Outcome, play
 from agentr_core.thresholds import clears
@@ -58,7 +59,7 @@ def splice(
     if isinstance(cut, Rejection):
         return cut
     if config.mode == "verified":
-        return _verified(pair, cut, critique, env, alpha=alpha, seed=seed)
+        return _verified(pair, cut, critique, env, prune=config.prune, alpha=alpha, seed=seed)
     return _sample(
         pair,
         env,
@@ -102,28 +103,41 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
     return cut
 
 
-def good_sample(path: Path, env: Environment) -> Sample:
-    """Return a whole path as a sample with all its replies trained."""
+def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
+    """Return a whole path as a sample with all its replies trained.
+
+    With `prune` only the steps that its reward needs are kept, played anew in `env`, which may block.
+    """
     trajectory = path.trajectory
+    steps = trajectory.steps
+    if prune:
+        replies = [step.reply for step in steps]
+        kept = needed(env, trajectory.instance, replies)
+        _, outcomes = play(env, trajectory.instance, [replies[position] for position in kept])
+        steps = tuple(_live(steps[position], outcome) for position, outcome in zip(kept, outcomes, strict=False))
     return Sample(
         kind=SampleKind.GOOD,
-        messages=opening(env, trajectory.first_observation) + _without_last(turns(trajectory.steps, train=True)),
+        messages=opening(env, trajectory.first_observation) + _without_last(turns(steps, train=True)),
         instance=trajectory.instance,
         provenance=Provenance(
             tree_id=path.tree_id,
             good_leaf=path.leaf,
             good_reward=trajectory.reward,
-            extra={"stop": trajectory.stop.value},
+            extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
         ),
     )
 
 
 def _verified(
-    pair: PathPair, cut: int, critique: Critique | None, env: Environment, *, alpha: float, seed: int
+    pair: PathPair, cut: int, critique: Critique | None, env: Environment, *, prune: bool, alpha: float, seed: int
 ) -> Sample | Rejection:
     """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so it is played."""
     pause = Step(reply=_reflection(pair, seed).text, action=ACTION, observation=ACKNOWLEDGEMENT, reward=0.0)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
+    whole = len(recorded)
+    if prune:
+        positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
+        recorded = tuple(recorded[position] for position in positions)
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
     _check_replay(pair, first_observation, outcomes[:cut])
     last = outcomes[-1]
@@ -145,7 +159,7 @@ def _verified(
         "live_reward": last.step.reward,
         "live_success": last.stop is StopReason.SUCCESS,
         "changed_observations": changed,
-        "dropped_good_steps": len(recorded) - len(outcomes),
+        "dropped_good_steps": whole - len(outcomes),
     }
     return _sample(
         pair,

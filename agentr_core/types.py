@@ -117,7 +117,8 @@ class Generation:
     """One reply of a model.
 
     `token_ids` includes the end-of-turn token when the model ended its turn (`finish_reason` "stop"); it is empty
-    for a backend that cannot tell. `logprobs` has one natural-log probability per token id when they were asked for.
+    for a backend that cannot tell. `logprobs` has one natural-log probability per token id when they were asked for;
+    from a server that gives no ids, one for each token that it reports.
     `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill with others.
     """
 

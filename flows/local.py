@@ -20,18 +20,27 @@ from tasks import progress, reporting, runs, stages
 from tasks.checks import check
 from tasks.wiring import find_run, load_recipe, reference, stored_recipe
 
+RESUMABLE = ("iterations=", "workspace=", "scale.")
+"""The overrides that a resumed run takes."""
+
 
 def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str:
     """Run a recipe and return what it led to as text. Raises `UserError` before anything is started."""
     recipe = load_recipe(path, list(overrides))
     if resume:
+        ignored = [change for change in overrides if not change.startswith(RESUMABLE)]
+        if ignored:
+            raise ConfigError(
+                f"--resume goes on with the recipe the run began with, so -o {ignored[0]} has no effect; "
+                "leave it out, or run the recipe anew"
+            )
         workspace = Path(recipe.workspace)
         run_id = find_run(workspace, resume)
         stored = stored_recipe(workspace, run_id)
-        recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations)
+        recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations, scale=recipe.scale)
         if reference(recipe).run_id != run_id:
             raise ConfigError(
-                f"run {run_id} cannot go on: the weights in {recipe.model.path}, or the fields that recipes have, "
+                f"run {run_id} cannot go on: the weights in {recipe.model.label}, or the fields that recipes have, "
                 "are not those it began with; bring the model back, or run the recipe anew"
             )
     if recipe.method == "base":
@@ -49,7 +58,7 @@ def evaluate_recipe(path: Path, overrides: Sequence[str]) -> str:
     recipe = load_recipe(path, list(overrides))
     if recipe.method != "agent-r":
         raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of method agent-r and --model")
-    return str(_run(_evaluation, recipe))
+    return str(_run(_evaluation, recipe, trains=False))
 
 
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
@@ -67,13 +76,17 @@ async def _evaluation(recipe: Recipe) -> str:
     run = reference(recipe)
     with runs.alone(run):
         await stages.start(run, recipe)
-        await stages.evaluate(run, 0)
+        async with runs.kept(run):
+            await stages.evaluate(run, 0)
     return reporting.score_table(run)
 
 
-def _run(function: Any, recipe: Recipe) -> Any:
-    check(recipe)
-    server.reach()
+def _run(function: Any, recipe: Recipe, *, trains: bool = True) -> Any:
+    check(recipe, trains=trains)
+    if recipe.scale.runner == "local":
+        server.reach()
+    else:
+        server.require(f"scale.runner {recipe.scale.runner}")
     progress.console.set(Console(stderr=True))
     try:
         return asyncio.run(function(recipe))

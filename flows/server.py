@@ -31,12 +31,12 @@ def reach() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def require() -> None:
-    """Raise `ConfigError` unless PREFECT_API_URL names a server that answers."""
+def require(who: str) -> None:
+    """Raise `ConfigError`, which says who needs it, unless PREFECT_API_URL names a server that answers."""
     address = PREFECT_API_URL.value()
     if not address:
         raise ConfigError(
-            "deployments need a Prefect server that stays: start one with `prefect server start` and set "
+            f"{who} needs a Prefect server that other processes reach: start one with `prefect server start` and set "
             "PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     _check(address)

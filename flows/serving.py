@@ -47,5 +47,5 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
 def serve_recipes(recipes: Sequence[Path]) -> None:
     """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`."""
     made = deployments(recipes)
-    server.require()
+    server.require("a deployment")
     serve(*made)

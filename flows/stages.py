@@ -15,11 +15,11 @@ def _reference(run_id: str, workspace: str) -> RunRef:
 
 
 @flow(name="collect", flow_run_name="collect-{iteration}")
-async def collect(run_id: str, iteration: int, workspace: str = "runs", shards: int = 1) -> list[dict[str, Any]]:
-    """Grow the trees of an iteration, one shard after another."""
+async def collect(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Grow the trees of an iteration."""
     run = _reference(run_id, workspace)
     await stages.begin(run, iteration)
-    return [await stages.collect(run, iteration, shard, shards) for shard in range(shards)]
+    return await stages.collect(run, iteration)
 
 
 @flow(name="critique", flow_run_name="critique-{iteration}")

@@ -14,12 +14,12 @@ from tasks.wiring import load_recipe, make_environment, open_store
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "evaluate base": ("model", "evaluation"),
-    "collect": ("environment", "model", "instances", "search", "errors"),
-    "critique": ("model", "pairs", "critique"),
+    "collect": ("environment", "model", "instances", "search", "errors", "scale"),
+    "critique": ("model", "models", "pairs", "critique"),
     "splice": ("environment", "splice"),
     "dataset": ("data",),
     "train": ("training",),
-    "evaluate": ("model", "evaluation"),
+    "evaluate": ("model", "evaluation", "scale"),
 }
 
 

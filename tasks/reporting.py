@@ -14,7 +14,7 @@ from agentr_core.reports.html import render_html, render_index
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import IterationReport
 from agentr_core.reports.summary import report_name, summary_markdown, summary_table
-from agentr_core.stages.report import build_report
+from agentr_core.stages.report import build_report, roles
 from agentr_core.stages.report_scores import scores
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
@@ -96,6 +96,7 @@ def _score_report(run: RunRef, iteration: int) -> IterationReport:
         iteration=iteration,
         date="",
         environment=place.recipe.environment.name,
-        model=place.recipe.model.path,
+        model=place.recipe.model.label,
+        roles=roles(place.recipe),
         scores=scores(place, iteration),
     )

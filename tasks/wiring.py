@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentr_core import config
-from agentr_core.config import Recipe
+from agentr_core.config import ModelConfig, ModelRole, Recipe
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, StoreError
+from agentr_core.models.openai_chat import OpenAIModel
+from agentr_core.models.openai_endpoint import endpoint
 from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.vllm_door import RemoteFleet
+from agentr_core.models.vllm_start import make_launch, start
 from agentr_core.protocols import ChatModel, Environment
+from agentr_core.stages.equipment import Equipment
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.start import run_id_of
 from agentr_core.store import Store
-from tasks.progress import Update, stage_progress
+from tasks import runners
+from tasks.progress import Update, stage_progress, tell
 
 STORE_FILE = "store.duckdb"
 
@@ -64,8 +71,9 @@ def reference(recipe: Recipe) -> RunRef:
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file, its environment's options checked. Raises `ConfigError`."""
+    """Return the recipe in a file, its environment's options and its cluster's extra checked. Raises `ConfigError`."""
     recipe = config.load(path, overrides)
+    runners.check(recipe.scale)
     registry.make(recipe.environment.name, recipe.environment.options).close()
     return recipe
 
@@ -87,8 +95,19 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
         root=root,
         store=open_store(root),
         make_environment=lambda: make_environment(known),
-        load_model=lambda path: load_model(known, path),
+        load_model=lambda role, policy: load_model(known, role, policy),
         progress=progress or _unseen,
+    )
+
+
+def equipment(recipe: Recipe, run_id: str) -> Equipment:
+    """Return what a worker of a cluster needs: as `quiet_workplace`, without a store."""
+    return Equipment(
+        recipe=recipe,
+        run_id=run_id,
+        make_environment=lambda: make_environment(recipe),
+        load_model=lambda role, policy: load_model(recipe, role, policy),
+        progress=_unseen,
     )
 
 
@@ -101,9 +120,25 @@ def make_environment(recipe: Recipe) -> Environment:
     return registry.make(recipe.environment.name, recipe.environment.options)
 
 
-def load_model(recipe: Recipe, path: Path) -> ChatModel:
-    """Return the model in a directory, run as the recipe says."""
-    model = recipe.model
+def load_model(recipe: Recipe, role: ModelRole, policy: Path) -> ChatModel:
+    """Return the model that has a role; one that is the actor's is the policy in the directory `policy`."""
+    own = recipe.own_models()
+    logs = Path(recipe.workspace) / "logs"
+    if role != "actor" and role in own:
+        return make_model(own[role], Path(own[role].path), logs=logs)
+    return make_model(recipe.model, policy, logs=logs)
+
+
+def make_model(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
+    """Return a model run as its section of a recipe says, with the weights in a directory if it is not a served one.
+
+    `logs` is where servers of our own write theirs, in a folder of each process.
+    """
+    if model.backend == "vllm":
+        return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}")
+    if model.backend == "openai":
+        where = endpoint(model.server, os.environ)
+        return OpenAIModel.connect(where, model.server, context_length=model.context_length)
     return TransformersModel.load(
         path,
         dtype=model.dtype,
@@ -111,3 +146,19 @@ def load_model(recipe: Recipe, path: Path) -> ChatModel:
         max_batch=model.max_batch,
         context_length=model.context_length,
     )
+
+
+def load_vllm(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
+    """Return the model in a directory on vLLM: on replicas of its own, or behind the door that AGENTR_VLLM names."""
+    from agentr_core.models.vllm import VllmModel
+
+    launch = make_launch(path, model)
+    door = os.environ.get("AGENTR_VLLM")
+    if door:
+        return VllmModel(launch, RemoteFleet(door, launch))
+    return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell))
+
+
+def vllm_environment() -> Path:
+    """Return the folder of vLLM's environment: AGENTR_VLLM_ENV, or `.venv-vllm` in the working directory."""
+    return Path(os.environ.get("AGENTR_VLLM_ENV", ".venv-vllm"))

@@ -1,4 +1,4 @@
-"""Where the first error of a bad path is, by the word of the acting model. Source: Agent-R section 3.2.
+"""Where the first error of a bad path is, by the word of a judge. Source: Agent-R section 3.2.
 
 Whether a step is good is asked of each step on its own, with a log that is fixed beforehand, so all questions about
 all paths of a tree can be asked at once; a step that several paths share is judged once.

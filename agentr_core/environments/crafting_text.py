@@ -38,7 +38,17 @@ def command(recipe: Recipe) -> str:
 def first_observation(task: CraftingTask) -> str:
     """Return the listed commands and the goal."""
     lines = "\n".join(command(recipe) for recipe in task.commands)
-    return f"Crafting commands:\n{lines}\n\nGoal: craft {display(task.goal)}."
+    return f"Crafting commands:\n{lines}\n\n{goal_line(task.goal)}"
+
+
+def goal_line(item: str) -> str:
+    """Return the line that states the goal."""
+    return f"Goal: craft {display(item)}."
+
+
+def takes(recipe: Recipe) -> str:
+    """Return what a recipe takes, as the expert's thoughts say it."""
+    return f"{display(recipe.output)} using {', '.join(f'{i.count} {display(i.name)}' for i in recipe.inputs)}"
 
 
 def inventory(items: Inventory) -> str:
@@ -109,6 +119,5 @@ def _craft(recipe: Recipe, items: Mapping[str, str]) -> str:
 
 
 def _hop(hop: Hop) -> str:
-    inputs = ", ".join(f"{i.count} {display(i.name)}" for i in hop.recipe.inputs)
     lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
-    return f"{display(hop.item)} using {inputs}; lacking {lacking}."
+    return f"{takes(hop.recipe)}; lacking {lacking}."

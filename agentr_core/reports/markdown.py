@@ -15,9 +15,11 @@ _ALIGN = {"text": ":--", "code": ":--", "number": "--:", "meter": "--:"}
 
 def render_markdown(report: IterationReport) -> str:
     """Return a report as Markdown; texts from models stand in fenced blocks that they cannot close."""
+    roles = "".join(f" · {escape(role.name)}: {escape(role.text)}" for role in report.roles)
     head = (
         f"# {escape(report.recipe_name)}, {wording.iteration(report.iteration)}\n\n"
-        f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)} · {escape(report.date)}\n"
+        f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)}{roles} · "
+        f"{escape(report.date)}\n"
     )
     return head + "".join(_section(section) for section in sections(report))
 

@@ -131,6 +131,8 @@ class JudgeRecord:
     verdicts: tuple[Tally, ...]
     paths: int
     """Bad paths that were judged."""
+    model: str = ""
+    """The judge; empty for the acting model."""
     no_error: int
     """Those of them in which no step was found bad."""
     revision_lengths: tuple[LengthCount, ...] = ()
@@ -146,12 +148,28 @@ class TimeSpent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What the served model of one role read and wrote. `prompt` counts once for each of the HTTP `requests`.
+
+    `cost` is in the currency of the recipe's prices; None where it has none.
+    """
+
+    role: str
+    model: str
+    requests: int
+    prompt: int
+    completion: int
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
     """Tokens read and written by the models, and tokens that carried loss, by class of sample or turn."""
 
     prompt: int
     completion: int
     trained: tuple[Tally, ...] = ()
+    bills: tuple[Bill, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +244,8 @@ class IterationReport:
     date: str
     environment: str
     model: str
+    roles: tuple[NamedText, ...] = ()
+    """Models that took a role from the acting one: role and model."""
     scores: tuple[IterationScore, ...] = ()
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None

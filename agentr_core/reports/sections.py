@@ -138,7 +138,8 @@ def _judge(report: IterationReport) -> Section:
         blocks.append(tables.oracle(record.oracle))
     else:
         blocks.append(Paragraph("Not measured: accuracy against an oracle; none was given."))
-    return Section("judge", title, tuple(blocks), "Verdicts of the acting model on the steps of bad paths.")
+    note = f"Verdicts of {record.model or 'the acting model'} on the steps of bad paths."
+    return Section("judge", title, tuple(blocks), note)
 
 
 def _lengths(record: JudgeRecord) -> Iterator[Block]:
@@ -167,7 +168,10 @@ def _tokens(report: IterationReport) -> Section:
     title = "Tokens"
     if report.tokens is None:
         return _missing("tokens", title, "the backend of the model counted no tokens")
-    return Section("tokens", title, (tables.tokens(report.tokens),))
+    blocks: list[Block] = [tables.tokens(report.tokens)]
+    if report.tokens.bills:
+        blocks.append(tables.bills(report.tokens.bills))
+    return Section("tokens", title, tuple(blocks))
 
 
 def _errors(report: IterationReport) -> Section:

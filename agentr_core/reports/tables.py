@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from agentr_core.reports import wording
 from agentr_core.reports.document import Bar, Cell, Column, Row, Table
 from agentr_core.reports.records import (
+    Bill,
     ErrorRecord,
     Estimate,
     FunnelStage,
@@ -113,6 +114,25 @@ def tokens(counts: TokenCounts) -> Table:
         for item in counts.trained
     ]
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
+
+
+def bills(items: Sequence[Bill]) -> Table:
+    """Return what served models read, wrote and cost, by role."""
+    columns = (Column("Served model", "text"), Column("", "code"), Column("Requests"), Column("Prompt tokens"))
+    rows = (
+        Row(
+            (
+                wording.label(bill.role),
+                bill.model,
+                wording.count(bill.requests),
+                wording.count(bill.prompt),
+                wording.count(bill.completion),
+                wording.decimal(bill.cost, 4),
+            )
+        )
+        for bill in items
+    )
+    return Table((*columns, Column("Completion tokens"), Column("Cost")), tuple(rows))
 
 
 def stops(record: ErrorRecord) -> Table:

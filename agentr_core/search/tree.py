@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentr_core.errors import DataFault
 from agentr_core.search.backup import back_up, close
@@ -148,6 +148,14 @@ class Arena:
         for node in changed.values():
             self.put(node)
         return set(changed)
+
+
+def grown(tree: Tree, expansion: Expansion) -> Tree:
+    """Return a tree as it is after one more expansion."""
+    nodes = [*tree.nodes, *expansion.created]
+    for node in expansion.changed:
+        nodes[node.index] = node
+    return replace(tree, nodes=tuple(nodes), dives_done=expansion.dives_done)
 
 
 def steps_to(nodes: Sequence[Node], index: int) -> tuple[Step, ...]:

@@ -1,4 +1,4 @@
-"""Critique: pair the paths of each tree and find the first error of each bad one, by the acting model's word."""
+"""Critique: pair the paths of each tree and find the first error of each bad one, by the judge's word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pairing import pairs_of_tree
 from agentr_core.pool import run_all
 from agentr_core.search.paths import leaf_paths
-from agentr_core.stages.collect import finished_trees, speed
+from agentr_core.stages.collect import finished_trees
+from agentr_core.stages.equipment import speed
 from agentr_core.stages.place import Workplace
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -85,7 +86,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
     iteration_id = place.iteration_id(iteration)
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     with place.timed(STAGE, iteration) as clock:
-        async with place.sampling(place.policy(iteration).path) as batcher, Writer(place.store) as writer:
+        async with place.sampling(place.policy(iteration).path, "judge") as batcher, Writer(place.store) as writer:
             done = 0
 
             async def work(item: tuple[str, list[PathPair]]) -> None:
@@ -114,7 +115,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 work,
                 key=lambda item: item[0],
                 errors=place.recipe.errors,
-                on_error=place.on_error(writer, STAGE, iteration),
+                on_error=place.on_error(writer.add, STAGE, iteration),
                 concurrency=CONCURRENCY,
                 on_result=show,
                 total=total,

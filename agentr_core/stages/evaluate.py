@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 from agentr_core.errors import DataFault
-from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, episode_plans
-from agentr_core.evaluation.episodes import evaluate as play_all
+from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.pool import EnvironmentPool
-from agentr_core.stages.collect import CONCURRENCY, speed
+from agentr_core.stages.episode_shard import STAGE, EpisodeShard
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
+from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import Draw, episode_rows, evaluation_rows, instance_row, load_episodes, rejection_rows
+from agentr_core.store.codec import evaluation_rows, instance_row, load_episodes, rejection_rows
 from agentr_core.store.tables import Rows
-from agentr_core.types import Sampling
 
-STAGE = "evaluate"
 VERSION = 1
 TEST, REVISION = "test", "revision_test"
 
@@ -93,56 +89,22 @@ async def _play(
     place.store.write(head(False))
     stored = load_episodes(place.store, key)
     done = {(e.instance.key, e.repeat, e.cut) for e in stored}
-    open_plans = [p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done]
+    open_plans = tuple(p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done)
     if open_plans:
-        pool = EnvironmentPool(place.make_environment)
-        seconds = 0.0
-        with place.timed(f"{STAGE} {name}", iteration) as clock, closing(pool) as environments:
-            async with place.sampling(checkpoint.path) as batcher, Writer(place.store) as writer:
-
-                def keep(result: EpisodeResult) -> None:
-                    nonlocal seconds
-                    seconds += result.environment_seconds
-                    writer.add(_rows(result, key, iteration_id))
-                    done.add((result.plan.instance.key, result.plan.number, len(result.plan.prefix)))
-                    place.progress(len(done), len(plans), f"episodes of {name}, {speed(batcher)}")
-
-                await play_all(
-                    open_plans,
-                    environments,
-                    batcher.sample,
-                    max_steps=max_steps,
-                    sampling=Sampling(
-                        temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
-                    ),
-                    errors=recipe.errors,
-                    concurrency=CONCURRENCY,
-                    on_error=place.on_error(writer, STAGE, iteration),
-                    on_result=keep,
-                    total=len(plans),
-                )
-                clock.add_batcher(batcher)
-            clock.add({"environment": seconds, "store": writer.seconds})
+        shard = EpisodeShard(
+            evaluation_id=key,
+            name=name,
+            iteration=iteration,
+            checkpoint=checkpoint,
+            plans=open_plans,
+            max_steps=max_steps,
+            done=len(done),
+            total=len(plans),
+        )
+        with place.timed(f"{STAGE} {name}", iteration) as clock:
+            async with Writer(place.store) as writer:
+                clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
+            clock.add({"store": writer.seconds})
     place.store.write(head(True))
     successes = [episode.trajectory.success for episode in load_episodes(place.store, key)]
     return asdict(success_rate(successes)) if successes else {"n": 0}
-
-
-def _rows(result: EpisodeResult, key: str, iteration_id: str) -> Rows:
-    plan = result.plan
-    start = len(plan.prefix)
-    return episode_rows(
-        fingerprint("episode", key, plan.key),
-        result.trajectory,
-        evaluation_id=key,
-        iteration_id=iteration_id,
-        repeat=plan.number,
-        cut=start,
-        invalid_actions=result.invalid_actions,
-        environment_seconds=result.environment_seconds,
-        sampling_seconds=result.sampling_seconds,
-        draws={
-            start + position: Draw(seed=reply.seed, number=0, generation=reply.generation)
-            for position, reply in enumerate(result.replies)
-        },
-    )

@@ -1,4 +1,4 @@
-"""The acting model as a judge, measured against an environment that knows the truth."""
+"""The judge, measured against an environment that knows the truth."""
 
 from __future__ import annotations
 

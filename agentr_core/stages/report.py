@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.config import resolved
+from agentr_core.config import Recipe, resolved
 from agentr_core.reports.records import (
     ErrorRecord,
     FaultCount,
@@ -25,6 +25,7 @@ from agentr_core.reports.records import (
 from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
 from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.report_costs import bills
 from agentr_core.stages.report_examples import examples
 from agentr_core.stages.report_scores import difference, scores
 
@@ -40,7 +41,8 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         iteration=iteration,
         date=_date(place, iteration),
         environment=recipe.environment.name,
-        model=recipe.model.path,
+        model=recipe.model.label,
+        roles=roles(recipe),
         scores=scores(place, iteration),
         versus_base=difference(place, iteration, 0),
         versus_previous=difference(place, iteration, iteration - 1) if iteration > 1 else None,
@@ -56,6 +58,11 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         versions=_versions(place),
         hashes=_hashes(place, iteration),
     )
+
+
+def roles(recipe: Recipe) -> tuple[NamedText, ...]:
+    """Return the models that take a role from the acting one, by role."""
+    return tuple(NamedText(name=r, text=model.label) for r, model in recipe.own_models().items() if r != "actor")
 
 
 def _date(place: Workplace, iteration: int) -> str:
@@ -139,6 +146,7 @@ def _judge(place: Workplace, iteration: int) -> JudgeRecord | None:
     return JudgeRecord(
         verdicts=tuple(Tally(name=name, count=count) for name, count in verdicts),
         paths=len(paths),
+        model=place.recipe.models.judge.label if place.recipe.models.judge else "",
         no_error=sum(first is None for first, _ in paths),
         revision_lengths=tuple(LengthCount(steps=steps, count=lengths[steps]) for steps in sorted(lengths)),
         oracle=agreement(place, iteration),
@@ -174,6 +182,7 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
         prompt=int(row[0]),
         completion=int(row[1]),
         trained=tuple(Tally(name=name, count=count) for name, count in sorted(trained.items())),
+        bills=bills(place, iteration),
     )
 
 

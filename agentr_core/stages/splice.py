@@ -73,7 +73,7 @@ def _make_with(
             units.append(sample_rows(sample_id(made), made, iteration_id=iteration_id, pair_id=pair_id(pair)))
     for key, tree in trees.items():
         for path in good_paths(leaf_paths(tree, key), alpha):
-            made = good_sample(path, env)
+            made = good_sample(path, env, prune=place.recipe.splice.prune)
             samples.append(made)
             units.append(_good_rows(made, path.trajectory, iteration_id, key, path.leaf))
     return units, samples, rejections

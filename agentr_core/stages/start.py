@@ -9,24 +9,45 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from agentr_core.config import Recipe, replace, resolved
+from agentr_core.config import ModelConfig, Recipe, replace, resolved
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
-from agentr_core.models.checkpoint_dir import check_model_directory
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.tables import merge
 
-PACKAGES = ("agentr", "torch", "transformers", "trl", "prefect", "duckdb", "numpy")
+PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
 
 
 def run_id_of(recipe: Recipe) -> str:
-    """Return the id of a run: what the recipe asks for, but not how far or where.
+    """Return the id of a run: what the recipe asks for and what the models hold.
 
-    More iterations of the same recipe go on with the same run.
+    How far it goes, where, on how many machines and at what prices is not part of it.
+
+    More iterations of the same recipe go on with the same run. What every role's model holds is part of it, and so of
+    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge.
     """
-    plain = resolved(replace(recipe, iterations=1, workspace="", description=""))
-    return fingerprint("run", plain, weights_sha256(Path(recipe.model.path)))
+    anywhere = recipe.training.anywhere()
+    plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
+    del plain["scale"]
+    for section in (plain["model"], *filter(None, plain["models"].values())):
+        del section["prices"]
+    own = recipe.own_models()
+    behaviour = {
+        role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
+    }
+    return fingerprint("run", plain, {role: identity(model) for role, model in own.items()}, behaviour)
+
+
+def identity(model: ModelConfig) -> str:
+    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its name on the server.
+
+    Raises `ModelDirectoryError` when there are no sound weights.
+    """
+    if model.backend == "openai":
+        return fingerprint("served", model.server.model)
+    return weights_sha256(Path(model.path))
 
 
 async def start(place: Workplace) -> dict[str, Any]:
@@ -34,9 +55,10 @@ async def start(place: Workplace) -> dict[str, Any]:
 
     Raises `ModelDirectoryError` when the model is unsound.
     """
-    path = Path(place.recipe.model.path)
-    check_model_directory(path)
-    digest = weights_sha256(path)
+    model = place.recipe.model
+    if model.backend != "openai":
+        check_model_directory(Path(model.path))
+    digest = identity(model)
     checkpoint_id = fingerprint("checkpoint", digest)
     place.store.write(
         merge(
@@ -49,7 +71,7 @@ async def start(place: Workplace) -> dict[str, Any]:
                     versions=versions(),
                     workspace=str(place.root),
                 ),
-                checkpoint_rows(checkpoint_id, path=str(path), weights_sha256=digest, config={}),
+                checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={}),
                 iteration_rows(place.iteration_id(0), run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id),
             ]
         )

@@ -32,7 +32,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     parent = place.trained(0) if recipe.training.start_from == "base" else place.policy(iteration)
     epochs = recipe.num_train_epochs(iteration)
     seed = derive_seed(recipe.seed, "train", iteration) % 2**31
-    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training, epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training.anywhere(), epochs, seed)
     job = TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),

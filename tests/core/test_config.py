@@ -64,6 +64,14 @@ def test_a_base_recipe_needs_an_output_and_no_model() -> None:
     assert parse({"name": "b", "method": "base", "base": {"output": "o"}}).base.output == "o"
 
 
+def test_a_cluster_is_named_or_started_but_not_both() -> None:
+    assert "scale.runner: address and workers" in faults(LEAST, "scale.workers=2")
+    assert "scale.workers: the cluster" in faults(
+        LEAST, "scale.runner=dask", "scale.workers=2", "scale.address='tcp://a:1'"
+    )
+    assert parse(LEAST, ["scale.runner=ray", "scale.workers=2"]).scale.workers == 2
+
+
 @pytest.mark.parametrize("name", ["", "Big", "a b", "-a", "a/b"])
 def test_a_name_is_fit_for_a_file(name: str) -> None:
     assert "name: " in faults({**LEAST, "name": name})

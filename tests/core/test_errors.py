@@ -46,4 +46,10 @@ def test_an_error_is_made_of_one_message_and_can_be_sent(cls: type[errors.Agentr
 def test_the_users_mistakes_are_told_from_ours() -> None:
     assert issubclass(errors.ConfigError, ValueError)
     transient = {cls for cls in CLASSES if issubclass(cls, errors.Transient)}
-    assert transient == {errors.StoreBusy, errors.EnvironmentUnavailable, errors.ModelUnavailable}
+    assert transient == {
+        errors.StoreBusy,
+        errors.EnvironmentUnavailable,
+        errors.ModelUnavailable,
+        errors.MalformedReply,
+        errors.WorkerLost,
+    }

@@ -122,7 +122,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
             root=tmp_path / "runs",
             store=Store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda: House(broken, flaky),
-            load_model=lambda path: Speaker(asked, mute),
+            load_model=lambda role, path: Speaker(asked, mute),
             progress=lambda done, total, note: None,
         )
         return Site(place, asked)

@@ -18,7 +18,7 @@ from wheel import agentr, started, write_recipe
 
 from agentr_core.store import Store
 from flows.cli import main
-from tasks import wiring
+from tasks import runners, wiring
 
 Answer = Callable[..., str]
 HOLD = (
@@ -91,6 +91,12 @@ def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> N
 
     assert "sede: unknown field" in said
     assert "search.width" in said
+
+
+def test_a_resumed_run_says_which_change_it_would_ignore(refusal: Answer, recipe: Path) -> None:
+    said = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
+
+    assert "-o search.width=2 has no effect" in said
 
 
 def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:
@@ -172,6 +178,27 @@ def test_a_prefect_server_that_does_not_answer(recipe: Path, process_env: dict[s
 
     assert (ended.returncode, ended.stdout) == (2, "")
     assert sentence(ended.stderr).startswith(f"no Prefect server answers at {address}")
+
+
+def test_a_cluster_that_is_not_installed_is_named(
+    refusal: Answer, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "_MODULES", {"ray": "prefect_nowhere"})
+
+    said = refusal("run", recipe, "-o", "scale.runner=ray")
+
+    assert said.startswith("scale.runner is ray, and prefect-nowhere is not installed; `pip install 'agentr[ray]'`")
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_without_a_server(recipe: Path, process_env: dict[str, str]) -> None:
+    pytest.importorskip("prefect_dask")
+
+    ended = agentr("run", recipe, "-o", "scale.runner=dask", env=process_env)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert sentence(ended.stderr).startswith("scale.runner dask needs a Prefect server that other processes reach")
 
 
 @pytest.mark.slow

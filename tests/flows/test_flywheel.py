@@ -17,6 +17,7 @@ from agentr_core.errors import DataFault
 from agentr_core.model_files import weights_sha256
 from agentr_core.store import Store
 from flows.flywheel import flywheel
+from flows.local import evaluate_recipe
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,6 +138,14 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     for name in GROWING:
         assert after[name].equals(before[name]), name
     assert turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist() == sha
+
+
+def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
+    evaluate_recipe(turned.recipe, ["seed=77"])
+
+    runs = turned.ask("select status, config->>'seed' as seed from run order by seed")
+    assert set(runs["status"]) == {"finished"}
+    assert "77" in runs["seed"].tolist()
 
 
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:

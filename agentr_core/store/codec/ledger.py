@@ -33,7 +33,8 @@ def run_rows(
 ) -> Rows:
     """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times are aware.
 
-    Stored again for the same run, only `status` and `finished_at` take effect.
+    Stored again for the same run, only `config`, `status` and `finished_at` take effect: a run may go on with more
+    iterations, or on other machines.
     """
     return {
         "run": [

@@ -1,0 +1,99 @@
+"""Episodes of an evaluation to play as a shard."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult
+from agentr_core.evaluation.episodes import evaluate as play_all
+from agentr_core.fingerprint import fingerprint
+from agentr_core.pool import EnvironmentPool
+from agentr_core.stages.equipment import Checkpoint, Equipment, Keep, speed
+from agentr_core.stages.shards import Effort
+from agentr_core.stages.tree_shard import CONCURRENCY
+from agentr_core.store.codec import Draw, episode_rows
+from agentr_core.store.tables import Rows
+from agentr_core.types import Sampling
+
+STAGE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeShard:
+    """Episodes of the evaluation `name` that are not played yet. See `shards.Shard`."""
+
+    evaluation_id: str
+    name: str
+    iteration: int
+    checkpoint: Checkpoint
+    plans: tuple[EpisodePlan, ...]
+    max_steps: int
+    done: int
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def split(self, size: int) -> tuple[EpisodeShard, ...]:
+        """Return the same episodes as shards of at most `size`."""
+        anywhere = replace(self, checkpoint=self.checkpoint.absolute())
+        return tuple(
+            replace(anywhere, plans=self.plans[start : start + size]) for start in range(0, len(self.plans), size)
+        )
+
+    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
+        """Play the episodes; `keep` is given the rows of each. Raises as `shards.Shard.work`."""
+        recipe = equipment.recipe
+        iteration_id = equipment.iteration_id(self.iteration)
+        done = self.done
+        with closing(EnvironmentPool(equipment.make_environment)) as environments:
+            async with equipment.sampling(self.checkpoint.path) as batcher:
+
+                def take(result: EpisodeResult) -> None:
+                    nonlocal done
+                    done += 1
+                    keep(_rows(result, self.evaluation_id, iteration_id))
+                    equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
+
+                results = await play_all(
+                    self.plans,
+                    environments,
+                    batcher.sample,
+                    max_steps=self.max_steps,
+                    sampling=Sampling(
+                        temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
+                    ),
+                    errors=recipe.errors,
+                    concurrency=CONCURRENCY,
+                    on_error=equipment.on_error(keep, STAGE, self.iteration),
+                    on_result=take,
+                    total=self.total,
+                )
+                stats = batcher.stats()
+        return Effort(
+            generate_seconds=stats.generate_seconds,
+            environment_seconds=sum(result.environment_seconds for result in results.values()),
+            tokens=stats.completion_tokens,
+            lost=len(self.plans) - len(results),
+        )
+
+
+def _rows(result: EpisodeResult, key: str, iteration_id: str) -> Rows:
+    plan = result.plan
+    start = len(plan.prefix)
+    return episode_rows(
+        fingerprint("episode", key, plan.key),
+        result.trajectory,
+        evaluation_id=key,
+        iteration_id=iteration_id,
+        repeat=plan.number,
+        cut=start,
+        invalid_actions=result.invalid_actions,
+        environment_seconds=result.environment_seconds,
+        sampling_seconds=result.sampling_seconds,
+        draws={
+            start + position: Draw(seed=reply.seed, number=0, generation=reply.generation)
+            for position, reply in enumerate(result.replies)
+        },
+    )

@@ -1,0 +1,95 @@
+"""What it takes to grow trees and play episodes, here or on another machine: there is no store in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentr_core.config import ModelRole, Recipe
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.relay import Sampler, sampler_of
+from agentr_core.pool import UnitError
+from agentr_core.protocols import ChatModel, Environment, Starting
+from agentr_core.store.tables import Rows
+
+Progress = Callable[[int, int, str], None]
+"""Is told (done, total, note) as a stage goes on."""
+Keep = Callable[[Rows], None]
+"""Takes the rows of one unit, to be stored now or later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model directory that the store knows. The model a run starts from is a checkpoint too."""
+
+    id: str
+    path: Path
+    weights_sha256: str
+
+    def absolute(self) -> Checkpoint:
+        """Return the same checkpoint with a path that does not depend on the working directory."""
+        return replace(self, path=self.path.absolute())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equipment:
+    """The recipe of a run, and how its environments and models are made; the caller knows which adapters it names."""
+
+    recipe: Recipe
+    run_id: str
+    make_environment: Callable[[], Environment]
+    load_model: Callable[[ModelRole, Path], ChatModel]
+    """Makes the model that has a role. The path is that of the acting policy, for roles that are the actor's."""
+    progress: Progress
+
+    def iteration_id(self, iteration: int) -> str:
+        """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
+        return fingerprint("iteration", self.run_id, iteration)
+
+    @asynccontextmanager
+    async def sampling(self, path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
+        """Lend what asks the model of a role for the length of the block; `path` is that of the acting policy."""
+        model = await asyncio.to_thread(self.load_model, role, path)
+        batcher = sampler_of(model, self.recipe.model_of(role))
+        try:
+            if isinstance(model, Starting):
+                await model.ready()
+            yield batcher
+        finally:
+            await batcher.close()
+            await model.close()
+
+    def on_error(self, keep: Keep, stage: str, iteration: int) -> Callable[[UnitError], None]:
+        """Return what keeps a failed try of a unit as an event."""
+        return lambda error: keep(_event(error, self.run_id, self.iteration_id(iteration), stage))
+
+
+def speed(batcher: Sampler) -> str:
+    """Return what a batcher has done so far as a phrase for a line of progress."""
+    stats = batcher.stats()
+    rate = stats.completion_tokens / stats.generate_seconds if stats.generate_seconds else 0.0
+    return f"{stats.sequences} replies, {rate:.0f} tokens/s, batches {stats.fill:.0%} full"
+
+
+def _event(error: UnitError, run_id: str, iteration_id: str, stage: str) -> Rows:
+    """Return the row of a failed try: an error if it was the last one, else a warning."""
+    return {
+        "event": [
+            {
+                "event_id": fingerprint(run_id, iteration_id, stage, error, time.time_ns()),
+                "run_id": run_id,
+                "iteration_id": iteration_id,
+                "stage": stage,
+                "level": "error" if error.final else "warning",
+                "class": error.kind,
+                "phase": error.phase,
+                "subject": error.key,
+                "message": error.message,
+                "traceback": error.traceback,
+            }
+        ]
+    }

@@ -1,0 +1,31 @@
+"""What all Prefect tasks have in common: they retry what may heal, and never use Prefect's cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import Task, exponential_backoff
+
+from agentr_core.errors import Transient
+from tasks.progress import tell
+
+
+async def heals(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """Return whether a failed task run failed by an error that may heal by itself; a local run says so."""
+    failure = await state.aresult(raise_on_failure=False)
+    transient = isinstance(failure, Transient)
+    if transient:
+        tell(f"{run.name} is tried again: {failure}")
+    return transient
+
+
+OPTIONS: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+    "retries": 3,
+    "retry_delay_seconds": exponential_backoff(2),
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": heals,
+}

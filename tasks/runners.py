@@ -1,0 +1,96 @@
+"""The clusters that Prefect's task runners reach: Dask and Ray, each an extra of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from prefect.task_runners import TaskRunner
+
+from agentr_core.config import ScaleConfig
+from agentr_core.errors import ConfigError
+
+_MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A task runner and how it connects once it is entered.
+
+    `lost` is what a future raises when its worker was lost more often than the cluster tolerates.
+    """
+
+    runner: TaskRunner[Any]
+    connect: Callable[[], object]
+    lost: tuple[type[Exception], ...]
+
+
+def check(scale: ScaleConfig) -> None:
+    """Raise `ConfigError` when the extra of the package that a recipe's task runner needs is not installed."""
+    module = _MODULES.get(scale.runner)
+    if module is not None and find_spec(module) is None:
+        raise ConfigError(
+            f"scale.runner is {scale.runner}, and {module.replace('_', '-')} is not installed; "
+            f"`pip install 'agentr[{scale.runner}]'` brings it"
+        )
+
+
+@contextmanager
+def started(scale: ScaleConfig) -> Iterator[Cluster]:
+    """Lend the cluster of a recipe for the length of the block: the one at its address, or one of our own.
+
+    Blocks until it answers. Raises `ConfigError` when it does not, or when its extra is not installed.
+    """
+    check(scale)
+    with ExitStack() as stack:
+        cluster = _dask(scale) if scale.runner == "dask" else _ray(scale)
+        if scale.runner == "dask":
+            # After the import of distributed, which lays down its defaults in the configuration that this changes.
+            stack.enter_context(_patient())
+        try:
+            stack.enter_context(cluster.runner)
+            cluster.connect()
+        except OSError as error:
+            raise ConfigError(
+                f"no {scale.runner} cluster answers at {scale.address or 'this machine'} ({_line(error)}); start it, "
+                "or change scale.address"
+            ) from error
+        yield cluster
+
+
+def _line(error: OSError) -> str:
+    return " ".join(str(error).split())
+
+
+def _patient() -> AbstractContextManager[object]:
+    """A cluster of our own starts a killed worker anew; on a busy machine that takes longer than Dask's 15 s."""
+    import dask
+
+    patience: AbstractContextManager[object] = dask.config.set({"distributed.deploy.lost-worker-timeout": "5 minutes"})
+    return patience
+
+
+def _dask(scale: ScaleConfig) -> Cluster:
+    from distributed import KilledWorker
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    # One shard at a time keeps a worker busy: its batches are full, and it holds one model.
+    own: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    if scale.workers:
+        own["n_workers"] = scale.workers
+    runner = DaskTaskRunner(address=scale.address) if scale.address else DaskTaskRunner(cluster_kwargs=own)
+    return Cluster(runner, lambda: runner.client, (KilledWorker,))
+
+
+def _ray(scale: ScaleConfig) -> Cluster:
+    from prefect_ray.task_runners import RayTaskRunner
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    own: dict[str, Any] = {"include_dashboard": False}
+    if scale.workers:
+        own["num_cpus"] = scale.workers
+    runner = RayTaskRunner(address=scale.address) if scale.address else RayTaskRunner(init_kwargs=own)
+    return Cluster(runner, lambda: None, (WorkerCrashedError, NodeDiedError, OutOfMemoryError))

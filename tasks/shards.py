@@ -1,0 +1,80 @@
+"""Shards of collection and evaluation as Prefect tasks on a cluster: workers return rows, the stage stores them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from prefect import task
+from prefect.futures import PrefectFuture
+
+from agentr_core.config import Recipe
+from agentr_core.errors import WorkerLost
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.shards import Batch, Shard, work_through
+from tasks import runners
+from tasks.options import OPTIONS
+from tasks.wiring import equipment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that a worker must know."""
+
+    recipe: Recipe
+    run_id: str
+    shard: Shard
+
+
+def with_workers(place: Workplace) -> Workplace:
+    """Return a workplace that hands its shards to the cluster of its recipe, if the recipe names one."""
+    if place.recipe.scale.runner == "local":
+        return place
+    return replace(place, spread=partial(spread, place.recipe, place.run_id))
+
+
+@task(task_run_name="{name}", **OPTIONS)
+async def work(name: str, order: bytes) -> Batch:
+    """Work through a pickled `Order`. Without tags: its stage holds the slots of those, and would wait for itself."""
+    wanted: Order = pickle.loads(order)
+    return await work_through(wanted.shard, equipment(wanted.recipe, wanted.run_id))
+
+
+async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncGenerator[Batch, None]:
+    """Yield what the workers of a recipe's cluster return of each shard, as soon as it is done.
+
+    Raises:
+        ConfigError: the cluster does not answer, or its extra is not installed.
+        WorkerLost: a shard was given to one worker after another, and each was lost.
+        Transient: what a worker met, after the retries of its task.
+    """
+    loop = asyncio.get_running_loop()
+    finished: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
+
+    def finish(future: PrefectFuture[Batch]) -> None:
+        loop.call_soon_threadsafe(finished.put_nowait, future)
+
+    with runners.started(recipe.scale) as cluster:
+        # The cluster forgets work that nobody holds a future of.
+        pending: set[PrefectFuture[Any]] = set()
+        for number, shard in enumerate(shards, start=1):
+            # As bytes: Prefect looks for futures in every field of a parameter.
+            order = pickle.dumps(Order(recipe=recipe, run_id=run_id, shard=shard))
+            name = f"{type(shard).__name__}-{number}-of-{len(shards)}"
+            pending.add(future := cluster.runner.submit(work, {"name": name, "order": order}))
+            future.add_done_callback(finish)
+        while pending:
+            future = await finished.get()
+            try:
+                batch = await asyncio.to_thread(future.result)
+            except cluster.lost as error:
+                raise WorkerLost(
+                    f"a shard took its worker with it again and again ({error}); look at the workers' logs, give them "
+                    "more memory, or make scale.shard_size smaller"
+                ) from error
+            pending.remove(future)
+            yield batch

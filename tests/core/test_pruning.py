@@ -1,0 +1,79 @@
+"""Pruning keeps what the reward needs, and nothing but playing decides what that is."""
+
+from __future__ import annotations
+
+import pytest
+from toy import Line
+from toy_paths import ToyTree, critique, reply
+
+from agentr_core.config import SpliceConfig, parse
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.errors import ConfigError
+from agentr_core.pruning import needed
+from agentr_core.rollout import play
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Sample
+
+
+def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
+    env = Line()
+    replies = [reply(action) for action in actions]
+    positions = needed(env, ToyTree(index).instance, replies, start=start)
+    return [actions[position] for position in positions]
+
+
+def test_idle_and_refused_steps_go() -> None:
+    assert kept("look", "right", "nonsense", "look", "right") == ["right", "right"]
+
+
+def test_steps_before_the_start_stay() -> None:
+    assert kept("look", "look", "right", "look", "right", start=1) == ["look", "right", "right"]
+
+
+def test_what_comes_after_the_end_goes() -> None:
+    assert kept("right", "right", "look", "left") == ["right", "right"]
+
+
+def test_a_shorter_path_with_less_reward_is_not_taken() -> None:
+    assert kept("right", "look", "stop", index=1) == ["right", "stop"]
+
+
+def test_a_path_that_ends_in_disaster_stays_as_it_is() -> None:
+    assert kept("look", "right", "jump") == ["look", "right", "jump"]
+
+
+def test_a_good_sample_has_live_observations_and_the_tokens_that_were_sampled() -> None:
+    path = ToyTree(1).path("look", "right", "look", "right", "right")
+    made = good_sample(path, Line(), prune=True)
+    assert [m.text for m in made.messages if m.train] == [reply("right")] * 3
+    assert [m.text for m in made.messages if m.role == "user"][2:] == ["You are at 1.", "You are at 2."]
+    assert all(m.token_ids for m in made.messages if m.train)
+    assert made.provenance.extra["pruned_steps"] == 2
+
+
+def test_a_revision_keeps_its_bad_part_and_prunes_the_suffix() -> None:
+    pair = ToyTree(0).pair(["right", "look", "right"], ["left", "right", "look", "stop"])
+    made = splice(pair, critique(1, 4), Line(), SpliceConfig(mode="verified", prune=True), alpha=1.0, seed=0)
+    assert isinstance(made, Sample)
+    assert made.provenance.cut == 2
+    assert [m.text for m in made.messages if m.role == "assistant"][1:3] == [reply("left"), reply("right")]
+    assert [m.text for m in made.messages if m.train][1:] == [reply("right")] * 2
+    assert made.provenance.extra["dropped_good_steps"] == 1
+
+
+def test_an_expert_of_textcraft_has_little_to_prune_and_a_clumsy_path_is_pruned_to_as_much() -> None:
+    env = TextCraft(expert="lazy")
+    for instance in env.instances("train")[:25]:
+        expert = list(env.expert(instance) or [])
+        clumsy = [reply("inventory"), *(line for step in expert for line in (step, reply("get 1 nothing")))]
+        positions = needed(env, instance, clumsy)
+        _, outcomes = play(env, instance, [clumsy[position] for position in positions])
+        assert outcomes[-1].step.success
+        assert len(positions) <= len(expert)
+        assert all(outcome.info["valid"] for outcome in outcomes)
+
+
+def test_pruning_without_playing_is_refused() -> None:
+    recipe = {"name": "x", "environment": {"name": "textcraft"}, "model": {"path": "m"}, "splice": {"prune": True}}
+    with pytest.raises(ConfigError, match=r"splice\.prune: works only in splice\.mode verified, not blind"):
+        parse(recipe)

@@ -1,0 +1,269 @@
+"""Shards on workers that share nothing with the stage but the bytes they are sent, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from door import Door
+
+from agentr_core.config import ModelRole, parse
+from agentr_core.errors import (
+    EnvironmentFault,
+    ErrorBudgetSpent,
+    ModelDirectoryError,
+    ModelUnavailable,
+    WorkerLost,
+)
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.stages.collect import collect
+from agentr_core.stages.equipment import Equipment
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.shards import Batch, Shard, Spread, work_through
+from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.store import Store
+from agentr_core.types import Instance, Transition
+
+CONTENT = (
+    "select * exclude (created_at) from tree order by all",
+    "select * exclude (created_at) from node order by all",
+    "select * exclude (created_at) from generation order by all",
+    "select * exclude (created_at) from text order by all",
+    "select * exclude (created_at) from evaluation order by all",
+    "select * exclude (created_at, environment_seconds, sampling_seconds) from episode order by all",
+    "select * exclude (created_at) from step order by all",
+)
+
+
+class House(Door):
+    """Doors some of which are `broken`."""
+
+    def __init__(self, broken: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._broken = broken
+
+    def reset(self, instance: Instance) -> str:
+        self._key = instance.key
+        return super().reset(instance)
+
+    def step(self, action: str) -> Transition:
+        if self._key in self._broken:
+            raise EnvironmentFault(f"door {self._key} fell out of its frame")
+        return super().step(action)
+
+
+class Workers:
+    """Does what a cluster does with the pickled bytes of each shard; answers come back in the wrong order.
+
+    After `lose_after` answers the cluster is lost.
+    """
+
+    def __init__(self, equipment: Equipment, *, lose_after: int | None = None) -> None:
+        self.equipment = equipment
+        self.given: list[int] = []
+        self._lose_after = lose_after
+
+    async def spread(self, shards: Sequence[Shard]) -> AsyncGenerator[Batch, None]:
+        for number, shard in enumerate(reversed(shards)):
+            if number == self._lose_after:
+                raise WorkerLost("the worker is gone")
+            self.given.append(len(shard))
+            sent = pickle.loads(pickle.dumps(shard))
+            yield pickle.loads(pickle.dumps(await work_through(sent, self.equipment)))
+
+
+Make = Callable[..., Workplace]
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
+    """Return a maker of workplaces with a store of their own each, by name."""
+
+    def make(name: str, *overrides: str, broken: Sequence[str] = ()) -> Workplace:
+        recipe = parse(
+            {
+                "name": "door",
+                "environment": {"name": "door"},
+                "model": {"path": str(tiny_model_dir)},
+                "search": {"dives": 3, "width": 3, "depth": 5},
+                "instances": {"train_limit": 0},
+                "evaluation": {"max_steps": 5, "revision_test": {"cuts": 2, "max_steps": 5}},
+                "scale": {"shard_size": 4},
+                "errors": {"budget": 0.4, "retries": 0},
+            },
+            overrides,
+        )
+        return Workplace(
+            recipe=recipe,
+            run_id=run_id_of(recipe),
+            root=tmp_path / name,
+            store=Store(tmp_path / name / "store.duckdb"),
+            make_environment=lambda: House(broken),
+            load_model=lambda role, _: ScriptedModel(
+                lambda messages, seed, number: f"word {fingerprint(seed, number)}"
+            ),
+            progress=lambda done, total, note: None,
+        )
+
+    return make
+
+
+def hire(place: Workplace, **faults: Any) -> tuple[Workplace, Workers]:
+    """Return the workplace with workers, who have its equipment but nothing of its store."""
+    workers = Workers(
+        Equipment(
+            recipe=place.recipe,
+            run_id=place.run_id,
+            make_environment=place.make_environment,
+            load_model=place.load_model,
+            progress=place.progress,
+        ),
+        **faults,
+    )
+    spread: Spread = workers.spread
+    return replace(place, spread=spread), workers
+
+
+def content(place: Workplace) -> list[pd.DataFrame]:
+    return [place.store.query(sql) for sql in CONTENT]
+
+
+def same(one: list[pd.DataFrame], other: list[pd.DataFrame]) -> bool:
+    return all(mine.equals(yours) and len(mine) for mine, yours in zip(one, other, strict=True))
+
+
+async def run(place: Workplace) -> None:
+    await start(place)
+    await begin(place, 1)
+    await evaluate(place, 0)
+    await collect(place, 1)
+
+
+async def test_workers_make_the_same_as_this_process(make: Make) -> None:
+    here, (there, workers) = make("here"), hire(make("there"))
+    await run(here)
+    await run(there)
+
+    assert same(content(here), content(there))
+    # Six held-out doors, the cuts of those that stayed shut, and six trees, four at a time.
+    assert workers.given[:2] == [2, 4]
+    assert workers.given[-2:] == [2, 4]
+    spent = there.store.query("select stage, sum(tokens) as tokens from timing group by all order by 1")
+    assert spent["stage"].tolist() == ["collect", "evaluate revision_test", "evaluate test"]
+    assert (spent["tokens"] > 0).all()
+
+
+async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make: Make) -> None:
+    here, lost = make("here"), make("there")
+    await run(here)
+    for stage in (evaluate, collect):
+        await start(lost)
+        await begin(lost, 1)
+        with pytest.raises(WorkerLost):
+            await stage(hire(lost, lose_after=1)[0], int(stage is collect))
+        if stage is evaluate:
+            assert lost.store.query("select count(*) as n from episode")["n"][0] == 2
+            again, workers = hire(lost)
+            await evaluate(again, 0)
+            assert workers.given[0] == 4
+    assert lost.store.query("select count(*) as n from tree where finished")["n"][0] == 2
+
+    again, workers = hire(lost)
+    await collect(again, 1)
+
+    assert workers.given == [4]
+    assert same(content(here), content(again))
+
+
+async def test_a_half_grown_tree_grows_on_with_a_worker(make: Make) -> None:
+    here, there = make("here"), make("there")
+    await run(here)
+    await start(there)
+    await begin(there, 1)
+    await evaluate(there, 0)
+    told = 0
+
+    def interrupt(done: int, total: int, note: str) -> None:
+        nonlocal told
+        told += 1
+        if told == 3:
+            interrupted.cancel()
+
+    interrupted = asyncio.create_task(collect(replace(there, progress=interrupt), 1))
+    with pytest.raises(asyncio.CancelledError):
+        await interrupted
+    assert there.store.query("select count(*) as n from tree where not finished")["n"][0] > 0
+    assert there.store.query("select count(*) as n from node where parent >= 0")["n"][0] > 0
+
+    await collect(hire(there)[0], 1)
+
+    assert same(content(here), content(there))
+
+
+async def test_units_lost_on_workers_count_together(make: Make) -> None:
+    broken = [f"door/train/{index}" for index in (0, 4, 5)]
+    place, _ = hire(make("there", broken=broken))
+    await start(place)
+    await begin(place, 1)
+
+    with pytest.raises(ErrorBudgetSpent, match=r"^3 of 6 trees failed on the workers and 2 may"):
+        await collect(place, 1)
+
+    events = place.store.query("select class, subject, level from event order by subject")
+    assert events["subject"].tolist() == broken
+    assert set(events["level"]) == {"error"}
+    assert place.store.query("select count(*) as n from tree where finished")["n"][0] == 3
+    assert place.store.query("select count(*) as n from episode")["n"][0] == 0
+
+
+async def test_tolerated_losses_leave_no_result(make: Make) -> None:
+    place, _ = hire(make("there", broken=["door/test/1"]))
+    await start(place)
+
+    scores = await evaluate(place, 0)
+
+    assert scores["test"]["n"] == 5
+    assert place.store.query("select subject from event")["subject"].tolist() == ["door/test/1#0"]
+
+
+async def test_a_worker_with_other_weights_is_not_heard(make: Make, tmp_path: Path) -> None:
+    place, _ = hire(make("there"))
+    await start(place)
+    place.store.update("checkpoint", {"checkpoint_id": place.trained(0).id, "weights_sha256": "0" * 64})
+
+    with pytest.raises(ModelDirectoryError, match=r"^worker \S+/\d+: \S+ does not hold the weights of checkpoint"):
+        await evaluate(place, 0)
+
+    assert place.store.query("select count(*) as n from episode")["n"][0] == 0
+
+
+async def test_a_model_that_is_out_for_a_moment_is_for_the_task_to_try_again(make: Make) -> None:
+    place = make("there")
+
+    def out(role: ModelRole, path: Path) -> Any:
+        raise ModelUnavailable("nobody answers")
+
+    hired, _ = hire(replace(place, load_model=out))
+    await start(hired)
+
+    with pytest.raises(ModelUnavailable):
+        await evaluate(hired, 0)
+
+
+async def test_a_run_goes_on_over_other_machines(make: Make) -> None:
+    one, two = make("there"), make("there", "scale.runner=dask", "scale.address='tcp://one:1'")
+    await start(one)
+    await start(two)
+
+    assert one.run_id == two.run_id
+    stored = one.store.query("select config from run")["config"]
+    assert len(stored) == 1
+    assert "tcp://one:1" in stored[0]

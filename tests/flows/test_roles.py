@@ -1,0 +1,185 @@
+"""A judge of its own behind a real server: asked, stored, priced and reported; and what is told before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, refuse, serving
+
+from agentr_core.config import Recipe, parse
+from agentr_core.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.errors import ConfigError, EndpointError, ModelDirectoryError, UserError
+from agentr_core.models.openai_chat import OpenAIModel
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.stages.collect import collect
+from agentr_core.stages.critique import critique
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.report import build_report
+from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.types import Message
+from tasks import wiring
+from tasks.checks import check
+
+KEY = "sk-roles-51d0"
+
+
+def verdict(messages: tuple[Message, ...], seed: int, number: int) -> str:
+    return f"Reason {number}.\nJudgement: {'Bad' if number else 'Good'}"
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Served]:
+    with serving(lambda: ScriptedModel(verdict, name="wise", context_length=4096)) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _key(judge: Served, monkeypatch: pytest.MonkeyPatch, door_installed: None) -> None:
+    judge.forget()
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+
+@pytest.fixture
+def recipe(judge: Served, door_model: Path, tmp_path: Path) -> Any:
+    """Return a maker of recipes in which the judge is served; options are overrides."""
+
+    def make(*overrides: str) -> Recipe:
+        served = {"model": "wise", "base_url": judge.url, "api_key_env": "JUDGE_KEY", "max_retries": 1}
+        data = {
+            "name": "door",
+            "workspace": str(tmp_path / "runs"),
+            "environment": {"name": "door"},
+            "model": {"path": str(door_model), "device": "cpu", "max_batch": 16},
+            "models": {"judge": {"backend": "openai", "server": served, "prices": {"prompt": 2.0, "completion": 10.0}}},
+            "search": {"dives": 2, "width": 3, "depth": 4, "max_new_tokens": 6},
+            "critique": {"max_new_tokens": 20, "votes": 3, "temperature": 1.0},
+            "pairs": {"alpha": [0.5]},
+            "evaluation": {"max_steps": 3, "max_new_tokens": 20, "revision_test": {"enabled": False}},
+        }
+        return parse(data, overrides)
+
+    return make
+
+
+async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Served) -> None:
+    made: Recipe = recipe()
+    check(made)
+    run = wiring.reference(made)
+    place = wiring.quiet_workplace(run, made)
+    await start(place)
+    await begin(place, 1)
+    await collect(place, 1)
+    assert not judge.bodies, "the actor acts"
+    # The judge is out for a moment: no verdict is lost, none is invented.
+    judge.faults.append(refuse(503))
+    counts = await critique(place, 1)
+
+    assert counts["judged"] > 0
+    assert set(judge.keys) == {f"Bearer {KEY}"}
+    stored = place.all("select verdict, votes from judgement")
+    assert set(map(str, stored)) == {str(("bad", ["good", "bad", "bad"]))}
+    assert len(judge.bodies) == len(stored) + 1
+    assert all(JUDGE_INSTRUCTION in body["messages"][0]["content"] for body in judge.bodies)
+    assert place.all("select count(*) from generation where kind = 'judgement'") == [(3 * len(stored),)]
+    assert not place.all("select * from event")
+
+    report = build_report(place, 1)
+    assert [(role.name, role.text) for role in report.roles] == [("judge", "wise")]
+    assert report.judge is not None
+    assert report.judge.model == "wise"
+    assert report.tokens is not None
+    (bill,) = report.tokens.bills
+    ((prompt, completion),) = place.all(
+        "select sum(prompt_tokens) // 3, sum(completion_tokens) from generation where kind = 'judgement'"
+    )
+    assert (bill.role, bill.model, bill.requests) == ("judge", "wise", len(stored))
+    assert (bill.prompt, bill.completion) == (prompt, completion)
+    assert bill.cost == pytest.approx((2.0 * prompt + 10.0 * completion) / 1e6)
+    text = render_markdown(report)
+    assert "Verdicts of wise on the steps of bad paths" in text
+    assert "· judge: wise ·" in text
+
+    again = await critique(wiring.quiet_workplace(run), 1)
+    assert again["judged"] == 0
+    workspace = Path(made.workspace)
+    assert not [file for file in workspace.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert not place.all("select 1 from run where config::varchar like '%' || ? || '%'", KEY)
+
+
+async def test_a_served_model_is_evaluated_and_not_trained(recipe: Any, judge: Served) -> None:
+    url = f"model={{backend: openai, server: {{model: wise, base_url: '{judge.url}', api_key_env: JUDGE_KEY}}}}"
+    made = recipe(url, "models={}")
+    with pytest.raises(ConfigError, match="model wise is served, and a run trains its actor; name a model directory"):
+        check(made)
+    check(made, trains=False)
+    place = wiring.quiet_workplace(wiring.reference(made), made)
+    await start(place)
+    scores = await evaluate(place, 0)
+    assert scores["test"]["n"] == 6
+    assert len(judge.bodies) >= 6
+    report = build_report(place, 0)
+    assert report.model == "wise"
+    assert report.tokens is not None
+    assert [(bill.role, bill.cost) for bill in report.tokens.bills] == [("actor", None)]
+
+
+def test_a_run_is_another_one_with_another_judge(recipe: Any, save_tiny_model: Any, tmp_path: Path) -> None:
+    served = run_id_of(recipe())
+    assert run_id_of(recipe("models.judge.server.model=other")) != served
+    assert run_id_of(recipe("models.judge.server.base_url=http://elsewhere/v1")) != served
+    assert run_id_of(recipe("models.judge.prices.prompt=9")) == served, "a price is no part of what is asked for"
+    path = tmp_path / "judge"
+    save_tiny_model(path)
+    named = recipe(f"models.judge={{path: '{path}'}}")
+    before = run_id_of(named)
+    assert before != run_id_of(recipe("models={}"))
+    save_tiny_model(path, hidden_size=32)
+    assert run_id_of(named) != before, "the same directory with other weights is another judge"
+
+
+async def test_each_role_has_its_model(recipe: Any, door_model: Path) -> None:
+    made = recipe()
+    roles = {role: wiring.load_model(made, role, door_model) for role in ("actor", "judge", "editor", "summariser")}
+    try:
+        assert {role: type(model) for role, model in roles.items()} == {
+            "actor": TransformersModel, "judge": OpenAIModel, "editor": TransformersModel,
+            "summariser": TransformersModel,
+        }  # fmt: skip
+        assert roles["editor"].fingerprint == roles["actor"].fingerprint
+    finally:
+        for model in roles.values():
+            await model.close()
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "said"),
+    [
+        ("server.base_url=http://127.0.0.1:9/v1", EndpointError, "cannot be reached .*start the server, or correct"),
+        ("server.api_key_env=NO_SUCH_KEY", EndpointError, "environment variable NO_SUCH_KEY with the key"),
+        ("server.model=nix", EndpointError, "has no model 'nix'; it has wise"),
+        ("server.base_url=wise:80", ConfigError, r"models\.judge\.server\.base_url: .* must look like"),
+        ("server.base_url=http://a:b@h/v1", ConfigError, "holds no user, password or query"),
+        (f"server.api_key_env={KEY}", ConfigError, "give the name of an environment variable, in capitals"),
+        ("server.model=''", ConfigError, r"models\.judge\.server\.model: name the model as its server does"),
+        ("server.extra_body={n: 3, top_k: 2}", ConfigError, "extra_body: n is set by other fields"),
+        ("path=somewhere", ConfigError, r"models\.judge\.path: a served model has none"),
+        ("backend=transformers", ConfigError, r"models\.judge\.path: name the directory"),
+        ("server.retry=1", ConfigError, r"models\.judge\.server\.retry: unknown field"),
+    ],
+)
+def test_what_is_wrong_with_a_judge_is_told_before_the_run(
+    recipe: Any, override: str, error: type[UserError], said: str
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        check(recipe(f"models.judge.{override}"))
+    assert KEY not in str(caught.value)
+
+
+def test_a_judge_in_a_directory_is_checked_too(recipe: Any) -> None:
+    with pytest.raises(ModelDirectoryError, match="model directory nowhere does not exist"):
+        check(recipe("models.judge={path: nowhere}"))

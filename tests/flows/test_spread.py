@@ -1,0 +1,113 @@
+"""How shards travel to the workers of a cluster on this machine, and what comes back when workers die or work fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from echo import Echo
+from prefect import flow
+
+from agentr_core.config import Recipe, parse
+from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
+from agentr_core.fingerprint import fingerprint
+from agentr_core.stages.shards import Batch
+from tasks import runners
+from tasks.shards import spread
+
+SUPPORT = Path(__file__).parents[1] / "support"
+CLUSTERS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(find_spec(f"prefect_{name}") is None, reason=f"the extra agentr[{name}] is missing"),
+    )
+    for name in ("dask", "ray")
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+    ),
+]
+
+
+@pytest.fixture(params=CLUSTERS)
+def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A recipe that starts a cluster of two processes, which find the shards of the tests."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
+    return parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": request.param, "workers": 2}})
+
+
+@flow(validate_parameters=False)
+async def gather(recipe: Recipe, shards: Sequence[Any]) -> list[Batch]:
+    return [batch async for batch in spread(recipe, "run", shards)]
+
+
+def tries(folder: Path) -> dict[str, int]:
+    """Return the process of each try of a shard."""
+    return {file.name: int(file.read_text()) for file in sorted(folder.iterdir())}
+
+
+def texts(batches: Sequence[Batch]) -> list[str]:
+    return sorted(row["text"] for batch in batches for row in batch.rows.get("text", ()))
+
+
+def test_shards_are_done_elsewhere_and_their_rows_come_back(recipe: Recipe, tmp_path: Path) -> None:
+    batches = asyncio.run(gather(recipe, Echo(texts=("a", "b", "c"), folder=tmp_path).split(1)))
+
+    assert texts(batches) == ["run a", "run b", "run c"]
+    assert batches[0].rows["text"][0]["text_id"] == fingerprint(batches[0].rows["text"][0]["text"])
+    assert [batch.effort.tokens for batch in batches] == [1, 1, 1]
+    assert list(tries(tmp_path)) == ["a-1", "b-1", "c-1"]
+    assert os.getpid() not in tries(tmp_path).values()
+
+
+def test_a_shard_whose_worker_dies_is_done_by_another(recipe: Recipe, tmp_path: Path) -> None:
+    batches = asyncio.run(gather(recipe, Echo(texts=("a", "b"), folder=tmp_path, deadly=1).split(1)))
+
+    assert texts(batches) == ["run a", "run b"]
+    found = tries(tmp_path)
+    assert list(found) == ["a-1", "a-2", "b-1", "b-2"]
+    assert found["a-1"] != found["a-2"]
+
+
+def test_a_shard_that_kills_every_worker_is_given_up(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost, match=r"^a shard took its worker with it again and again \("):
+        asyncio.run(gather(recipe, [Echo(texts=("a",), folder=tmp_path, deadly=99)]))
+
+    assert len(tries(tmp_path)) == 4
+
+
+def test_what_may_heal_is_tried_again_and_what_may_not_is_told(recipe: Recipe, tmp_path: Path) -> None:
+    shards = [
+        Echo(texts=("a",), folder=tmp_path, fault="passing"),
+        Echo(texts=("b",), folder=tmp_path, fault="lasting"),
+    ]
+
+    batches = asyncio.run(gather(recipe, shards))
+
+    assert texts(batches) == ["run a"]
+    assert list(tries(tmp_path)) == ["a-1", "a-2", "b-1"]
+    (fault,) = (batch.fault for batch in batches if batch.fault is not None)
+    assert isinstance(fault, EnvironmentFault)
+    assert str(fault) == "broken"
+
+
+def test_a_cluster_that_does_not_answer(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    if recipe.scale.runner != "dask":
+        pytest.skip("Ray waits for minutes")
+    import dask
+
+    missing = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": "tcp://127.0.0.1:9"}})
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(ConfigError, match=r"^no dask cluster answers at tcp://127.0.0.1:9 \(.*\); start it, or change"),
+        runners.started(missing.scale),
+    ):
+        pass
