@@ -9,13 +9,18 @@ STAMP := $(VENV)/.installed
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test quick lint types contracts golden clean
+.PHONY: run test test-vllm quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
 
 test: $(STAMP) lint types contracts
 	$(BIN)/python -m pytest
+
+# Installs vLLM for a CPU into an environment of its own (3.5 GB) and tests against a real server.
+test-vllm: $(STAMP)
+	$(BIN)/agentr models install --device cpu
+	AGENTR_TEST_VLLM=1 $(BIN)/python -m pytest tests/vllm
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .
@@ -41,4 +46,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .venv-vllm runs

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import prefect
 import pytest
 import yaml
 from prefect import Flow
@@ -16,6 +19,9 @@ from agentr_core.config import load
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
+KUBERNETES = ROOT / "deployments" / "kubernetes"
+PODS: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "prefect.yaml").read_text())["deployments"]
+POOL: dict[str, Any] = yaml.safe_load((KUBERNETES / "work-pool.yaml").read_text())
 
 
 def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
@@ -37,24 +43,73 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
+@pytest.mark.parametrize("deployment", [*DEPLOYMENTS, *PODS], ids=lambda deployment: deployment["entrypoint"])
 def test_the_entrypoint_is_a_flow_that_takes_the_parameters(deployment: dict[str, Any]) -> None:
-    inspect.signature(flow_of(deployment).fn).bind(**deployment["parameters"])
+    inspect.signature(flow_of(deployment).fn).bind_partial(**deployment["parameters"])
+    assert deployment["parameters"] or deployment["name"] == "stage"
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
+@pytest.mark.parametrize("deployment", [*DEPLOYMENTS, *PODS], ids=lambda deployment: deployment["entrypoint"])
 def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -> None:
     path = deployment["parameters"].get("recipe")
     if path is None:
         return
-    recipe = load(ROOT / path)
+    recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
     wanted = "base-model" if recipe.method == "base" else "flywheel"
     assert flow_of(deployment).name == wanted
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-def test_a_deployment_names_a_pool_and_says_what_it_is(deployment: dict[str, Any]) -> None:
-    assert deployment["work_pool"]["name"]
+def test_each_stage_has_a_deployment() -> None:
+    wanted = {"collect", "critique", "splice", "dataset", "train", "evaluate", "report"}
+    assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == wanted
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
+def test_a_deployment_names_a_queue_and_says_what_it_is(deployment: dict[str, Any]) -> None:
+    assert deployment["work_pool"]["name"] == "agentr"
+    assert deployment["work_pool"]["work_queue_name"] == ("gpu" if "gpu" in deployment["tags"] else "cpu")
     assert deployment["description"]
     for schedule in deployment.get("schedules", ()):
         assert schedule["active"] is False, "nothing runs by itself before its owner says so"
+
+
+def test_the_template_of_pods_is_that_of_prefect_with_volumes_and_gpus() -> None:
+    """Prefect carries the template of its Kubernetes worker; ours keeps its shape and names every variable it uses."""
+    (known,) = Path(prefect.__file__).parent.rglob("aggregate-worker-metadata.json")
+    official = json.loads(known.read_text())["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
+    used = set(re.findall(r"{{ (\w+) }}", json.dumps(POOL["job_configuration"])))
+
+    assert used == set(POOL["variables"]["properties"])
+    assert set(POOL["job_configuration"]) == set(official["job_configuration"]) - {"cluster_config"}
+    manifest, theirs = (each["job_configuration"]["job_manifest"] for each in (POOL, official))
+    assert set(manifest) == set(theirs)
+    assert set(manifest["spec"]) == set(theirs["spec"])
+    for name, field in POOL["variables"]["properties"].items():
+        if name in official["variables"]["properties"]:
+            assert field["type"] == official["variables"]["properties"][name]["type"], name
+    for deployment in PODS:
+        assert set(deployment["work_pool"]["job_variables"]) <= used
+
+
+def test_the_parts_of_the_cluster_fit_together() -> None:
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in manifests()}
+    claims = {name for kind, name in parts if kind == "PersistentVolumeClaim"}
+    service = parts["Service", "dask-scheduler"]
+
+    assert {POOL["variables"]["properties"][f"{name}_claim"]["default"] for name in ("workspace", "models")} == claims
+    assert service["spec"]["selector"] == labels(parts["Deployment", "dask-scheduler"])
+    address = f"tcp://dask-scheduler:{service['spec']['ports'][0]['port']}"
+    assert address in parts["Deployment", "dask-worker"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert any(f"scale.address={address}" in each["parameters"]["overrides"] for each in PODS)
+    assert {each["work_pool"]["name"] for each in PODS} == {"agentr-kubernetes"}
+    for kind, name in parts:
+        if kind == "Deployment":
+            assert parts[kind, name]["spec"]["selector"]["matchLabels"] == labels(parts[kind, name])
+
+
+def manifests() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((KUBERNETES / "cluster.yaml").read_text()))
+
+
+def labels(deployment: dict[str, Any]) -> Any:
+    return deployment["spec"]["template"]["metadata"]["labels"]

@@ -3,26 +3,18 @@
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
+from readme import BLOCKS, COMMANDS, ROOT
+from readme import TEXT as README
 
+from agentr_core.config import parse
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
 from flows.cli import cli
 from flows.serving import deployments
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for language, text in BLOCKS
-    if language == "sh"
-    for line in text.splitlines()
-    if line.strip()
-]
 
 
 def named(start: str) -> list[str]:
@@ -31,9 +23,18 @@ def named(start: str) -> list[str]:
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
     run_here = ("make ", "agentr sql ", "agentr plan ", "agentr env doctor ", "prefect deployment run ")
-    # What starts and names a server is run by tests/flows/test_deployment.py.
+    # What starts and names a server is run by tests/flows/test_deployment.py and tests/vllm.
     servers = ("prefect server start", "export PREFECT_API_URL=", "agentr serve")
-    unknown = [command for command in COMMANDS if not command.startswith(run_here + servers)]
+    servers += ("agentr models serve", "export AGENTR_VLLM=")
+    # These tests/flows/test_work_pools.py and test_clusters.py take from here and run.
+    several = (
+        "export AGENTR_HOME=",
+        "prefect work-pool create ",
+        "prefect --no-prompt deploy ",
+        "prefect worker start ",
+    )
+    several += ("pip install 'agentr[dask]'", "dask scheduler", "dask worker ", "agentr run ")
+    unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown
 
@@ -67,6 +68,11 @@ def test_served_deployments_have_the_names_that_are_run(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     served = {f"{each.flow_name}/{each.name}" for each in deployments([])}
     assert shlex.split(command)[3] in served
+
+
+@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "yaml"])
+def test_parts_of_recipes_are_valid(text):
+    assert parse({"name": "readme", "model": {"path": "m"}, **yaml.safe_load(text)})
 
 
 def test_the_tree_is_true():

@@ -10,6 +10,7 @@ import pytest
 from agentr_core.reports.html import render_html, render_index
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import (
+    Bill,
     DepthScore,
     ErrorRecord,
     Estimate,
@@ -184,6 +185,7 @@ def full_report() -> IterationReport:
         date="2026-03-14 09:26 UTC",
         environment="textcraft",
         model="tiny-crafter 4.1M",
+        roles=(NamedText(name="judge", text="crafter-70b"),),
         scores=(BASE, FIRST, SECOND),
         versus_base=estimate(0.240, 0.161, 0.319, 200),
         versus_previous=estimate(0.075, -0.004, 0.154, 200),
@@ -204,6 +206,7 @@ def full_report() -> IterationReport:
         judge=JudgeRecord(
             verdicts=tallies(good=3922, bad=1402, uncertain=871, unparsable=64),
             paths=1584,
+            model="crafter-70b",
             no_error=182,
             revision_lengths=tuple(
                 LengthCount(steps=steps, count=count)
@@ -239,6 +242,11 @@ def full_report() -> IterationReport:
             prompt=48_211_904,
             completion=1_602_733,
             trained=tallies(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
+            bills=(
+                Bill(
+                    role="judge", model="crafter-70b", requests=6259, prompt=5_804_113, completion=188_204, cost=3.4729
+                ),
+            ),
         ),
         errors=ErrorRecord(
             mistakes=tallies(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ TRIES = 4
 class Door:
     """Say something; one in four replies opens the door. After four wrong ones it is locked for good.
 
-    `pause` is how long a step takes in seconds, for tests that interrupt.
+    `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE says it to processes
+    whose recipe must not differ.
     """
 
     name = "door"
@@ -27,8 +29,8 @@ class Door:
     can_snapshot = True
 
     def __init__(self, pause: float = 0.0) -> None:
-        self._pause = pause
-        self.blocking = pause > 0
+        self._pause = pause or float(os.environ.get("DOOR_PAUSE", "0"))
+        self.blocking = self._pause > 0
         self._wrong = 0
 
     def splits(self) -> tuple[str, ...]:
