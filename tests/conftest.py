@@ -72,6 +72,48 @@ def make_model_dir(path: Path, *, context: int = 512, template: str | None = CHA
     return path
 
 
+def save_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: Any) -> Path:
+    """Save a tiny random model whose layers, or some of them, see the last five tokens only."""
+    import torch
+    import transformers
+
+    tokenizer = make_tokenizer()
+    config = getattr(transformers, f"{architecture}Config")(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=512,
+        sliding_window=5,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **options,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        getattr(transformers, f"{architecture}ForCausalLM")(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def all_windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory in which every layer sees the last five tokens only."""
+    return save_windowed_model(tmp_path_factory.mktemp("models") / "all-windowed", architecture="Mistral")
+
+
+@pytest.fixture(scope="session")
+def windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory in which a layer that sees the last five tokens precedes one that sees all."""
+    kinds = ["sliding_attention", "full_attention"]
+    path = tmp_path_factory.mktemp("models") / "windowed"
+    return save_windowed_model(path, use_sliding_window=True, layer_types=kinds)
+
+
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with ChatML template: two layers, hidden size 64, context of 512 tokens."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agentr_core.errors import ModelFault
 from agentr_core.models.kv import KVBuffer, KVShape
+from agentr_core.models.masks import Attention, MaskInput
 from agentr_core.models.prefix_cache import PrefixCache, block_names
 from agentr_core.models.sampling import choose, log_probabilities, uniforms
 from agentr_core.models.waves import Row, Wave, padded_rows
@@ -56,8 +57,8 @@ class Reply:
 class Decoder:
     """Decodes waves of replies with one model. Not thread-safe: one worker owns it.
 
-    `model` is a Transformers causal language model in evaluation mode, `shape` what its layers store,
-    `vocabulary` the number of token ids that may be sampled, and `ended(tokens, stops)` says whether the last token
+    `model` is a Transformers causal language model in evaluation mode, `shape` what its layers store, `attention` how
+    far they look back, `vocabulary` the number of token ids that may be sampled, and `ended(tokens, stops)` says whether the last token
     ends a reply. No prompt and its reply may have more than `context_length` tokens together.
     """
 
@@ -65,6 +66,7 @@ class Decoder:
         self,
         model: Any,
         shape: KVShape,
+        attention: Attention,
         *,
         vocabulary: int,
         context_length: int,
@@ -73,11 +75,12 @@ class Decoder:
     ) -> None:
         self._model = model
         self._shape = shape
+        self._attention = attention
         self._vocabulary = vocabulary
         self._last_position = context_length - 1
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._block_masks: dict[int, Tensor] = {}
+        self._block_masks: dict[int, MaskInput] = {}
         self._spare: KVBuffer | None = None
 
     @torch.inference_mode()
@@ -141,7 +144,7 @@ class Decoder:
             buffer.window(None, start, visible)
             output = self._model(
                 input_ids=grid.tokens,
-                attention_mask=grid.open(visible),
+                attention_mask=self._attention.masks(grid.open(visible), grid.columns(visible), grid.positions),
                 # Slots whose reply has ended go on counting; their output is not read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
                 past_key_values=buffer.cache,
@@ -160,14 +163,15 @@ class Decoder:
         wanted = any(reply.logprobs for reply in grid.live)
         return tokens.tolist(), log_probabilities(chosen, tokens).tolist() if wanted else []
 
-    def _block_mask(self, start: int) -> Tensor:
-        """Return the additive mask [1, 1, block, start + block]: all that came before, and the block's own past."""
-        mask = self._block_masks.get(start)
-        if mask is None:
+    def _block_mask(self, start: int) -> MaskInput:
+        """Return the masks [1, 1, block, start + block]: all that came before, and the block's own past."""
+        masks = self._block_masks.get(start)
+        if masks is None:
             own = torch.full((BLOCK, BLOCK), -torch.inf, dtype=self._shape.dtype, device=self._shape.device).triu(1)
-            mask = torch.cat([own.new_zeros(BLOCK, start), own], dim=1)[None, None]
-            self._block_masks[start] = mask
-        return mask
+            full = torch.cat([own.new_zeros(BLOCK, start), own], dim=1)[None, None]
+            positions = torch.arange(start + BLOCK, device=self._shape.device)[None]
+            masks = self._block_masks[start] = self._attention.masks(full, positions, positions[:, start:])
+        return masks
 
 
 class _Grid:
@@ -195,6 +199,8 @@ class _Grid:
             tokens[place] = prompt[-1]
             positions[place] = len(prompt) - 1
             self._mask[place, :, :, : len(prompt) - 1] = 0
+        # Of a prompt's tokens; those of replies are added step by step.
+        self._columns = torch.arange(buffer.columns, device=self._device).repeat(buffer.rows, 1)
         self.tokens = torch.from_numpy(tokens).to(self._device)
         self.positions = torch.from_numpy(positions).to(self._device)
         self._draws = {
@@ -218,6 +224,11 @@ class _Grid:
         own = self._mask[:, 0, :, self.column : self.column + self.width]
         own.diagonal(dim1=1, dim2=2).zero_()
         return self._mask[..., :visible]
+
+    def columns(self, visible: int) -> Tensor:
+        """Return the position of each column's token [rows, visible], this step's columns included."""
+        self._columns[:, self.column : self.column + self.width] = self.positions
+        return self._columns[:, :visible]
 
     def draws(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return temperature, top-p and this step's uniform number for each live reply: each [live], float64."""
@@ -248,6 +259,7 @@ class _Grid:
         """Follow the growth of the buffer."""
         more = columns - self._mask.shape[3]
         self._mask = torch.nn.functional.pad(self._mask, (0, more), value=-torch.inf)
+        self._columns = torch.nn.functional.pad(self._columns, (0, more))
 
     def shrink(self, buffer: KVBuffer, size: int) -> None:
         """Drop rows without live replies, here and in the buffer."""
@@ -256,7 +268,8 @@ class _Grid:
         source = torch.arange(size)
         source[places] = torch.tensor(live, dtype=torch.long)
         source = source.to(self._device)
-        self.tokens, self.positions, self._mask = self.tokens[source], self.positions[source], self._mask[source]
+        self.tokens, self.positions = self.tokens[source], self.positions[source]
+        self._mask, self._columns = self._mask[source], self._columns[source]
         rows = self._rows
         self._rows = [None] * size
         for row, place in zip(live, places, strict=True):

@@ -15,6 +15,7 @@ from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
 from agentr_core.models.kv import KVShape
+from agentr_core.models.masks import Attention
 from agentr_core.models.waves import Row, Wave
 from agentr_core.rendering import Renderer
 
@@ -31,6 +32,7 @@ class LoadedModel:
     tokenizer: Any
     renderer: Renderer
     shape: KVShape
+    attention: Attention
     context_length: int
     vocabulary: int
     end_ids: frozenset[int]
@@ -41,7 +43,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     """Return a model in evaluation mode on its device.
 
     Raises:
-        ModelDirectoryError: files do not fit together, or the architecture is not plain full attention.
+        ModelDirectoryError: files do not fit together, or the architecture is not plain attention, full or with a sliding window.
         ConfigError: an unknown dtype or device, or a context longer than the model's.
     """
     if dtype not in _DTYPES:
@@ -75,6 +77,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
         tokenizer=tokenizer,
         renderer=renderer,
         shape=shape,
+        attention=_attention(path, config, context),
         context_length=context,
         vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
         end_ids=_end_ids(model, tokenizer) | {renderer.end_of_turn},
@@ -116,19 +119,20 @@ def _context_length(path: Path, config: Any, wanted: int) -> int:
     if own is not None and wanted > own:
         raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
     context: int = wanted or own
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < context and (not kinds or "sliding_attention" in kinds):
-        raise ModelDirectoryError(
-            f"the model of {path} attends to the last {window} tokens only, which this backend does not do; "
-            f"set model.context_length to at most {window}"
-        )
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise ModelDirectoryError(
-            f"the model of {path} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}, which this "
-            "backend cannot decode; serve it with vLLM"
-        )
     return context
+
+
+def _attention(path: Path, config: Any, context: int) -> Attention:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if strange := kinds - {"full_attention", "sliding_attention"}:
+        raise ModelDirectoryError(
+            f"the model of {path} has layers of kind {', '.join(sorted(strange))}, which this backend cannot decode; "
+            "serve it with vLLM"
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is None or window >= context or kinds == {"full_attention"}:
+        return Attention(by_kind=len(kinds) == 2)
+    return Attention(window=window, by_kind=len(kinds) == 2)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -163,6 +167,7 @@ def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
     decoder = Decoder(
         loaded.model,
         loaded.shape,
+        loaded.attention,
         vocabulary=loaded.vocabulary,
         context_length=loaded.context_length,
         ended=lambda tokens, stops: False,

@@ -25,7 +25,7 @@ _CACHED_PROMPTS = 4096
 
 
 class TransformersModel:
-    """A ChatModel on any causal language model that Transformers can run with full attention.
+    """A ChatModel on any causal language model that Transformers can run with attention, full or sliding.
 
     Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. What still depends on the
     batch is rounding, in the last bits of the logits. Shapes are padded to a short ladder (`waves`), with which a
@@ -57,6 +57,7 @@ class TransformersModel:
         self._decoder: Decoder | None = Decoder(
             loaded.model,
             loaded.shape,
+            loaded.attention,
             vocabulary=loaded.vocabulary,
             context_length=loaded.context_length,
             ended=self._ended,

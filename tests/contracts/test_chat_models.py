@@ -194,21 +194,37 @@ async def test_token_ids_are_the_text_and_end_with_the_turn(tiny: TransformersMo
         assert g.text == tiny._tokenizer.decode(list(g.token_ids), skip_special_tokens=True)
 
 
-async def test_greedy_replies_and_logprobs_are_those_of_a_plain_forward_pass(tiny: TransformersModel) -> None:
+async def assert_decodes_like_plain_forward_passes(model: TransformersModel) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    plain = AutoModelForCausalLM.from_pretrained(tiny._decoder._model.name_or_path, dtype=torch.float32)  # type: ignore[union-attr]
-    # 1 token, around one block of 64, and several blocks.
-    requests = [request(words, temperature=0.0, logprobs=True) for words in (0, 20, 21, 22, 23, 90)]
-    for asked, (g,) in zip(requests, await answer(tiny, *requests), strict=True):
-        ids = tiny.renderer.render_prompt(asked.messages)
-        for token, logprob in zip(g.token_ids, g.logprobs or (), strict=True):
+    path = model._decoder._model.name_or_path  # type: ignore[union-attr]
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    # 1 token, around one block of 64, and several blocks; one reply alone, and several on one row of the cache.
+    greedy = [request(words, temperature=0.0, logprobs=True) for words in (0, 20, 21, 22, 23, 90)]
+    drawn = [request(words, n=3, seed=words, logprobs=True) for words in (4, 70)]
+    for asked, group in zip([*greedy, *drawn], await answer(model, *greedy, *drawn), strict=True):
+        prompt = model.renderer.render_prompt(asked.messages)
+        for g in group:
             with torch.inference_mode():
-                expected = plain(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-            assert token == int(expected.argmax())
-            assert logprob == pytest.approx(float(expected[token]), abs=1e-4)
-            ids.append(token)
+                ids = torch.tensor([[*prompt, *g.token_ids]])
+                expected = plain(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            if asked in greedy:
+                assert list(g.token_ids) == expected.argmax(-1).tolist()
+            logprobs = expected[range(len(g.token_ids)), list(g.token_ids)].tolist()
+            assert list(g.logprobs or ()) == pytest.approx(logprobs, abs=1e-4)
+
+
+async def test_replies_and_logprobs_are_those_of_a_plain_forward_pass(tiny: TransformersModel) -> None:
+    await assert_decodes_like_plain_forward_passes(tiny)
+
+
+async def test_layers_with_a_sliding_window_and_without(windowed_model_dir: Path) -> None:
+    await assert_decodes_like_plain_forward_passes(TransformersModel.load(windowed_model_dir, device="cpu"))
+
+
+async def test_a_sliding_window_in_every_layer(all_windowed_model_dir: Path) -> None:
+    await assert_decodes_like_plain_forward_passes(TransformersModel.load(all_windowed_model_dir, device="cpu"))
 
 
 async def test_sampling_follows_the_models_probabilities(tiny: TransformersModel) -> None:
@@ -336,29 +352,6 @@ def test_weights_of_another_shape(tiny_model_dir: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(ModelDirectoryError, match=r"lacks weights or has them in another shape: model\.layers\.2"):
         TransformersModel.load(copy, device="cpu")
-
-
-def test_sliding_window_shorter_than_the_context_is_refused(tmp_path: Path, tiny_model_dir: Path) -> None:
-    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    config = MistralConfig(
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=256,
-        sliding_window=64,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelDirectoryError, match="attends to the last 64 tokens only"):
-        TransformersModel.load(tmp_path, device="cpu")
-    assert TransformersModel.load(tmp_path, device="cpu", context_length=64).context_length == 64
 
 
 def test_template_of_the_directory_is_used(tiny: TransformersModel) -> None:

@@ -18,9 +18,10 @@ def rows():
     return [TokenRow(*random_row(length, seed)) for seed, length in enumerate(LENGTHS)]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model_dir):
-    return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+@pytest.fixture(scope="module", params=["tiny_model_dir", "windowed_model_dir"])
+def model(request):
+    path = request.getfixturevalue(request.param)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def target_losses(model, passes):
