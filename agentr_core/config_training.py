@@ -87,8 +87,10 @@ class BaseConfig:
 
     hidden_size: Count = 256
     num_hidden_layers: Count = 4
-    head_dim: Count = 64
+    head_dim: Count = 32
     intermediate_size: Count = 704
+    sliding_window: Count = 5
+    """Tokens that every other layer sees, from the first layer on, the present token included."""
     rope_theta: Positive = 10_000.0
     """Base of the rotary positions; the larger, the more dimensions of a head compare words at whatever distance."""
     max_position_embeddings: Count = 2048

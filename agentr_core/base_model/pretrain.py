@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments
 
 from agentr_core.base_model.batches import batches
 from agentr_core.base_model.curriculum import Curriculum
@@ -55,16 +55,28 @@ def make_tokenizer(config: BaseConfig, seed: int) -> Any:
 
 
 def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
-    """Return a Llama decoder with random weights."""
+    """Return a Qwen3 decoder with random weights, in which layers that see a few tokens and all of them take turns.
+
+    Copying what a command says takes a layer that gathers the last words and a later one that finds where they stood.
+    Where all layers see everything, the first of the two comes into being tens of millions of tokens later
+    (deployments/LOG.md).
+    """
+    heads = config.hidden_size // config.head_dim
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
+    return Qwen3ForCausalLM(
+        Qwen3Config(
             vocab_size=-(-len(tokenizer) // 64) * 64,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.hidden_size // config.head_dim,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             head_dim=config.head_dim,
+            use_sliding_window=True,
+            sliding_window=config.sliding_window,
+            layer_types=[
+                "full_attention" if number % 2 else "sliding_attention" for number in range(config.num_hidden_layers)
+            ],
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             max_position_embeddings=config.max_position_embeddings,
             # On a CPU faster than the fused kernel at these lengths; the published model does not keep it.

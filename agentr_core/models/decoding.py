@@ -58,8 +58,8 @@ class Decoder:
     """Decodes waves of replies with one model. Not thread-safe: one worker owns it.
 
     `model` is a Transformers causal language model in evaluation mode, `shape` what its layers store, `attention` how
-    far they look back, `vocabulary` the number of token ids that may be sampled, and `ended(tokens, stops)` says whether the last token
-    ends a reply. No prompt and its reply may have more than `context_length` tokens together.
+    far they look back, `vocabulary` the number of token ids that may be sampled, and `ended(tokens, stops)` says
+    whether the last token ends a reply. No prompt and its reply may have more than `context_length` tokens together.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     """Return a model in evaluation mode on its device.
 
     Raises:
-        ModelDirectoryError: files do not fit together, or the architecture is not plain attention, full or with a sliding window.
+        ModelDirectoryError: files do not fit together, or the architecture is not attention, full or sliding.
         ConfigError: an unknown dtype or device, or a context longer than the model's.
     """
     if dtype not in _DTYPES:
