@@ -87,12 +87,10 @@ class BaseConfig:
 
     hidden_size: Count = 256
     num_hidden_layers: Count = 4
-    head_dim: Count = 32
+    head_dim: Count = 64
     intermediate_size: Count = 704
-    sliding_window: Count = 5
+    sliding_window: Count = 4
     """Tokens that every other layer sees, from the first layer on, the present token included."""
-    rope_theta: Positive = 10_000.0
-    """Base of the rotary positions; the larger, the more dimensions of a head compare words at whatever distance."""
     max_position_embeddings: Count = 2048
     tokens: Count = 20_000_000
     """Tokens of all batches, padding included."""
@@ -108,13 +106,9 @@ class BaseConfig:
     """Part of the samples that come from procedural worlds; the others come from the training instances."""
     rename_share: Unit = 0.65
     """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
-    drill_share: Unit = 0.0
-    """Part of the samples that ask for listed commands one by one and nothing else."""
     output: str = ""
     """Where the finished model directory goes."""
     num_threads: Natural = 0
-    compile: bool = False
-    """Compile the model's layers (torch.compile): faster after some minutes of warm-up; needs the compiler g++."""
 
 
 def training_faults(training: TrainingConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tiny base model learns from: expert episodes, judged steps and drills, most with items renamed at random.
+"""What the tiny base model learns from: expert episodes and judged steps, most with items renamed at random.
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
 of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
@@ -42,14 +42,10 @@ class Curriculum:
         judge_share: part of the samples that are judge examples, in [0, 1].
         procedural_share: part of the samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
-        drill_share: part of the samples that only look up listed commands, in [0, 1 - judge_share].
     """
 
-    def __init__(
-        self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float, drill_share: float
-    ) -> None:
+    def __init__(self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float) -> None:
         self._seed = seed
-        self._drill_share = drill_share
         self._judge_share = judge_share
         self._procedural_share = procedural_share
         self._rename_share = rename_share
@@ -83,12 +79,8 @@ class Curriculum:
         task = self._env.task(instance)
         task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
-        kind = rng.random()
-        if kind < self._judge_share:
+        if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
-        if kind < self._judge_share + self._drill_share:
-            # The listed commands may make test goals: those are never asked for under their names.
-            return drill_sample(task if renamed else rename(task, self._names, rng), instance, rng)
         return expert_sample(task, instance)
 
 
@@ -144,28 +136,6 @@ def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
         messages.append(Message(role="user", text=text.answer(hops[-1])))
     return None
-
-
-def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random) -> Sample:
-    """Return questions for the listed commands, each answered by what the command takes: reading, and nothing else.
-
-    An item made by several commands is answered by the one listed first.
-    """
-    listed = {recipe.output: recipe for recipe in reversed(task.commands)}
-    asked = rng.sample(sorted(listed), len(listed))
-    messages = [
-        Message(role="user", text=text.INSTRUCTION),
-        Message(role="assistant", text=TextCraft.acknowledgement),
-    ]
-    for number, item in enumerate(asked):
-        question = text.goal_line(item)
-        if number == 0:
-            question = text.first_observation(replace(task, goal=item))
-        messages += [
-            Message(role="user", text=question),
-            Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True),
-        ]
-    return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
 def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:

@@ -7,7 +7,6 @@ is a prefix of a longer one up to its own decay: a longer run's checkpoint can b
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments
 
+from agentr_core.base_model.attention import register
 from agentr_core.base_model.batches import batches
 from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.base_model.optimizer import MuonWithAdamW
@@ -23,7 +23,6 @@ from agentr_core.base_model.tokenizer import build_tokenizer
 from agentr_core.config import BaseConfig
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.environments.crafting_text import INSTRUCTION
-from agentr_core.errors import ConfigError
 from agentr_core.labels import IGNORED
 from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
 from agentr_core.rendering import Renderer
@@ -39,7 +38,6 @@ def make_curriculum(config: BaseConfig, seed: int) -> Curriculum:
         judge_share=config.judge_share,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,
-        drill_share=config.drill_share,
     )
 
 
@@ -77,10 +75,9 @@ def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
             layer_types=[
                 "full_attention" if number % 2 else "sliding_attention" for number in range(config.num_hidden_layers)
             ],
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             max_position_embeddings=config.max_position_embeddings,
-            # On a CPU faster than the fused kernel at these lengths; the published model does not keep it.
-            attn_implementation="eager",
+            # The published model does not keep it.
+            attn_implementation=register(),
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -113,7 +110,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
         """Return the mean cross-entropy of the trained tokens."""
         targets = inputs["labels"][:, 1:]
         trained = targets != IGNORED
-        decoder = self.accelerator.unwrap_model(model, keep_torch_compile=True)
+        decoder = self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():
             hidden = decoder.model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state[:, :-1][trained]
             logits = decoder.lm_head(hidden)
@@ -126,12 +123,6 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
         torch.set_num_threads(config.num_threads)
     tokenizer = make_tokenizer(config, seed)
     model = make_model(config, tokenizer, seed)
-    if config.compile:
-        if shutil.which("g++") is None:
-            raise ConfigError(
-                "base.compile: needs the compiler g++, which is not here; install it or set base.compile=false"
-            )
-        model.model.compile(dynamic=False)
     steps = config.tokens // config.batch_tokens
     arguments = TrainingArguments(
         output_dir=str(work),

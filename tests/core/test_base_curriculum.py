@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.base_model.curriculum import Curriculum, drill_sample, expert_sample, judged_episode, rename, shuffled
+from agentr_core.base_model.curriculum import Curriculum, expert_sample, judged_episode, rename, shuffled
 from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.crafting_game import CraftingGame
@@ -16,12 +16,8 @@ from agentr_core.environments.textcraft import TextCraft
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 
-def make(
-    seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5, drill: float = 0.2
-) -> Curriculum:
-    return Curriculum(
-        seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed, drill_share=drill
-    )
+def make(seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5) -> Curriculum:
+    return Curriculum(seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +72,7 @@ def test_no_test_instance_is_ever_used(env: TextCraft) -> None:
 
 def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> None:
     held_out = {crafting_text.display(env.task(instance).goal) for instance in env.instances("test")}
-    curriculum = make(procedural=0.0, renamed=0.0, drill=0.0)  # drills are always renamed
+    curriculum = make(procedural=0.0, renamed=0.0)
     taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
     assert len(taught) > 100
     assert not taught & held_out
@@ -181,23 +177,3 @@ def test_a_judge_sample_ends_with_the_oracles_word() -> None:
         if (sample := curriculum.sample(i)) is not None
     )
     assert set(words) == {"Good", "Bad", "Uncertain"}
-
-
-def test_a_drill_asks_for_every_listed_item_and_answers_with_a_listed_command(
-    env: TextCraft, some: list[Instance], names: list[str]
-) -> None:
-    for number, instance in enumerate(some):
-        rng = random.Random(number)
-        task = rename(env.task(instance), names, rng)
-        sample = drill_sample(task, instance, rng)
-        listed = [crafting_text.command(recipe) for recipe in task.commands]
-        assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
-        asked = []
-        for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
-            item = question.text.rpartition("Goal: craft ")[2].removesuffix(".")
-            asked.append(item)
-            assert answer.train
-            said = answer.text.removeprefix("Thought: ").removesuffix(".")
-            first = next(r for r in task.commands if crafting_text.display(r.output) == item)
-            assert crafting_text.command(first) == f"craft {first.count} {said}"
-        assert sorted(asked) == sorted({crafting_text.display(recipe.output) for recipe in task.commands})

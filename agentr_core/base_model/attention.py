@@ -1,0 +1,57 @@
+"""Attention for training on a CPU: what a layer with a small window does not look at is not computed.
+
+Transformers computes all scores of a row and masks them, which for a window of a few tokens is work for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+NAME = "agentr_training"
+
+
+def register() -> str:
+    """Return the name under which Transformers now finds `attend`."""
+    AttentionInterface.register(NAME, attend)
+    return NAME
+
+
+def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    """Return causal attention over rows that start at their first token: [rows, tokens, heads, head size].
+
+    `query`, `key` and `value` are [rows, heads, tokens, head size]. A mask is not looked at: padding must come last.
+    """
+    query = query * query.shape[3] ** -0.5
+    if module.sliding_window is None:
+        found = _causal(query, key, value)
+    else:
+        found = _nearest(query, key, value, module.sliding_window)
+    return found.transpose(1, 2), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    # On a CPU faster than the fused kernel, at up to 2,048 tokens.
+    ahead = torch.full((query.shape[2],) * 2, -torch.inf, dtype=query.dtype, device=query.device).triu(1)
+    return _weights(query @ key.transpose(2, 3) + ahead) @ value
+
+
+def _nearest(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    tokens = query.shape[2]
+    before = (0, 0, window - 1, 0)
+    keys, values = torch.nn.functional.pad(key, before), torch.nn.functional.pad(value, before)
+    # One place of the window after the other, from the oldest token to the present one.
+    scores = torch.stack([(query * keys[:, :, place : place + tokens]).sum(-1) for place in range(window)], dim=-1)
+    age = torch.arange(window - 1, -1, -1, device=query.device)
+    missing = age > torch.arange(tokens, device=query.device)[:, None]
+    weights = _weights(scores.masked_fill(missing, -torch.inf))
+    return torch.stack(
+        [weights[..., place, None] * values[:, :, place : place + tokens] for place in range(window)]
+    ).sum(0)
+
+
+def _weights(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
