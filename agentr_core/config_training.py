@@ -106,6 +106,8 @@ class BaseConfig:
     """Part of the samples that come from procedural worlds; the others come from the training instances."""
     rename_share: Unit = 0.65
     """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
+    drills: Natural = 0
+    """Samples at the beginning that only ask for listed commands, one by one."""
     output: str = ""
     """Where the finished model directory goes."""
     num_threads: Natural = 0

@@ -1,4 +1,4 @@
-"""What the tiny base model learns from: expert episodes and judged steps, most with items renamed at random.
+"""What the tiny base model learns from: drills in reading, expert episodes, judged steps, most with renamed items.
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
 of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
@@ -42,10 +42,14 @@ class Curriculum:
         judge_share: part of the samples that are judge examples, in [0, 1].
         procedural_share: part of the samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
+        drills: so many samples at the beginning only look up listed commands.
     """
 
-    def __init__(self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float) -> None:
+    def __init__(
+        self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float, drills: int
+    ) -> None:
         self._seed = seed
+        self._drills = drills
         self._judge_share = judge_share
         self._procedural_share = procedural_share
         self._rename_share = rename_share
@@ -75,9 +79,12 @@ class Curriculum:
             instance = Instance(environment="textcraft", split="procedural", index=rng.randrange(10**6, 10**9))
         else:
             instance = rng.choice(self._train)
-        renamed = instance.split == "procedural" or rng.random() < self._rename_share
+        # The commands of a drill may make test goals: those are never asked for under their names.
+        renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
         task = self._env.task(instance)
         task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
+        if index < self._drills:
+            return drill_sample(task, instance, rng)
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
         if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
@@ -136,6 +143,26 @@ def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
         messages.append(Message(role="user", text=text.answer(hops[-1])))
     return None
+
+
+def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random) -> Sample:
+    """Return questions for the listed commands, each answered by what the command takes: reading, and nothing else.
+
+    Every item that can be made is asked for twice; one made by several commands is answered by the one listed first.
+    """
+    listed = {recipe.output: recipe for recipe in reversed(task.commands)}
+    asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))]
+    messages = [
+        Message(role="user", text=text.INSTRUCTION),
+        Message(role="assistant", text=TextCraft.acknowledgement),
+    ]
+    for number, item in enumerate(asked):
+        question = text.goal_line(item) if number else text.first_observation(replace(task, goal=item))
+        messages += [
+            Message(role="user", text=question),
+            Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True),
+        ]
+    return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
 def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:

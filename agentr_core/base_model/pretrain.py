@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ def make_curriculum(config: BaseConfig, seed: int) -> Curriculum:
         judge_share=config.judge_share,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,
+        drills=config.drills,
     )
 
 
 def make_tokenizer(config: BaseConfig, seed: int) -> Any:
     """Return the tokenizer of the base model: its phrases are those of the curriculum's first samples."""
-    curriculum = make_curriculum(config, seed)
+    # Drills lack most of what a model has to say.
+    curriculum = make_curriculum(replace(config, drills=0), seed)
     samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
     numbers = "".join(f" {number} , {number}" for number in range(129))
     revision = f"\nAction: {ACTION}\nCould not execute {ACTION}\n{ACKNOWLEDGEMENT}"

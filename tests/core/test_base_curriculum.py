@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.base_model.curriculum import Curriculum, expert_sample, judged_episode, rename, shuffled
+from agentr_core.base_model.curriculum import Curriculum, drill_sample, expert_sample, judged_episode, rename, shuffled
 from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.crafting_game import CraftingGame
@@ -16,8 +16,10 @@ from agentr_core.environments.textcraft import TextCraft
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 
-def make(seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5) -> Curriculum:
-    return Curriculum(seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed)
+def make(
+    seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5, drills: int = 0
+) -> Curriculum:
+    return Curriculum(seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed, drills=drills)
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +179,32 @@ def test_a_judge_sample_ends_with_the_oracles_word() -> None:
         if (sample := curriculum.sample(i)) is not None
     )
     assert set(words) == {"Good", "Bad", "Uncertain"}
+
+
+def test_drills_come_first_and_change_nothing_after_them() -> None:
+    plain, drilled = make(), make(drills=20)
+    assert [drilled.sample(i) == plain.sample(i) for i in range(15, 30)] == [False] * 5 + [True] * 10
+    for sample in map(drilled.sample, range(20)):
+        assert sample is not None
+        assert all("Action:" not in message.text for message in sample.messages if message.train)
+
+
+def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_command(
+    env: TextCraft, some: list[Instance], names: list[str]
+) -> None:
+    for number, instance in enumerate(some):
+        rng = random.Random(number)
+        task = rename(env.task(instance), names, rng)
+        sample = drill_sample(task, instance, rng)
+        listed = [crafting_text.command(recipe) for recipe in task.commands]
+        assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
+        asked = []
+        for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
+            item = question.text.rpartition("Goal: craft ")[2].removesuffix(".")
+            asked.append(item)
+            assert answer.train
+            said = answer.text.removeprefix("Thought: ").removesuffix(".")
+            first = next(r for r in task.commands if crafting_text.display(r.output) == item)
+            assert crafting_text.command(first) == f"craft {first.count} {said}"
+        made = {crafting_text.display(recipe.output) for recipe in task.commands}
+        assert Counter(asked) == Counter({item: 2 for item in made})
