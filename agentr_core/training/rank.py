@@ -5,11 +5,13 @@ It ends when its standard input does, so that it never outlives the process that
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
 
@@ -53,9 +55,19 @@ def _wait_for_end() -> None:
     os._exit(1)
 
 
+def _leave(status: int) -> NoReturn:
+    """End this process without taking the interpreter apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
+    status = 1
+    # Registered first, so run last. Gloo's threads outlive their group of processes, and one that is still at work
+    # while the interpreter takes itself apart can abort a training that is done.
+    atexit.register(lambda: _leave(status))
     status = main(sys.argv[1:])
     if status:
-        # Past the interpreter's own end, where a broken group of processes may wait for those that are gone.
-        sys.stderr.flush()
-        os._exit(status)
+        # At once: a broken group of processes may wait for those that are gone.
+        _leave(status)

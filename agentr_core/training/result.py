@@ -18,15 +18,16 @@ _REWRITTEN = ("config.json", "generation_config.json", "manifest.json", "README.
 
 
 def write_result(
-    job: TrainingJob, trainer: Any, history: Sequence[TrainingStep], dtype: torch.dtype, *, zero3: bool
-) -> bool:
-    """Write a finished training to its staging folder, without a manifest; return whether this process did so.
+    job: TrainingJob,
+    trainer: Any,
+    history: Sequence[TrainingStep],
+    dtype: torch.dtype,
+    weights: dict[str, torch.Tensor] | None,
+) -> None:
+    """Write a finished training to its staging folder, without a manifest; the main process alone calls it.
 
-    All processes of the training call it, for with `zero3` each holds a part of the weights; the main one writes.
+    `weights` are given where the model itself holds only this process's part of them, as with ZeRO-3.
     """
-    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if zero3 else None
-    if not trainer.is_world_process_zero():
-        return False
     staging = job.work.staging
     if staging.exists():
         shutil.rmtree(staging)
@@ -43,7 +44,6 @@ def write_result(
         if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
             shutil.copyfile(file, staging / file.name)
     (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
-    return True
 
 
 def _write_adapted(job: TrainingJob, model: Any, weights: dict[str, torch.Tensor] | None, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -62,8 +63,11 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     history = trainer.steps_done()
-    if not write_result(job, trainer, history, parent.dtype, zero3=zero3):
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if zero3 else None
+    _part(settings.distributed_state)
+    if not trainer.is_world_process_zero():
         return None
+    write_result(job, trainer, history, parent.dtype, weights)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
     manifest = Manifest(
         job=job.fingerprint,
@@ -79,6 +83,12 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
     )
     return publish(job.work.staging, job.output_dir, manifest)
+
+
+def _part(company: Any) -> None:
+    """End the group of processes, in which none may be left waiting for one that is gone."""
+    company.wait_for_everyone()
+    company.destroy_process_group()
 
 
 def _check_company(job: TrainingJob) -> None:

@@ -152,7 +152,7 @@ async def test_a_server_that_hangs_is_left(server: Served) -> None:
 
 
 async def test_the_server_says_when_to_come_back(server: Served) -> None:
-    async with connected(server, retry_seconds=5.0) as model:
+    async with connected(server, retry_seconds=600.0) as model:
         server.faults.append(refuse(429, retry_after="1"))
         begun = time.monotonic()
         await model.generate([ask()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -51,8 +52,9 @@ async def test_a_fault_is_one_requests_alone() -> None:
 
 async def test_time_together_counts_once() -> None:
     relay = Relay(SlowModel(), concurrency=10)
+    began = time.perf_counter()
     await asyncio.gather(*(relay.sample(ask("a", seed=seed)) for seed in range(100)))
-    assert 0.05 <= relay.stats().generate_seconds < 100 * 0.05
+    assert 0.05 <= relay.stats().generate_seconds <= time.perf_counter() - began
 
 
 async def test_a_cancelled_request_is_given_up() -> None:

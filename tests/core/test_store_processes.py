@@ -81,7 +81,7 @@ def test_a_second_writer_waits_and_then_says_who_holds_the_store(path: Path) -> 
             began = time.monotonic()
             with pytest.raises(StoreBusy, match=rf"agentr.duckdb is held by .*PID {holder.pid}\)"):
                 attempt()
-            assert 0.3 <= time.monotonic() - began < 5
+            assert time.monotonic() - began >= 0.3
         release = threading.Timer(0.3, lambda: holder.communicate("go on\n"))
         release.start()
         # A patient store gets in as soon as the holder is done, and sees what it stored.
@@ -130,11 +130,14 @@ def test_killed_while_writing_no_acknowledged_row_is_lost_and_no_unit_is_halved(
 def test_many_processes_lose_nothing_and_readers_get_in(path: Path, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     Store(path).write({})
-    writers = [start(WRITE, path, f"w{number}", 40) for number in range(4)]
     readers = [start(READ, path, stop) for _ in range(2)]
-    acknowledged = [writer.communicate(timeout=120) for writer in writers]
+    for reader in readers:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "0\n"
+    writers = [start(WRITE, path, f"w{number}", 40) for number in range(4)]
+    acknowledged = [writer.communicate() for writer in writers]
     stop.touch()
-    reads = [reader.communicate(timeout=60) for reader in readers]
+    reads = [reader.communicate() for reader in readers]
     assert [p.returncode for p in (*writers, *readers)] == [0] * 6, [*acknowledged, *reads]
     units = [f"w{number}-{line}" for number, (out, _) in enumerate(acknowledged) for line in out.split()]
     ids = [f"{unit}-{part}" for unit in units for part in range(20)]

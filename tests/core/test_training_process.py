@@ -21,7 +21,7 @@ from agentr_core.training.job import JOB
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 LONG = {"epochs": 40.0, "checkpoint_every": 5}
 """120 steps: seconds of training, so that there is time to kill it."""
 PARENT = """

@@ -22,7 +22,7 @@ from agentr_core.models import vllm_door
 from agentr_core.models.vllm_door import Keeper, RemoteFleet, Wish, open_door
 from agentr_core.models.vllm_replicas import Fleet, Replicas
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 def until(check: Callable[[], Any], what: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import door
 import pytest
-from wheel import environment
+from wheel import PATIENCE, environment
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def prefect_server() -> Iterator[None]:
     """Prefect with a database of its own for all tests that run flows in this process."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=int(PATIENCE)):
         yield
 
 

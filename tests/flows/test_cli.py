@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from wheel import agentr, started, write_recipe
+from wheel import PATIENCE, agentr, started, write_recipe
 
 from agentr_core.store import Store
 from flows.cli import main
@@ -214,7 +214,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env
     words = ("run", recipe, "-o", "environment.options.pause=0.1")
     store = Store(recipe.parent / "runs" / "store.duckdb")
     with started(*words, env=process_env) as first:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         # The lock is older than the store.
         while not store.path.exists():
             assert first.poll() is None, first.communicate()
@@ -228,7 +228,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env
 
         # To the whole group, as a terminal does.
         os.killpg(first.pid, signal.SIGINT)
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=PATIENCE)
         with pytest.raises(ProcessLookupError):
             os.killpg(first.pid, 0)
 
@@ -241,7 +241,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env
     kept = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select * from v_orphans").empty
 
-    again = agentr(*words, env=process_env, timeout=300)
+    again = agentr(*words, env=process_env)
 
     assert (again.returncode, again.stdout.splitlines()[1]) == (0, "Held-out success")
     assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))

@@ -20,7 +20,7 @@ import pytest
 from prefect import flow
 from readme import command
 from servers import free_port
-from wheel import kill_group, launched, write_recipe
+from wheel import PATIENCE, kill_group, launched, write_recipe
 
 from agentr_core.config import Recipe
 from agentr_core.store import Store
@@ -145,7 +145,7 @@ def test_a_worker_killed_at_work_changes_nothing(
 
     def kill() -> None:
         """With shards left for both workers, and each one of a second or more, both are at work."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if store.path.exists() and (
                 done := int(store.query("select count(*) as n from tree where finished")["n"][0])

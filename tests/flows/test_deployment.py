@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from servers import PREFECT, served, wait_for
-from wheel import launched, started, write_recipe
+from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.store import Store
 
@@ -20,7 +20,7 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
             wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["door"]}}})
             command = [PREFECT, "deployment", "run", "flywheel/door", "-p", "iterations=1", "--watch"]
             with launched(command, env=env) as asked:
-                out, err = asked.communicate(timeout=120)
+                out, err = asked.communicate(timeout=PATIENCE)
             assert serving.poll() is None
         artifacts = wait_for(f"{api}/artifacts/filter", {})
         (state,) = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wheel import agentr, kill_group, started, write_recipe
+from wheel import PATIENCE, agentr, kill_group, started, write_recipe
 
 from agentr_core.store import Store
 from agentr_core.store.tables import TABLES
@@ -29,7 +29,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
 
     for moment in moments(rough, random.Random(SEED)):
         with started(*command, env=process_env) as process:
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + PATIENCE
             while not moment():
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < deadline

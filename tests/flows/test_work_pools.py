@@ -14,7 +14,7 @@ import psutil
 import pytest
 from readme import ROOT, command
 from servers import PREFECT, served, wait_for
-from wheel import launched, write_recipe
+from wheel import PATIENCE, launched, write_recipe
 
 from agentr_core.store import Store
 
@@ -37,7 +37,7 @@ def test_a_worker_is_killed_and_the_next_run_goes_on(
     with served(process_env | home) as env:
         api = env["PREFECT_API_URL"]
         for start in ("prefect work-pool create", "prefect --no-prompt deploy"):
-            subprocess.run(prefect(command(start)), cwd=ROOT, env=env, check=True, capture_output=True, timeout=120)
+            subprocess.run(prefect(command(start)), cwd=ROOT, env=env, check=True, capture_output=True)
         (deployment,) = wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["textcraft-tiny"]}}})
         assert deployment["work_queue_name"] == "cpu"
 
@@ -86,8 +86,8 @@ def kill_tree(pid: int) -> None:
             process.kill()
 
 
-def wait(condition: Any, *, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
+def wait(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from wheel import launched
+from wheel import PATIENCE, launched
 
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 
@@ -27,7 +27,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(url: str, body: object = None, *, seconds: float = 60) -> Any:
+def wait_for(url: str, body: object = None, *, seconds: float = PATIENCE) -> Any:
     """Return the answer of a server once it is neither an error nor empty."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

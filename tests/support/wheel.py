@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
+PATIENCE = 600.0
+"""Seconds that a test waits for what must come; only a failure takes so long, however busy the machine is."""
 RECIPE = """\
 name: door
 workspace: {workspace}
@@ -50,7 +52,7 @@ def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
     return own | paths | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
 
 
-def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     with started(*words, env=env) as process:
         out, err = process.communicate(timeout=timeout)
