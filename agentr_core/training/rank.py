@@ -64,8 +64,9 @@ def _leave(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     status = 1
-    # Registered first, so run last. Gloo's threads outlive their group of processes, and one that is still at work
-    # while the interpreter takes itself apart can abort a training that is done.
+    # Registered first, so run last: all other handlers are run, but the interpreter is not taken apart. Meanwhile a
+    # thread of Gloo, which outlives its group of processes, might drop a tensor, and so abort a training that is done
+    # (pytorch issue 190489).
     atexit.register(lambda: _leave(status))
     status = main(sys.argv[1:])
     if status:
