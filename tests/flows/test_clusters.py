@@ -83,8 +83,9 @@ DASK = [sys.executable, "-m", "dask"]
 MAKERS = {"dask": dask, "ray": ray}
 
 
-@pytest.fixture(params=list(MAKERS))
+@pytest.fixture(scope="module", params=list(MAKERS))
 def cluster(request: pytest.FixtureRequest, process_env: dict[str, str]) -> Iterator[Cluster]:
+    """A cluster for both tests; the one that kills a worker comes last."""
     name: str = request.param
     if find_spec(f"prefect_{name}") is None:
         pytest.skip(f"the extra agentr[{name}] is not installed")
@@ -147,9 +148,7 @@ def test_a_worker_killed_at_work_changes_nothing(
         """With shards left for both workers, and each one of a second or more, both are at work."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            if store.path.exists() and (
-                done := int(store.query("select count(*) as n from tree where finished")["n"][0])
-            ):
+            if store.path.exists() and (done := finished_trees(store)):
                 killed_at.append(done)
                 cluster.kill_one()
                 return
