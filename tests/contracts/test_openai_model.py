@@ -53,7 +53,7 @@ def _calm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def connected(server: Served, *, context: int = 0, key: str = KEY, **options: Any) -> Any:
-    config = ServerConfig(**{"model": "script", "max_retries": 2, "timeout_seconds": 30.0, **options})
+    config = ServerConfig(**{"model": "script", "max_retries": 2, "connect_seconds": 600.0, **options})
     where = Endpoint(url=server.url, key=key)
     model = await asyncio.to_thread(OpenAIModel.connect, where, config, context_length=context)
     try:

@@ -50,6 +50,7 @@ def recipe(judge: Served, door_model: Path, tmp_path: Path) -> Any:
 
     def make(*overrides: str) -> Recipe:
         served = {"model": "wise", "base_url": judge.url, "api_key_env": "JUDGE_KEY", "max_retries": 1}
+        served |= {"connect_seconds": 600.0}
         data = {
             "name": "door",
             "workspace": str(tmp_path / "runs"),

@@ -144,7 +144,15 @@ class Served:
         self._port = listening.getsockname()[1]
         self._app = Faulty(chat_app(self._make(), max_batch=self._max_batch))
         self._app.faults, self._app.bodies, self._app.keys = self.faults, self.bodies, self.keys
-        config = uvicorn.Config(self._app, log_level="critical", timeout_graceful_shutdown=1, ws="none", loop="asyncio")
+        config = uvicorn.Config(
+            self._app,
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            # Closed under a client that uses it just then, a connection costs a request more than tests count.
+            timeout_keep_alive=600,
+            ws="none",
+            loop="asyncio",
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, args=(listening,))
         self._thread.start()
