@@ -168,7 +168,7 @@ class Gated(Store):
         self.gate = threading.Event()
 
     def write(self, rows: Rows) -> None:
-        assert self.gate.wait(60)
+        assert self.gate.wait(600)
         super().write(rows)
 
 
@@ -186,14 +186,14 @@ async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
     async with Writer(slow, max_rows=10) as writer:
         making = asyncio.create_task(make())
         # Three bursts of ten rows, at two rows a unit.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             while made < 15:
                 await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
         assert made == 15
         slow.gate.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             await making
     assert store.missing("text", [str(number) for number in range(100)]) == []
 
@@ -201,7 +201,7 @@ async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
 async def test_who_waits_for_room_hears_that_the_store_failed(store: Store) -> None:
     class Broken(Gated):
         def write(self, rows: Rows) -> None:
-            assert self.gate.wait(60)
+            assert self.gate.wait(600)
             raise StoreError("the disk is gone")
 
     broken = Broken(store.path)
@@ -215,7 +215,7 @@ async def test_who_waits_for_room_hears_that_the_store_failed(store: Store) -> N
                 await asyncio.sleep(0)
             assert not waiting.done()
             broken.gate.set()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(600):
                 await waiting
 
     with pytest.raises(StoreError, match="the disk is gone"):
