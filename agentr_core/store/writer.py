@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -49,6 +50,8 @@ class Writer:
         self._wake = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        # One thread: the C library keeps freed memory for each thread that asked for some.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store writer")
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._flush_now_and_then(), name="store writer")
@@ -68,6 +71,8 @@ class Writer:
             if error is None:
                 raise
             error.add_note(f"and {self._rows} rows could not be stored: {fault}")
+        finally:
+            self._thread.shutdown(wait=False)
 
     def add(self, unit: Rows) -> None:
         """Take the rows of one unit, by table.
@@ -109,7 +114,7 @@ class Writer:
             self._rows_under_way, self._rows = self._rows, 0
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(self._store_units, units)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store_units, units)
             except BaseException:
                 self._units = [*units, *self._units]
                 self._rows += self._rows_under_way

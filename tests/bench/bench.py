@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--output", type=Path, default=Path("bench.jsonl"))
-    parser.add_argument("--trees", type=int, help="trees of the collection (80; quick: 4)")
+    parser.add_argument("--trees", type=int, help="trees of the collection (80; quick: 2)")
     parser.add_argument("--steps", type=int, help="steps of the synthetic store (10,000,000; quick: 20,000)")
     parser.add_argument("--many-trees", type=int, help="trees of the larger run of `memory` (10,000; quick: 20)")
     options = parser.parse_args()
@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def _collection(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    trees = options.trees or (4 if options.quick else 80)
-    dives, slow_trees = (1, 1) if options.quick else (3, 3)
-    return collecting.measure(folder, trees=trees, slow_trees=slow_trees, dives=dives, clock=clock)
+    trees = options.trees or (2 if options.quick else 80)
+    search = ["search.dives=1", "search.depth=2"] if options.quick else []
+    return collecting.measure(folder, trees=trees, slow_trees=1 if options.quick else 3, search=search, clock=clock)
 
 
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

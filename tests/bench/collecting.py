@@ -57,9 +57,12 @@ class Recorder:
         return sum(generation.completion_tokens for replies in self.replies for generation in replies)
 
 
-def measure(folder: Path, *, trees: int, slow_trees: int, dives: int, clock: Clock) -> list[Measure]:
-    """Return the measures of one collection of `trees` trees, of which the published way grows `slow_trees` again."""
-    overrides = [f"instances.train_limit={trees}", f"search.dives={dives}", f"workspace={folder}"]
+def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str], clock: Clock) -> list[Measure]:
+    """Return the measures of one collection of `trees` trees, of which the published way grows `slow_trees` again.
+
+    `search` are changes of the recipe.
+    """
+    overrides = [f"instances.train_limit={trees}", f"workspace={folder}", *search]
     return asyncio.run(_measure(config.load(RECIPE, overrides), folder, slow_trees, clock))
 
 
