@@ -62,7 +62,14 @@ async def _ingest(store: Store, trees: int, clock: Clock) -> float:
             root = Node(index=0, parent=-1, depth=0, step=None)
             writer.add(
                 tree_rows(
-                    head, Tree(instance=head.instance, first_observation=head.first_observation, nodes=(root,), seed=0)
+                    head,
+                    Tree(
+                        instance=head.instance,
+                        first_observation=head.first_observation,
+                        nodes=(root,),
+                        dives_done=0,
+                        seed=0,
+                    ),
                 )
             )
             for expansion in expansions:
