@@ -9,10 +9,10 @@ from pathlib import Path
 
 from measures import Clock, Measure
 
-from agentr_core.search.tree import Draw, Expansion
+from agentr_core.search.tree import Arena, Draw, Expansion
 from agentr_core.store import Store, Writer
 from agentr_core.store.codec import TreeHead, growth_rows, tree_rows
-from agentr_core.types import Generation, Instance, Node, Step, Tree
+from agentr_core.types import Generation, Instance, Node, Step
 
 WIDTH = 4
 EXPANSIONS = 25
@@ -59,19 +59,8 @@ async def _ingest(store: Store, trees: int, clock: Clock) -> float:
     started = clock()
     async with Writer(store) as writer:
         for head, expansions in grown:
-            root = Node(index=0, parent=-1, depth=0, step=None)
-            writer.add(
-                tree_rows(
-                    head,
-                    Tree(
-                        instance=head.instance,
-                        first_observation=head.first_observation,
-                        nodes=(root,),
-                        dives_done=0,
-                        seed=0,
-                    ),
-                )
-            )
+            arena = Arena(instance=head.instance, first_observation=head.first_observation, seed=head.seed)
+            writer.add(tree_rows(head, arena.tree()))
             for expansion in expansions:
                 writer.add(growth_rows(head, expansion))
                 await writer.room()
