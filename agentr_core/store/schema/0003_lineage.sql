@@ -17,7 +17,7 @@ with picked as materialized (
     select t.tree_id, t.seed, t.checkpoint_id, t.first_observation_id from tree t semi join picked p on p.tree_id = t.tree_id
 ), draws as (
     select g.owner_id, g.position, g.draw, g.seed
-    from generation g semi join nodes n on (n.tree_id, n.node_index, n.draw) = (g.owner_id, g.position, g.draw)
+    from generation g semi join picked p on (p.tree_id, p.node_index) = (g.owner_id, g.position)
     where g.kind = 'node'
 ), texts as materialized (
     select x.text_id, x.text from text x semi join (
