@@ -95,7 +95,7 @@ def held_back(sampler: Sampler, sink: Sink) -> Sample:
 def in_flight(sampler: Sampler, replies: int) -> int:
     """Return how many trees or episodes to have in flight: enough that while some act, others fill the next batch.
 
-    Each asks for `replies` at a time. There are never fewer than 512, which costs some 100 MB.
+    Each asks for `replies` at a time. There are never fewer than 512.
     """
     return max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
 
