@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test test-vllm quick lint types contracts golden clean
+.PHONY: run test test-vllm bench quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -21,6 +21,10 @@ test: $(STAMP) lint types contracts
 test-vllm: $(STAMP)
 	$(BIN)/agentr models install --device cpu
 	AGENTR_TEST_VLLM=1 $(BIN)/python -m pytest tests/vllm
+
+# Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
+bench: $(STAMP)
+	$(BIN)/python tests/bench/bench.py $(BENCH)
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .

@@ -10,7 +10,7 @@ from typing import Any
 
 def canonical(value: Any) -> str:
     """Return the one JSON text of a value: keys sorted, no spaces; dataclasses as objects, tuples as lists."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    return _ENCODER.encode(value)
 
 
 def fingerprint(*parts: Any) -> str:
@@ -27,3 +27,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     raise TypeError(f"cannot fingerprint a {type(value).__name__}")
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)

@@ -108,6 +108,15 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
+class Caching(Protocol):
+    """What a model may have besides: a cache of prompt beginnings."""
+
+    def cached_share(self) -> float:
+        """Return the part of all prompt tokens so far that did not have to be computed, in [0, 1]."""
+        ...
+
+
+@runtime_checkable
 class Starting(Protocol):
     """What a model may have besides: a backend that takes its time to start, and can be interrupted in it."""
 

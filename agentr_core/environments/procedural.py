@@ -40,7 +40,8 @@ class ProceduralWorlds:
         self.count = count
         self._max_depth = max_depth
         self._seed = seed
-        self.world = lru_cache(maxsize=64)(self._world)
+        # An episode asks for its one world again and again. Hundreds of environments in flight keep one each.
+        self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
         """Return the recipes of a world and its goal item, whose depth is `index % max_depth + 1`."""

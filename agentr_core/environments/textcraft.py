@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,8 +50,8 @@ class TextCraft:
     def __init__(self, *, recipes_dir: str = "", expert: Literal["optimal", "lazy"] = "optimal") -> None:
         if expert not in ("optimal", "lazy"):
             raise ConfigError(f"environment.options.expert must be optimal or lazy, not {expert!r}")
-        self.book = load_folder(Path(recipes_dir)) if recipes_dir else load_shipped()
-        self._split = load_split()
+        self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
+        self._split = _shipped_split()
         self._procedural = ProceduralWorlds()
         self._expert = expert
         self._world: RecipeBook = self.book
@@ -151,6 +152,11 @@ class TextCraft:
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""
+
+
+# Every tree in flight has an environment of its own; making one must cost nothing.
+_shipped_book = cache(load_shipped)
+_shipped_split = cache(load_split)
 
 
 class _Instances(Sequence[Instance]):

@@ -83,6 +83,11 @@ class Batcher:
             self._dispatcher = asyncio.create_task(self._dispatch(), name="batcher")
         return await waiting.future
 
+    @property
+    def capacity(self) -> int:
+        """The most replies that are under way at once."""
+        return self._max_batch
+
     def stats(self) -> BatchStats:
         """Return the counters so far."""
         return self._stats

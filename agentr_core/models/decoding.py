@@ -82,6 +82,9 @@ class Decoder:
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._block_masks: dict[int, MaskInput] = {}
         self._spare: KVBuffer | None = None
+        self.prompt_tokens = 0
+        """Tokens of all rows filled so far; of these `cached_tokens` came from the prefix cache."""
+        self.cached_tokens = 0
 
     @torch.inference_mode()
     def decode(self, wave: Wave, prompts: Sequence[Sequence[int]], replies: Sequence[Reply]) -> None:
@@ -103,12 +106,14 @@ class Decoder:
     def _prefill(self, buffer: KVBuffer, heads: Sequence[Sequence[int]]) -> None:
         """Fill the rows of a buffer with the keys and values of their prompts, block by block."""
         names = [block_names(head, BLOCK) for head in heads]
+        self.prompt_tokens += sum(map(len, heads))
         for number in range(max(-(-len(head) // BLOCK) for head in heads)):
             start = number * BLOCK
             rows = [row for row, head in enumerate(heads) if len(head) > start]
             whole = {row: names[row][number] for row in rows if len(names[row]) > number}
             missing = {name: row for row, name in whole.items() if self._prefixes.get(name) is None}
             self._compute_block(buffer, heads, sorted({*missing.values(), *(set(rows) - set(whole))}), start)
+            self.cached_tokens += BLOCK * (len(whole) - len(missing))
             for name, row in missing.items():
                 self._prefixes.put(name, buffer.read(row, start, start + BLOCK))
             for row, name in whole.items():

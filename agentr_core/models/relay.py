@@ -61,6 +61,11 @@ class Relay:
         self._count(generations, fill)
         return generations
 
+    @property
+    def capacity(self) -> int:
+        """The most requests that are under way at once."""
+        return self._concurrency
+
     def stats(self) -> BatchStats:
         """Return the counters so far."""
         running = time.perf_counter() - self._busy_since if self._under_way else 0.0

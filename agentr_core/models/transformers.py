@@ -113,6 +113,11 @@ class TransformersModel:
         """Return the number of prompt tokens, the header of the reply included."""
         return len(self._prompt(request.messages))
 
+    def cached_share(self) -> float:
+        """Return the part of the tokens of all different prompts of a batch that was in the prefix cache, in [0, 1]."""
+        decoder = self._decoder
+        return decoder.cached_tokens / decoder.prompt_tokens if decoder and decoder.prompt_tokens else 0.0
+
     async def close(self) -> None:
         """Free the model once the work under way is done."""
         await asyncio.to_thread(self._worker.shutdown)

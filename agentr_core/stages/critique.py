@@ -11,7 +11,7 @@ from agentr_core.pairing import pairs_of_tree
 from agentr_core.pool import run_all
 from agentr_core.search.paths import leaf_paths
 from agentr_core.stages.collect import finished_trees
-from agentr_core.stages.equipment import speed
+from agentr_core.stages.equipment import held_back, in_flight, speed
 from agentr_core.stages.place import Workplace
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -27,7 +27,6 @@ from agentr_core.store.tables import Rows
 from agentr_core.types import PathPair, Rejection, Tree
 
 STAGE = "critique"
-CONCURRENCY = 256
 
 
 def pair_id(pair: PathPair) -> str:
@@ -88,12 +87,13 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
     with place.timed(STAGE, iteration) as clock:
         async with place.sampling(place.policy(iteration).path, "judge") as batcher, Writer(place.store) as writer:
             done = 0
+            sample = held_back(batcher, writer)
 
             async def work(item: tuple[str, list[PathPair]]) -> None:
                 tree_id, pairs = item
                 judgements = await judge_paths(
                     scans_of(pairs, config),
-                    batcher.sample,
+                    sample,
                     config,
                     seed=derive_seed(place.recipe.seed, "critique", iteration),
                     count_tokens=batcher.model.count_tokens,
@@ -115,8 +115,8 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 work,
                 key=lambda item: item[0],
                 errors=place.recipe.errors,
-                on_error=place.on_error(writer.add, STAGE, iteration),
-                concurrency=CONCURRENCY,
+                on_error=place.on_error(writer, STAGE, iteration),
+                concurrency=in_flight(batcher, config.votes),
                 on_result=show,
                 total=total,
             )

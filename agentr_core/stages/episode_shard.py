@@ -9,9 +9,8 @@ from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult
 from agentr_core.evaluation.episodes import evaluate as play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.pool import EnvironmentPool
-from agentr_core.stages.equipment import Checkpoint, Equipment, Keep, speed
+from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed
 from agentr_core.stages.shards import Effort
-from agentr_core.stages.tree_shard import CONCURRENCY
 from agentr_core.store.codec import Draw, episode_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import Sampling
@@ -42,8 +41,8 @@ class EpisodeShard:
             replace(anywhere, plans=self.plans[start : start + size]) for start in range(0, len(self.plans), size)
         )
 
-    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
-        """Play the episodes; `keep` is given the rows of each. Raises as `shards.Shard.work`."""
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
         done = self.done
@@ -53,20 +52,20 @@ class EpisodeShard:
                 def take(result: EpisodeResult) -> None:
                     nonlocal done
                     done += 1
-                    keep(_rows(result, self.evaluation_id, iteration_id))
+                    sink.add(_rows(result, self.evaluation_id, iteration_id))
                     equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
 
                 results = await play_all(
                     self.plans,
                     environments,
-                    batcher.sample,
+                    held_back(batcher, sink),
                     max_steps=self.max_steps,
                     sampling=Sampling(
                         temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
                     ),
                     errors=recipe.errors,
-                    concurrency=CONCURRENCY,
-                    on_error=equipment.on_error(keep, STAGE, self.iteration),
+                    concurrency=in_flight(batcher, 1),
+                    on_error=equipment.on_error(sink, STAGE, self.iteration),
                     on_result=take,
                     total=self.total,
                 )

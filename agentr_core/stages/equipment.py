@@ -8,18 +8,32 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from agentr_core.config import ModelRole, Recipe
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.relay import Sampler, sampler_of
 from agentr_core.pool import UnitError
-from agentr_core.protocols import ChatModel, Environment, Starting
+from agentr_core.protocols import Caching, ChatModel, Environment, Starting
+from agentr_core.rollout import Sample
 from agentr_core.store.tables import Rows
+from agentr_core.types import Generation, Request
 
 Progress = Callable[[int, int, str], None]
 """Is told (done, total, note) as a stage goes on."""
-Keep = Callable[[Rows], None]
-"""Takes the rows of one unit, to be stored now or later."""
+_LEAST_IN_FLIGHT = 512
+
+
+class Sink(Protocol):
+    """Takes rows, to be stored now or later. `Writer` is one."""
+
+    def add(self, unit: Rows) -> None:
+        """Take the rows of one unit."""
+        ...
+
+    async def room(self) -> None:
+        """Return once it can take more without holding ever more of them in memory."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +77,37 @@ class Equipment:
             await batcher.close()
             await model.close()
 
-    def on_error(self, keep: Keep, stage: str, iteration: int) -> Callable[[UnitError], None]:
+    def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
         """Return what keeps a failed try of a unit as an event."""
-        return lambda error: keep(_event(error, self.run_id, self.iteration_id(iteration), stage))
+        return lambda error: sink.add(_event(error, self.run_id, self.iteration_id(iteration), stage))
+
+
+def held_back(sampler: Sampler, sink: Sink) -> Sample:
+    """Return what asks a sampler only while a sink has room, so that a model never outruns the store."""
+
+    async def sample(request: Request) -> list[Generation]:
+        await sink.room()
+        return await sampler.sample(request)
+
+    return sample
+
+
+def in_flight(sampler: Sampler, replies: int) -> int:
+    """Return how many trees or episodes to have in flight: enough that while some act, others fill the next batch.
+
+    Each asks for `replies` at a time. There are never fewer than 512.
+    """
+    return max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
 
 
 def speed(batcher: Sampler) -> str:
     """Return what a batcher has done so far as a phrase for a line of progress."""
     stats = batcher.stats()
     rate = stats.completion_tokens / stats.generate_seconds if stats.generate_seconds else 0.0
-    return f"{stats.sequences} replies, {rate:.0f} tokens/s, batches {stats.fill:.0%} full"
+    line = f"{stats.sequences} replies, {rate:.0f} tokens/s, batches {stats.fill:.0%} full"
+    if isinstance(batcher.model, Caching):
+        line += f", {batcher.model.cached_share():.0%} of prompts cached"
+    return line
 
 
 def _event(error: UnitError, run_id: str, iteration_id: str, stage: str) -> Rows:

@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from agentr_core.errors import AgentrError, ErrorBudgetSpent, ModelDirectoryError, Transient
 from agentr_core.model_files import weights_sha256
 from agentr_core.pool import allowed_losses
-from agentr_core.stages.equipment import Checkpoint, Equipment, Keep
+from agentr_core.stages.equipment import Checkpoint, Equipment, Sink
 from agentr_core.store import Writer
 from agentr_core.store.tables import TABLES, Rows, merge, settled
 
@@ -64,8 +64,8 @@ class Shard(Protocol):
         """Return the same work as shards of at most `size` units."""
         ...
 
-    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
-        """Do the work; `keep` is given each unit of rows as soon as it is made.
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Do the work; `sink` is given each unit of rows as soon as it is made.
 
         Raises `ErrorBudgetSpent` when more units are lost than the whole stage may lose, and `UserError` at once.
         """
@@ -87,23 +87,36 @@ Spread = Callable[[Sequence[Shard]], AsyncGenerator[Batch, None]]
 """Hands shards to workers and yields what each returns, in the order in which they are done. Raises `WorkerLost`."""
 
 
+class _Pile:
+    """The rows of a shard until they are sent back; `scale.shard_size` bounds them."""
+
+    def __init__(self) -> None:
+        self.units: list[Rows] = []
+
+    def add(self, unit: Rows) -> None:
+        self.units.append(unit)
+
+    async def room(self) -> None:
+        pass
+
+
 async def work_through(shard: Shard, equipment: Equipment) -> Batch:
     """Return the rows of a shard: what a worker does. Errors that may heal by themselves are raised, others returned.
 
     A model directory with other weights than those of the checkpoint is an error: paths mean something else on
     another machine.
     """
-    units: list[Rows] = []
+    pile = _Pile()
     effort = Effort()
     fault: AgentrError | None = None
     try:
         _check_weights(shard.checkpoint)
-        effort = await shard.work(equipment, units.append)
+        effort = await shard.work(equipment, pile)
     except AgentrError as error:
         if isinstance(error, Transient):
             raise
         fault = error
-    rows = {table: settled(table, rows, TABLES[table].mutable) for table, rows in merge(units).items()}
+    rows = {table: settled(table, rows, TABLES[table].mutable) for table, rows in merge(pile.units).items()}
     return Batch(rows=rows, units=len(shard), effort=effort, worker=f"{platform.node()}/{os.getpid()}", fault=fault)
 
 
@@ -120,7 +133,7 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
         UserError: as the work raises it; what was made is stored.
     """
     if spread is None:
-        return await shard.work(equipment, writer.add)
+        return await shard.work(equipment, writer)
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
     allowed = allowed_losses(recipe.errors, shard.total)

@@ -11,14 +11,12 @@ from agentr_core.pool import EnvironmentPool, phase, run_all
 from agentr_core.rollout import EpisodeTimer, call
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
-from agentr_core.stages.equipment import Checkpoint, Equipment, Keep, speed
+from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed
 from agentr_core.stages.shards import Effort
 from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_rows
 from agentr_core.types import Instance, Tree
 
 STAGE = "collect"
-CONCURRENCY = 512
-"""Trees in flight at once: enough to fill any model's batch, few enough to bound memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,8 @@ class TreeShard:
             replace(anywhere, trees=self.trees[start : start + size]) for start in range(0, len(self.trees), size)
         )
 
-    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
-        """Grow the trees; `keep` is given the rows of each expansion. Raises as `shards.Shard.work`."""
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Grow the trees; `sink` is given the rows of each expansion. Raises as `shards.Shard.work`."""
         recipe = equipment.recipe
         timers: list[EpisodeTimer] = []
         latest = {work.tree_id: work.begun for work in self.trees}
@@ -59,6 +57,7 @@ class TreeShard:
 
         with closing(EnvironmentPool(equipment.make_environment)) as environments:
             async with equipment.sampling(self.checkpoint.path) as batcher:
+                sample = held_back(batcher, sink)
 
                 def show(finished: int = 0) -> None:
                     nonlocal done
@@ -93,25 +92,25 @@ class TreeShard:
                         )
                         if stored is None:
                             stored = Arena(instance=instance, first_observation=first, seed=head.seed).tree()
-                            keep(tree_rows(head, stored))
+                            sink.add(tree_rows(head, stored))
                         latest[work.tree_id] = start = stored
 
                         def take(expansion: Expansion) -> None:
-                            keep(growth_rows(head, expansion))
+                            sink.add(growth_rows(head, expansion))
                             latest[work.tree_id] = grown(latest[work.tree_id] or start, expansion)
                             show()
 
                         tree = await grow(
                             instance,
                             env,
-                            batcher.sample,
+                            sample,
                             recipe.search,
                             seed=head.seed,
                             tree=start,
                             on_expansion=take,
                             timer=timer,
                         )
-                        keep(finished_rows(head, tree))
+                        sink.add(finished_rows(head, tree))
                         del latest[work.tree_id]
 
                 finished = await run_all(
@@ -119,8 +118,8 @@ class TreeShard:
                     tend,
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
-                    on_error=equipment.on_error(keep, STAGE, self.iteration),
-                    concurrency=CONCURRENCY,
+                    on_error=equipment.on_error(sink, STAGE, self.iteration),
+                    concurrency=in_flight(batcher, recipe.search.width),
                     on_result=lambda *_: show(1),
                     total=self.total,
                 )

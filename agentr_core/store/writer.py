@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from agentr_core.store.tables import Rows, merge
 _SHARE = 0.05
 """The part of the wall time the store may take: after a burst of t seconds there is none for t / share."""
 _LONGEST_PAUSE_S = 5.0
+_BURSTS_WAITING = 3
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +29,29 @@ class Writer:
     `add`, or the context, has ended without error; until then a killed process loses it. Leaving the context stores
     what is left, also when the body was cancelled or failed.
 
+    Rows that are not stored yet are in memory. Who makes many awaits `room` before making more: it holds them back
+    while the rows of three bursts wait.
+
     `seconds` is the time spent in the store so far, the wait for other processes included.
     """
 
-    def __init__(self, store: Store, *, interval_s: float = 0.5, max_rows: int = 10_000) -> None:
+    def __init__(self, store: Store, *, interval_s: float = 0.5, max_rows: int = 20_000) -> None:
         self.seconds = 0.0
         self._store = store
         self._interval_s = interval_s
         self._max_rows = max_rows
+        self._max_waiting = _BURSTS_WAITING * max_rows
         self._units: list[Rows] = []
         self._rows = 0
+        self._rows_under_way = 0
+        self._tried = asyncio.Event()
         self._last_s = 0.0
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        # One thread: the C library keeps freed memory for each thread that asked for some.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store writer")
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._flush_now_and_then(), name="store writer")
@@ -61,6 +71,8 @@ class Writer:
             if error is None:
                 raise
             error.add_note(f"and {self._rows} rows could not be stored: {fault}")
+        finally:
+            self._thread.shutdown(wait=False)
 
     def add(self, unit: Rows) -> None:
         """Take the rows of one unit, by table.
@@ -69,33 +81,47 @@ class Writer:
             RuntimeError: the writer is not open.
             AgentrError: the store failed for good in the background.
         """
-        if self._task is None or self._closing:
-            raise RuntimeError("a Writer takes rows only within its context: `async with Writer(store) as writer`")
-        if self._task.done():
-            self._task.result()
+        self._check()
         self._units.append(unit)
         self._rows += sum(len(rows) for rows in unit.values())
         if self._rows >= self._max_rows:
             self._wake.set()
+
+    async def room(self) -> None:
+        """Return once there is room for more rows. Raises as `add`."""
+        self._check()
+        while self._rows + self._rows_under_way >= self._max_waiting:
+            self._tried.clear()
+            await self._tried.wait()
+            self._check()
 
     async def flush(self) -> None:
         """Store all units added so far. Raises as `Store.write`; the units are kept for another try then."""
         # A cancelled caller must not leave the thread's outcome unnoticed.
         await asyncio.shield(asyncio.ensure_future(self._write()))
 
+    def _check(self) -> None:
+        if self._task is None or self._closing:
+            raise RuntimeError("a Writer takes rows only within its context: `async with Writer(store) as writer`")
+        if self._task.done():
+            self._task.result()
+
     async def _write(self) -> None:
         async with self._writing:
-            units, self._units, self._rows = self._units, [], 0
+            units, self._units = self._units, []
             if not units:
                 return
+            self._rows_under_way, self._rows = self._rows, 0
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(self._store_units, units)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store_units, units)
             except BaseException:
                 self._units = [*units, *self._units]
-                self._rows = sum(len(rows) for unit in self._units for rows in unit.values())
+                self._rows += self._rows_under_way
                 raise
             finally:
+                self._rows_under_way = 0
+                self._tried.set()
                 self._last_s = time.perf_counter() - started
                 self.seconds += self._last_s
 

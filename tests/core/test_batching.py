@@ -197,3 +197,23 @@ async def test_close_ends_the_running_batch_and_fails_who_waits() -> None:
 def test_batcher_outlives_an_event_loop() -> None:
     batcher = Batcher(RecordingModel(), max_batch=8)
     assert [asyncio.run(batcher.sample(ask("a", seed=s)))[0].text for s in range(2)] == ["a 0 0", "a 1 0"]
+
+
+async def test_who_asks_most_is_not_served_more() -> None:
+    batcher = Batcher(RecordingModel(), max_batch=4)
+    served = [0] * 10
+
+    async def keep_asking(number: int) -> None:
+        while True:
+            await batcher.sample(ask("more", seed=number, n=1 + number % 4))
+            served[number] += 1
+
+    asking = [asyncio.create_task(keep_asking(number)) for number in range(len(served))]
+    async with asyncio.timeout(600):
+        while sum(served) < 300:
+            await asyncio.sleep(0)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await batcher.close()
+    assert max(served) - min(served) <= 2

@@ -160,6 +160,68 @@ async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplo
     assert store.missing("text", ["a", "b"]) == []
 
 
+class Gated(Store):
+    """A store whose writes wait until `gate` is set."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+
+    def write(self, rows: Rows) -> None:
+        assert self.gate.wait(600)
+        super().write(rows)
+
+
+async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
+    slow = Gated(store.path)
+    made = 0
+
+    async def make() -> None:
+        nonlocal made
+        for number in range(100):
+            await writer.room()
+            writer.add(unit(str(number)))
+            made += 1
+
+    async with Writer(slow, max_rows=10) as writer:
+        making = asyncio.create_task(make())
+        # Three bursts of ten rows, at two rows a unit.
+        async with asyncio.timeout(600):
+            while made < 15:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert made == 15
+        slow.gate.set()
+        async with asyncio.timeout(600):
+            await making
+    assert store.missing("text", [str(number) for number in range(100)]) == []
+
+
+async def test_who_waits_for_room_hears_that_the_store_failed(store: Store) -> None:
+    class Broken(Gated):
+        def write(self, rows: Rows) -> None:
+            assert self.gate.wait(600)
+            raise StoreError("the disk is gone")
+
+    broken = Broken(store.path)
+
+    async def work() -> None:
+        async with Writer(broken, max_rows=2) as writer:
+            for number in range(3):
+                writer.add(unit(str(number)))
+            waiting = asyncio.create_task(writer.room())
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            broken.gate.set()
+            async with asyncio.timeout(600):
+                await waiting
+
+    with pytest.raises(StoreError, match="the disk is gone"):
+        await work()
+
+
 async def test_a_store_that_fails_for_good_stops_the_program(store: Store) -> None:
     with store.transaction() as con:
         con.execute("insert into schema_version (version, name) values (9999, 'future')")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
-from agentr_core.stages.equipment import Checkpoint, Equipment, Keep
+from agentr_core.stages.equipment import Checkpoint, Equipment, Sink
 from agentr_core.stages.shards import Effort
 from agentr_core.store.codec.texts import text_rows
 
@@ -36,7 +36,7 @@ class Echo:
     def split(self, size: int) -> tuple[Echo, ...]:
         return tuple(replace(self, texts=self.texts[at : at + size]) for at in range(0, len(self.texts), size))
 
-    async def work(self, equipment: Equipment, keep: Keep) -> Effort:
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         number = len(list(self.folder.glob(f"{self.texts[0]}-*"))) + 1
         (self.folder / f"{self.texts[0]}-{number}").write_text(str(os.getpid()))
         if number <= self.deadly:
@@ -46,5 +46,5 @@ class Echo:
         if self.fault == "lasting":
             raise EnvironmentFault("broken")
         for text in self.texts:
-            keep({"text": text_rows([f"{equipment.run_id} {text}"])})
+            sink.add({"text": text_rows([f"{equipment.run_id} {text}"])})
         return Effort(tokens=len(self.texts))

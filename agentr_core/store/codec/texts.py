@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.store.tables import Row
 from agentr_core.types import Instance
 
 
+# The rows of one expansion name each text up to three times.
+@lru_cache(maxsize=4096)
 def text_id(text: str) -> str:
     """Return the id under which a text is stored."""
     return fingerprint(text)

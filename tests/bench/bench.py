@@ -1,0 +1,81 @@
+"""Benchmarks of speed and memory: ratios and rates with their goals, measured in one run on this machine.
+
+    python tests/bench/bench.py [--quick] [--clock cpu] [--only NAME ...] [--output bench.jsonl]
+
+Writes one line of JSON for each measure and prints a table. A goal that is missed is reported and is not an error. With
+`--clock cpu` seconds are those of the processors, on one thread, so that other work on the machine decides little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import collecting
+import memory
+import prefill
+import storage
+import torch
+from measures import Clock, Measure, table
+
+
+def main() -> None:
+    """Run the benchmarks, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="sizes that show that it works, and nothing more")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
+    parser.add_argument("--output", type=Path, default=Path("bench.jsonl"))
+    parser.add_argument("--trees", type=int, help="trees of the collection (80; quick: 2)")
+    parser.add_argument("--steps", type=int, help="steps of the synthetic store (10,000,000; quick: 20,000)")
+    parser.add_argument("--many-trees", type=int, help="trees of the larger run of `memory` (10,000; quick: 20)")
+    options = parser.parse_args()
+    clock: Clock = time.perf_counter
+    if options.clock == "cpu":
+        clock = time.process_time
+        torch.set_num_threads(1)
+    measures: list[Measure] = []
+    with options.output.open("w", encoding="utf-8") as lines:
+        for name in options.only:
+            with tempfile.TemporaryDirectory(prefix=f"bench-{name}-") as folder:
+                for measure in BENCHMARKS[name](options, Path(folder), clock):
+                    measures.append(measure)
+                    lines.write(measure.line() + "\n")
+            lines.flush()
+    sys.stdout.write(table(measures))
+
+
+def _collection(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    trees = options.trees or (2 if options.quick else 80)
+    search = ["search.dives=1", "search.depth=2"] if options.quick else []
+    return collecting.measure(folder, trees=trees, slow_trees=1 if options.quick else 3, search=search, clock=clock)
+
+
+def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    return prefill.measure(n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
+
+
+def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    ingest = 2_000 if options.quick else 100_000
+    stored = options.steps or (20_000 if options.quick else 10_000_000)
+    return storage.measure(folder, ingest=ingest, stored=stored, clock=clock)
+
+
+def _memory(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    many = options.many_trees or (20 if options.quick else 10_000)
+    return memory.measure(folder, few=max(1, many // 10), many=many)
+
+
+BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]] = {
+    "collection": _collection,
+    "prefill": _prefill,
+    "store": _store,
+    "memory": _memory,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The published way of growing trees, to measure ours against.
+
+One tree at a time; each reply is a request of its own to Transformers' `generate`; the environment is a server, and
+each child of a node is reached by a reset and a replay of the whole way. Source: the released code of Agent-R
+(arXiv 2501.11425) on AgentGym's environment servers (arXiv 2406.04151). This one is a little faster: connections are
+kept open, and the first child of a node is stepped where the environment stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+from measures import Clock
+from transformers import AutoModelForCausalLM
+
+from agentr_core.config import SearchConfig
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.rendering import Renderer
+from agentr_core.search.grow import grow
+from agentr_core.types import Generation, Instance, Request, Transition, Tree
+
+Replies = Mapping[tuple[str, int], Sequence[Generation]]
+"""Recorded replies by session and seed of the request."""
+
+
+class ServedTextCraft(TextCraft):
+    """TextCraft behind HTTP, without snapshots. It parses replies and lists instances itself."""
+
+    can_snapshot = False
+    blocking = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._client = httpx.Client(base_url=url)
+        self._id = self._client.post("/create").json()["id"]
+
+    def reset(self, instance: Instance) -> str:
+        body = {"id": self._id, "split": instance.split, "index": instance.index}
+        return str(self._client.post("/reset", json=body).json()["observation"])
+
+    def step(self, action: str) -> Transition:
+        return Transition(**self._client.post("/step", json={"id": self._id, "action": action}).json())
+
+    def processor_seconds(self) -> float:
+        """Return the processor time of the server so far."""
+        return float(self._client.get("/processor_seconds").json())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def environment_server() -> Iterator[str]:
+    """Run the server in a process of its own for the length of the block; return its address."""
+    command = [sys.executable, str(Path(__file__).with_name("environment_server.py"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+class OneByOne:
+    """Asks `generate` for one reply at a time, as long as the recorded one, and returns the recorded one.
+
+    So the slow way grows the very trees that the fast way grew, with as many tokens. `replies` counts them.
+    """
+
+    def __init__(self, path: Path, renderer: Renderer, recorded: Replies, *, dtype: str) -> None:
+        self.replies = 0
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+        self._renderer = renderer
+        self._recorded = recorded
+
+    async def sample(self, request: Request) -> list[Generation]:
+        """Return the recorded replies to a request."""
+        recorded = self._recorded[request.session, request.seed]
+        for generation in recorded:
+            await asyncio.to_thread(self._draw, request, len(generation.token_ids))
+            self.replies += 1
+        return list(recorded)
+
+    @torch.inference_mode()
+    def _draw(self, request: Request, tokens: int) -> None:
+        prompt = torch.tensor([self._renderer.render_prompt(request.messages)])
+        self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=True,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=0,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+        )
+
+
+async def grow_one_by_one(
+    trees: Sequence[Tree], config: SearchConfig, sampler: OneByOne, url: str, clock: Clock
+) -> float:
+    """Grow trees again, one after the other, and return the seconds it took, in processor time with the server's.
+
+    Raises `ValueError` if one comes out differently.
+    """
+    env = ServedTextCraft(url)
+    try:
+        started, server_started = clock(), env.processor_seconds()
+        for tree in trees:
+            again = await grow(tree.instance, env, sampler.sample, config, seed=tree.seed)
+            if again != tree:
+                raise ValueError(f"the tree of {tree.instance.key} came out differently")
+        seconds = clock() - started
+        return seconds + (env.processor_seconds() - server_started if clock is time.process_time else 0.0)
+    finally:
+        env.close()

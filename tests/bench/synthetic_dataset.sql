@@ -1,0 +1,32 @@
+-- A checkpoint trained on `samples` revision samples, each of a tree of its own, spread over the `trees` trees.
+create or replace temp table picked as
+    select r, r * (getvariable('trees') // getvariable('samples')) as t
+    from (select unnest(range(getvariable('samples')::bigint)) as r);
+
+insert into run (run_id, recipe, method, config, versions, workspace, status, started_at)
+values ('run', 'bench', 'agent-r', '{}', '{}', '.', 'finished', timestamp '2026-01-01');
+
+insert into iteration (iteration_id, run_id, iteration, status) values ('iteration', 'run', 1, 'finished');
+
+insert into dataset (dataset_id, iteration_id, hash, counts) values ('dataset', 'iteration', 'hash', '{}');
+
+insert into checkpoint (checkpoint_id, parent_id, dataset_id, iteration_id, path, weights_sha256, config)
+values
+    ('policy', null, null, null, '.', 'policy', '{}'),
+    ('trained', 'policy', 'dataset', 'iteration', '.', 'trained', '{}');
+
+insert into pair (pair_id, iteration_id, tree_id, good_leaf, bad_leaf, shared_steps, good_reward, bad_reward, gap)
+select 'pair' || r, 'iteration', tree_id(t), 97, 98, 1, 1.0, 0.0, 1.0 from picked;
+
+insert into critique (pair_id, iteration_id, first_error) select 'pair' || r, 'iteration', 4 from picked;
+
+insert into verdict (pair_id, position, verdict, reply_id, node_index)
+select 'pair' || r, p, 'good', reply_id(t, 1 + 4 * p), 1 + 4 * p from picked, range(5) positions(p);
+
+insert into sample
+    (sample_id, iteration_id, kind, instance_id, pair_id, tree_id, good_leaf, bad_leaf, cut, extra)
+select 'sample' || r, 'iteration', 'revision', 'bench/train/' || t, 'pair' || r, tree_id(t), 97, 98, 5, '{}' from picked;
+
+insert into dataset_row (dataset_id, position, sample_id) select 'dataset', r, 'sample' || r from picked;
+
+drop table picked;

@@ -1,0 +1,47 @@
+"""What the terminal shows of the model while trees grow and episodes are played, and how many do so at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentr_core.models.batching import Batcher
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.stages.equipment import in_flight, speed
+from agentr_core.types import Message, Request, Sampling
+
+
+def ask(text: str) -> Request:
+    return Request(messages=(Message(role="user", text=text),), sampling=Sampling(max_new_tokens=2), seed=0)
+
+
+async def test_a_model_without_a_cache() -> None:
+    batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
+    assert speed(batcher) == "0 replies, 0 tokens/s, batches 0% full"
+    await batcher.sample(ask("hello"))
+    words = speed(batcher).split()
+    assert words[:2] == ["1", "replies,"]
+    assert words[3:] == ["tokens/s,", "batches", "25%", "full"]
+
+
+async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Path) -> None:
+    model = TransformersModel.load(tiny_model_dir, device="cpu", max_batch=4)
+    batcher = Batcher(model, max_batch=4)
+    request = ask("get 2 oak log " * 20)
+    tokens = model.count_tokens(request)
+    assert tokens > 64
+    await batcher.sample(request)
+    assert speed(batcher).endswith("full, 0% of prompts cached")
+    await batcher.sample(request)
+    # The last token of a prompt is computed with the reply; what is kept are whole blocks of 64.
+    blocks = (tokens - 1) // 64
+    assert model.cached_share() == blocks * 64 / (2 * (tokens - 1))
+    assert speed(batcher).endswith(f"full, {model.cached_share():.0%} of prompts cached")
+    await model.close()
+
+
+def test_large_batches_are_kept_full() -> None:
+    model = ScriptedModel(lambda messages, seed, number: "a")
+    assert in_flight(Batcher(model, max_batch=16), 4) == 512
+    assert in_flight(Batcher(model, max_batch=4096), 4) == 2048
+    assert in_flight(Batcher(model, max_batch=4096), 1) == 8192
