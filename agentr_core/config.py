@@ -196,7 +196,7 @@ class ErrorsConfig:
 
 @record
 class ScaleConfig:
-    """Where trees are grown and episodes played: in this process, or in shards by the workers of a cluster."""
+    """Where trees are grown and episodes played, here or by the workers of a cluster, and how many at once."""
 
     runner: Literal["local", "dask", "ray"] = "local"
     address: str = ""
@@ -206,6 +206,9 @@ class ScaleConfig:
     """Processes of a cluster that is started; 0 leaves it to the library."""
     shard_size: Count = 32
     """Trees or episodes that a worker is given, and that come back and are stored, together."""
+    concurrency: Count = 512
+    """Trees or episodes in flight at once in a process, each with an environment: enough to fill any model's batch, few
+    enough to bound memory. A server of environments may hold fewer."""
 
 
 @record

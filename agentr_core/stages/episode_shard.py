@@ -11,7 +11,6 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.pool import EnvironmentPool
 from agentr_core.stages.equipment import Checkpoint, Equipment, Keep, speed
 from agentr_core.stages.shards import Effort
-from agentr_core.stages.tree_shard import CONCURRENCY
 from agentr_core.store.codec import Draw, episode_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import Sampling
@@ -65,7 +64,7 @@ class EpisodeShard:
                         temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
                     ),
                     errors=recipe.errors,
-                    concurrency=CONCURRENCY,
+                    concurrency=recipe.scale.concurrency,
                     on_error=equipment.on_error(keep, STAGE, self.iteration),
                     on_result=take,
                     total=self.total,

@@ -17,8 +17,6 @@ from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_r
 from agentr_core.types import Instance, Tree
 
 STAGE = "collect"
-CONCURRENCY = 512
-"""Trees in flight at once: enough to fill any model's batch, few enough to bound memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ class TreeShard:
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(keep, STAGE, self.iteration),
-                    concurrency=CONCURRENCY,
+                    concurrency=recipe.scale.concurrency,
                     on_result=lambda *_: show(1),
                     total=self.total,
                 )
