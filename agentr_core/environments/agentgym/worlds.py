@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 
 from agentr_core.environments import crafting_text, textcraft
 from agentr_core.environments.agentgym import texts
@@ -38,22 +38,24 @@ class TextCraft(AgentGymWorld, world="textcraft"):
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal."""
-        return self._native.depth(self._local(instance))
+        return _native().depth(_local(instance))
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the native expert: goals are the same for the same number, and so are the recipes."""
-        return self._native.expert(self._local(instance))
+        return _native().expert(_local(instance))
 
     def start_hint(self) -> str:
         """Return how a server of this world is had."""
         return "`agentr env serve textcraft` starts one"
 
-    @cached_property
-    def _native(self) -> textcraft.TextCraft:
-        return textcraft.TextCraft()
 
-    def _local(self, instance: Instance) -> Instance:
-        return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
+@lru_cache(maxsize=1)
+def _native() -> textcraft.TextCraft:
+    return textcraft.TextCraft()
+
+
+def _local(instance: Instance) -> Instance:
+    return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
 
 
 class _LineWorld(AgentGymWorld):
