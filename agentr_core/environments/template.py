@@ -85,13 +85,14 @@ class CombinationLock:
         """Return replies that solve an instance from its start; a world without an expert returns None."""
         secret = _secret(instance)
         bounds = [(0, 9)] * len(secret)
-        replies = []
-        while not replies or guess != secret:
+        guess: tuple[int, ...] = ()
+        replies: list[str] = []
+        while guess != secret:
             guess = tuple((low + high) // 2 for low, high in bounds)
             thought = ", ".join(f"{low} to {high}" for low, high in bounds)
             replies.append(f"Thought: the dials are within {thought}.\nAction: try {' '.join(map(str, guess))}")
             bounds = [
-                _narrow(*bound, *pair) for bound, pair in zip(bounds, zip(guess, secret, strict=True), strict=True)
+                _narrow(low, high, dial, right) for (low, high), dial, right in zip(bounds, guess, secret, strict=True)
             ]
         return replies
 

@@ -171,7 +171,7 @@ def test_what_stays_broken_is_raised(line: World, fault: Fault, error: type[Exce
     begin(env)
     line.faults["/step", -1] = fault
 
-    with pytest.raises(error, match="/step.*boom") as raised:
+    with pytest.raises(error, match=r"/step.*boom") as raised:
         env.step("right")
 
     assert isinstance(raised.value, Transient) is transient
