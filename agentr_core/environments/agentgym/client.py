@@ -13,7 +13,7 @@ from agentr_core.environments.agentgym.connection import Connection, connection
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
 from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, short
 from agentr_core.environments.instances import Instances
-from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentRefusal, MalformedAnswer, ReplayDiverged
+from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentRefusal, EnvironmentServerError, MalformedAnswer, ReplayDiverged
 from agentr_core.types import Instance, Transition
 
 T = TypeVar("T")
@@ -113,8 +113,9 @@ class AgentGymWorld:
         if instance.environment != self.name or instance.index not in self._ids.get(instance.split, ()):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
         with self._call():
-            self._instance, self._first, self._steps = instance, "", []
+            self._instance, self._steps = None, []
             self._first = self._insist(lambda: self._begin(instance))
+            self._instance = instance
         return self._first
 
     def step(self, action: str) -> Transition:
@@ -191,9 +192,20 @@ class AgentGymWorld:
             restarts = self._server.restarts
             env_id = self._server.spare()
             if env_id is None:
-                env_id = self._ask("create", wire.create_body(instance.index), wire.read_id)
+                env_id = self._create(wire.create_body(instance.index))
+                # Refusals that the create itself waited out came before the id.
+                restarts = self._server.restarts
             self._opened = Opened(env_id, restarts)
         return self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+
+    def _create(self, body: dict[str, Any]) -> int:
+        path = f"{self.wire.prefix}/create"
+        answer = self._server.post(path, body, patient=True)
+        try:
+            return self.wire.read_id(answer)
+        except MalformedAnswer as error:
+            where = f"{self._server.url}{path}"
+            raise EnvironmentServerError(f"this is no AgentGym server of {self.name}: {where}: {error}") from error
 
     def _continue(self, instance: Instance, action: str) -> Turn:
         if self._opened is None or self._opened.restarts != self._server.restarts:
@@ -219,7 +231,7 @@ class AgentGymWorld:
 
     def _ask(self, what: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
         path = f"{self.wire.prefix}/{what}"
-        answer = self._server.post(path, body, patient=what == "create")
+        answer = self._server.post(path, body)
         try:
             return read(answer)
         except MalformedAnswer as error:

@@ -89,6 +89,8 @@ class Connection:
             self._post(path, body, httpx.Timeout(_CLOSE_SECONDS))
         except (EnvironmentFault, EnvironmentServerError, httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._responsive = not isinstance(error, EnvironmentUnavailable)
+            if isinstance(error, httpx.ConnectError):
+                self._count_restart()
             _log.warning("%s keeps an environment until it ends, since closing %s failed: %s", self.url, body, error)
 
     def spare(self) -> int | None:

@@ -70,10 +70,12 @@ class Seats:
         with self._lock:
             env_id = self._next
             self._next += 1
-            self._seats[env_id] = seat
+        answer = self._wire.write_id(env_id)
         if self._wire.created_ready:
-            return self._reset(env_id, seat, self._order[env_id % len(self._order)])
-        return self._wire.write_id(env_id)
+            answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
+        with self._lock:
+            self._seats[env_id] = seat
+        return answer
 
     def reset(self, body: Mapping[str, Any]) -> Any:
         """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
