@@ -32,7 +32,7 @@ class CombinationLock:
     blocking = False
 
     def __init__(self) -> None:
-        self._secret = (0, 0, 0)
+        self._secret: tuple[int, ...] = (0, 0, 0)
         self._tries = 0
 
     def splits(self) -> tuple[str, ...]:
