@@ -227,14 +227,14 @@ def test_two_clients_at_once_do_not_meet(line: World) -> None:
 
     def play(number: int) -> None:
         env = envs[number]
-        both.wait(timeout=60)
+        both.wait(timeout=300)
         seen[number] = [transcript(env, env.instances("train")[number], ["right"] * (2 + number)) for _ in range(10)]
 
     threads = [threading.Thread(target=play, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=300)
 
     for number in range(2):
         assert seen[number] == [transcript(Line(), LINES[number], ["right"] * (2 + number))] * 10
@@ -281,13 +281,13 @@ def test_an_environment_closed_under_a_call_is_released_when_the_call_ends(line:
     line.faults["/step", 0] = slow
     stepping = threading.Thread(target=env.step, args=("right",))
     stepping.start()
-    assert entered.wait(timeout=60)
+    assert entered.wait(timeout=300)
 
     env.close()
 
     assert len(line.open_ids()) == 1
     go_on.set()
-    stepping.join(timeout=60)
+    stepping.join(timeout=300)
     assert line.open_ids() == []
     with pytest.raises(EnvironmentFault, match="is closed"):
         begin(env)

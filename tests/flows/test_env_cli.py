@@ -59,7 +59,7 @@ def textcraft_server(env: dict[str, str], *words: str) -> Iterator[str]:
         assert said, line + (process.stderr.read() if process.stderr else "")
         yield said[1]
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 def test_list_has_native_and_served_worlds() -> None:
@@ -126,7 +126,7 @@ def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str,
             assert [players.stdout.readline() for _ in range(3)] == ["open\n"] * 3
             assert len(world.open_ids()) == 3
             players.send_signal(signal.SIGINT)
-            players.communicate(timeout=60)
+            players.communicate(timeout=300)
             assert players.returncode != 0
         assert world.open_ids() == []
 
