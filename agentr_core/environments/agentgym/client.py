@@ -13,7 +13,14 @@ from agentr_core.environments.agentgym.connection import Connection, connection
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
 from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, short
 from agentr_core.environments.instances import Instances
-from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentRefusal, EnvironmentServerError, MalformedAnswer, ReplayDiverged
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentRefusal,
+    EnvironmentServerError,
+    MalformedAnswer,
+    ReplayDiverged,
+)
 from agentr_core.types import Instance, Transition
 
 T = TypeVar("T")
@@ -199,13 +206,13 @@ class AgentGymWorld:
         return self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
 
     def _create(self, body: dict[str, Any]) -> int:
-        path = f"{self.wire.prefix}/create"
-        answer = self._server.post(path, body, patient=True)
+        answer = self._server.post("/create", body, patient=True)
         try:
             return self.wire.read_id(answer)
         except MalformedAnswer as error:
-            where = f"{self._server.url}{path}"
-            raise EnvironmentServerError(f"this is no AgentGym server of {self.name}: {where}: {error}") from error
+            raise EnvironmentServerError(
+                f"this is no AgentGym server of {self.name}: {self._server.url}/create: {error}"
+            ) from error
 
     def _continue(self, instance: Instance, action: str) -> Turn:
         if self._opened is None or self._opened.restarts != self._server.restarts:
@@ -230,12 +237,11 @@ class AgentGymWorld:
         return self._ask("step", self.wire.step_body(self._opened.env_id, action), self.wire.read_step)
 
     def _ask(self, what: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
-        path = f"{self.wire.prefix}/{what}"
-        answer = self._server.post(path, body)
+        answer = self._server.post(f"/{what}", body)
         try:
             return read(answer)
         except MalformedAnswer as error:
-            raise MalformedAnswer(f"{self._server.url}{path}: {error}") from None
+            raise MalformedAnswer(f"{self._server.url}/{what}: {error}") from None
 
     def _give_up(self, fault: EnvironmentFault) -> None:
         """Release an environment that is not to be used again, unless it is nobody's, or another's, by now."""
@@ -243,14 +249,14 @@ class AgentGymWorld:
         self._server.distrust()
         unknown = isinstance(fault, EnvironmentRefusal) and any(words in str(fault) for words in _UNKNOWN_ID)
         if opened is not None and opened.restarts == self._server.restarts and self.wire.closes and not unknown:
-            self._server.close(f"{self.wire.prefix}/close", {self.wire.id_key: opened.env_id})
+            self._server.close("/close", {self.wire.id_key: opened.env_id})
 
     def _release(self) -> None:
         opened, self._opened = self._opened, None
         if opened is None or opened.restarts != self._server.restarts:
             return
         if self.wire.closes:
-            self._server.close(f"{self.wire.prefix}/close", {self.wire.id_key: opened.env_id})
+            self._server.close("/close", {self.wire.id_key: opened.env_id})
         else:
             self._server.give_back(opened.env_id)
 
@@ -265,7 +271,7 @@ class AgentGymWorld:
             raise ConfigError(f"{self.name}: option url: {fault}")
         if timeout_s <= 0 or patience_s < 0:
             raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s not below")
-        return connection(url.rstrip("/"), float(timeout_s), float(patience_s))
+        return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s))
 
     def start_hint(self) -> str:
         """Return how a server of this world is had."""

@@ -35,7 +35,7 @@ _WRONG_SERVER = (404, 405, 422)
 
 
 class Connection:
-    """A server at an address. Several threads may use it at once.
+    """One world of a server, at an address with the prefix of its paths. Several threads may use it at once.
 
     Args:
         timeout_s: seconds that the answer to a request may take.
@@ -91,7 +91,7 @@ class Connection:
             self._responsive = not isinstance(error, EnvironmentUnavailable)
             if isinstance(error, httpx.ConnectError):
                 self._count_restart()
-            _log.warning("%s keeps an environment until it ends, since closing %s failed: %s", self.url, body, error)
+            _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
 
     def spare(self) -> int | None:
         """Return the id of an environment that was given back, and is not now; None where there is none."""
@@ -103,14 +103,14 @@ class Connection:
         with self._lock:
             self._spare.append(env_id)
 
-    def _count_restart(self) -> None:
-        with self._lock:
-            self.restarts += 1
-            self._spare.clear()
-
     def distrust(self) -> None:
         """Forget the environments that were given back: after a fault, they may be gone as well."""
         with self._lock:
+            self._spare.clear()
+
+    def _count_restart(self) -> None:
+        with self._lock:
+            self.restarts += 1
             self._spare.clear()
 
     def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
