@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -138,35 +137,3 @@ def test_variables_stand_in_for_options_left_out() -> None:
     with pytest.raises(ConfigError, match="'nowhere' is not an address"):
         registry.make("agentgym-textcraft", {}, variables)
     assert isinstance(registry.make("agentgym-textcraft", {"url": "http://127.0.0.1:9"}, variables), Client)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
-def test_the_recipe_over_http_turns_from_end_to_end(process_env: dict[str, str], tmp_path: Path) -> None:
-    import asyncio
-
-    from agentr_core.store import Store
-    from flows.flywheel import flywheel
-
-    root = Path(__file__).parents[2]
-    with textcraft_server(process_env) as url:
-        overrides = [
-            f"workspace={tmp_path}",
-            f"environment.options.url={url}",
-            f"model.path={root / 'data/models/textcraft-tiny'}",
-            "instances.train_limit=12",
-            "instances.test_limit=4",
-            "search.dives=2",
-            "search.depth=6",
-            "evaluation.max_steps=6",
-            "evaluation.revision_test.limit=2",
-            "training.max_tokens=4000",
-        ]
-        asyncio.run(flywheel(str(root / "deployments/recipes/textcraft-http.yaml"), overrides))
-        assert httpx.get(f"{url}/list_envs").json() == []
-
-    store = Store(tmp_path / "store.duckdb")
-    assert store.query("select status from run")["status"].tolist() == ["finished"]
-    assert store.query("select count(*) n from event")["n"][0] == 0
-    assert store.query("select distinct environment from instance")["environment"].tolist() == ["agentgym-textcraft"]
-    assert store.query("select * from v_orphans").empty
