@@ -196,7 +196,7 @@ class ErrorsConfig:
 
 @record
 class ScaleConfig:
-    """Where trees are grown and episodes played: in this process, or in shards by the workers of a cluster."""
+    """Where trees are grown and episodes played, here or by the workers of a cluster, and how many at once."""
 
     runner: Literal["local", "dask", "ray"] = "local"
     address: str = ""
@@ -206,6 +206,9 @@ class ScaleConfig:
     """Processes of a cluster that is started; 0 leaves it to the library."""
     shard_size: Count = 32
     """Trees or episodes that a worker is given, and that come back and are stored, together."""
+    concurrency: Natural = 0
+    """Trees or episodes in flight at once in a process, each with an environment. 0: 512, or as many as fill two
+    batches if that is more. A server of environments may hold fewer."""
 
 
 @record

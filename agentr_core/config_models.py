@@ -142,15 +142,15 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     return faults
 
 
-def url_fault(url: str) -> str:
+def url_fault(url: str, *, example: str = "http://localhost:8000/v1") -> str:
     """Return what is wrong with the address of a server, or the empty string; secrets in it are not repeated."""
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port != 0
     except ValueError:
-        return "this is not an address; it must look like http://localhost:8000/v1"
+        return f"this is not an address; it must look like {example}"
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         return "an address holds no user, password or query, since it is stored; put the key in an environment variable"
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
-        return f"{url!r} is not an address; it must look like http://localhost:8000/v1"
+        return f"{url!r} is not an address; it must look like {example}"
     return ""

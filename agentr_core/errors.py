@@ -6,6 +6,7 @@
     │   ├── ModelDirectoryError       a model directory that is missing, incomplete or corrupt
     │   ├── EndpointError             a model server that cannot be used: its address, key, model name or quota
     │   ├── ModelServerError          a model server of ours that cannot be installed or started
+    │   ├── EnvironmentServerError    an environment server that cannot be used: its address, or what it serves
     │   ├── StoreError                a workspace that cannot be opened
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
@@ -13,6 +14,8 @@
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
     │   ├── EnvironmentUnavailable (Transient)
+    │   ├── EnvironmentRefusal        a server answered with an error: an id or instance it does not know, a crash
+    │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
     │   └── ReplayDiverged            replaying recorded actions gave another observation
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
@@ -61,6 +64,10 @@ class ModelServerError(UserError):
     """A model server of ours cannot be installed or started."""
 
 
+class EnvironmentServerError(UserError):
+    """An environment server cannot be used: its address is wrong, or it serves something else."""
+
+
 class StoreError(UserError):
     """A workspace cannot be opened."""
 
@@ -87,6 +94,14 @@ class EnvironmentFault(AgentrError):
 
 class EnvironmentUnavailable(EnvironmentFault, Transient):
     """An environment cannot be reached."""
+
+
+class EnvironmentRefusal(EnvironmentFault):
+    """An environment server answered with an error."""
+
+
+class MalformedAnswer(EnvironmentFault, Transient):
+    """An environment server's answer is not what its contract says."""
 
 
 class ReplayDiverged(EnvironmentFault):

@@ -1,13 +1,20 @@
-"""Environments as a person meets them: which there are, whether they work, and playing one by hand."""
+"""Environments as a person meets them: which there are, whether they work, playing one by hand, serving one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.errors import AgentrError, ConfigError
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
+from tasks.wiring import named_environment
+
+MAX_SERVED = 1_000_000
+"""A split with more instances is served only where it is named."""
 
 
 def names() -> tuple[str, ...]:
@@ -15,16 +22,44 @@ def names() -> tuple[str, ...]:
     return registry.names()
 
 
-def diagnose(name: str | None) -> list[dict[str, Any]]:
-    """Return for one environment, or each, whether it keeps the contract: `name`, `ok`, `detail`."""
+def options_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return options of an environment from words like `url=http://127.0.0.1:36001`. Raises `ConfigError`."""
+    options = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        try:
+            options[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            separator = ""
+        if not (name and separator):
+            raise ConfigError(f"option {pair!r} must look like name=value, with a value in YAML")
+    return options
+
+
+def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return for one environment, or each, how it is: `name`, `ok`, `status`, `detail`.
+
+    The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail says what.
+    `options` are for one environment only. Raises `ConfigError` for an unknown name.
+    """
+    if name is None and options:
+        raise ConfigError("options belong to one environment; name it")
     if name is not None and name not in registry.names():
-        registry.make(name, {})
-    return [_diagnose(each) for each in ([name] if name else registry.names())]
+        named_environment(name, options)
+    return [_diagnose(each, options) for each in ([name] if name else registry.names())]
 
 
-def play(name: str, split: str, index: int | None, *, read: Callable[[], str], write: Callable[[str], Any]) -> None:
+def play(
+    name: str,
+    options: Mapping[str, Any],
+    split: str,
+    index: int | None,
+    *,
+    read: Callable[[], str],
+    write: Callable[[str], Any],
+) -> None:
     """Let a person play one instance: `read` returns an action, the empty one ends it. Raises `ConfigError`."""
-    env = registry.make(name, {})
+    env = named_environment(name, options)
     try:
         instances = env.instances(split)
         chosen = next((i for i in instances if index is None or i.index == index), None)
@@ -32,7 +67,10 @@ def play(name: str, split: str, index: int | None, *, read: Callable[[], str], w
             raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
         write(f"{env.instruction}\n\n{env.reset(chosen)}\n")
         while action := read().strip():
-            observation, reward, terminated, truncated, info = env.step(env.parse(f"Action: {action}"))
+            # Some worlds mark an action in another way than with a label; there it is typed with its marks.
+            observation, reward, terminated, truncated, info = env.step(
+                env.parse(f"Action: {action}") or env.parse(action)
+            )
             write(observation)
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
@@ -41,10 +79,56 @@ def play(name: str, split: str, index: int | None, *, read: Callable[[], str], w
         env.close()
 
 
-def _diagnose(name: str) -> dict[str, Any]:
+def serve(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    host: str,
+    port: int,
+    splits: Sequence[str],
+    idle_s: float,
+    say: Callable[[str], Any],
+) -> None:
+    """Serve an environment in AgentGym's contract until interrupted: in that of the world of its name, if there is one.
+
+    Raises `ConfigError` for an unknown name, option or split, and for an address that cannot be listened at.
+    """
+    import uvicorn
+
+    from agentr_core.environments.agentgym import server
+    from agentr_core.environments.agentgym.wire import WIRES
+
+    env = named_environment(name, options)
     try:
-        violations = check(lambda: registry.make(name, {}))
+        chosen = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
+        numbers = server.numbered(env, chosen)
+    finally:
+        env.close()
+    wire = WIRES.get(name, WIRES["textcraft"])
+    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s)
+    with _listen(host, port) as listening:
+        where = f"http://{host}:{listening.getsockname()[1]}"
+        say(f"{name} is served at {where}{wire.prefix}: {len(numbers)} instances of {', '.join(chosen)}")
+        # Longer than clients keep an idle connection, so that none is closed under a request.
+        config = uvicorn.Config(
+            made, log_level="warning", ws="none", timeout_keep_alive=75, timeout_graceful_shutdown=5
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen at {host}:{port} ({error}); choose another --host or --port") from error
+
+
+def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        violations = check(lambda: named_environment(name, options))
+    except (UserError, EnvironmentUnavailable) as error:
+        return {"name": name, "ok": False, "status": "missing", "detail": str(error)}
     except AgentrError as error:
-        return {"name": name, "ok": False, "detail": str(error)}
+        return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
     detail = "; ".join(f"{v.rule}: {v.detail}" for v in violations) or "keeps the contract"
-    return {"name": name, "ok": not violations, "detail": detail}
+    return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentr_core import config
 from agentr_core.config import ModelConfig, ModelRole, Recipe
@@ -74,7 +75,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a file, its environment's options and its cluster's extra checked. Raises `ConfigError`."""
     recipe = config.load(path, overrides)
     runners.check(recipe.scale)
-    registry.make(recipe.environment.name, recipe.environment.options).close()
+    make_environment(recipe).close()
     return recipe
 
 
@@ -117,7 +118,12 @@ def _unseen(done: int, total: int, note: str) -> None:
 
 def make_environment(recipe: Recipe) -> Environment:
     """Return a new environment of a recipe."""
-    return registry.make(recipe.environment.name, recipe.environment.options)
+    return named_environment(recipe.environment.name, recipe.environment.options)
+
+
+def named_environment(name: str, options: Mapping[str, Any]) -> Environment:
+    """Return a new environment; options that are left out come from the variables that its class names."""
+    return registry.make(name, options, os.environ)
 
 
 def load_model(recipe: Recipe, role: ModelRole, policy: Path) -> ChatModel:

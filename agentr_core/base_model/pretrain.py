@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,21 @@ TOKENIZER_SAMPLES = 5000
 DECAY_SHARE = 0.5
 
 
-def make_curriculum(config: BaseConfig, seed: int) -> Curriculum:
-    """Return the stream of samples that a configuration asks for."""
+def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum:
+    """Return the stream of samples that a configuration asks for, after so many drills."""
     return Curriculum(
         seed=seed,
         judge_share=config.judge_share,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,
-        drills=config.drills,
+        drills=drills,
     )
 
 
 def make_tokenizer(config: BaseConfig, seed: int) -> Any:
     """Return the tokenizer of the base model: its phrases are those of the curriculum's first samples."""
     # Drills lack most of what a model has to say.
-    curriculum = make_curriculum(replace(config, drills=0), seed)
+    curriculum = make_curriculum(config, seed, drills=0)
     samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
     numbers = "".join(f" {number} , {number}" for number in range(129))
     revision = f"\nAction: {ACTION}\nCould not execute {ACTION}\n{ACKNOWLEDGEMENT}"
@@ -100,7 +99,10 @@ class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield batches from the first one on."""
         renderer = Renderer(self._tokenizer)
-        rows = (renderer.render_sample(sample.messages) for sample in make_curriculum(self._config, self._seed))
+        rows = (
+            renderer.render_sample(sample.messages)
+            for sample in make_curriculum(self._config, self._seed, drills=self._config.drills)
+        )
         return batches(rows, batch_tokens=self._config.batch_tokens, pad=self._tokenizer.pad_token_id)
 
 

@@ -1,7 +1,8 @@
 """Environments by name: those that come along and those that other packages add.
 
 A package adds one with an entry point in the group `agentr.environments` that names a class; the class takes the
-recipe's `environment.options` as keyword arguments.
+recipe's `environment.options` as keyword arguments. Where a class has `variables`, a mapping of options to
+environment variables, an option that the recipe leaves out comes from its variable.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
-def make(name: str, options: Mapping[str, Any]) -> Environment:
-    """Return a new environment.
+def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> Environment:
+    """Return a new environment; `variables` are those of the process.
 
     Raises:
         ConfigError: there is no environment of that name, or it has no such option.
@@ -38,5 +39,7 @@ def make(name: str, options: Mapping[str, Any]) -> Environment:
         raise ConfigError(
             f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
         )
-    environment: Environment = kind(**options)
+    named: Mapping[str, str] = getattr(kind, "variables", {})
+    told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
+    environment: Environment = kind(**{**told, **options})
     return environment

@@ -17,6 +17,7 @@ from agentr_core.environments import crafting_oracle, crafting_text
 from agentr_core.environments.crafting import CraftingTask, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
 from agentr_core.environments.crafting_recipes import Recipe, RecipeBook, load_folder, load_shipped, load_split
+from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import derive_seed
@@ -70,7 +71,7 @@ class TextCraft:
             indices = [index for index in self._split[split] if index < len(self.book.goals)]
         else:
             raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
-        return _Instances(split, indices)
+        return Instances(self.name, split, indices)
 
     def task(self, instance: Instance) -> CraftingTask:
         """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an unknown one."""
@@ -94,8 +95,7 @@ class TextCraft:
 
     def parse(self, reply: str) -> str:
         """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
-        labelled = _LABELLED.findall(reply)
-        return " ".join(_FOREIGN.sub("", labelled[-1].lower()).split()) if labelled else ""
+        return parse_action(reply)
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
@@ -159,20 +159,10 @@ _shipped_book = cache(load_shipped)
 _shipped_split = cache(load_split)
 
 
-class _Instances(Sequence[Instance]):
-    """The instances of one split, made when they are asked for: a split may hold billions."""
-
-    def __init__(self, split: str, indices: Sequence[int]) -> None:
-        self._split = split
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return _Instances(self._split, self._indices[position])
-        return Instance(environment="textcraft", split=self._split, index=self._indices[position])
+def parse_action(reply: str) -> str:
+    """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+    labelled = _LABELLED.findall(reply)
+    return " ".join(_FOREIGN.sub("", labelled[-1].lower()).split()) if labelled else ""
 
 
 def listed_commands(world: RecipeBook, goal: str, instance: Instance) -> tuple[Recipe, ...]:

@@ -16,8 +16,8 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models import openai_endpoint as endpoints
 from agentr_core.models.openai_endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai_wire import bodies, read_completion
-from agentr_core.models.retrying import RetryPolicy, wait_before_retry
 from agentr_core.rendering import Renderer, load_renderer
+from agentr_core.retrying import RetryPolicy, wait_before_retry
 from agentr_core.types import Generation, Message, Request
 
 _CACHED_PROMPTS = 4096

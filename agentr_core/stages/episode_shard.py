@@ -64,7 +64,7 @@ class EpisodeShard:
                         temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
                     ),
                     errors=recipe.errors,
-                    concurrency=in_flight(batcher, 1),
+                    concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
                     on_result=take,
                     total=self.total,

@@ -92,12 +92,12 @@ def held_back(sampler: Sampler, sink: Sink) -> Sample:
     return sample
 
 
-def in_flight(sampler: Sampler, replies: int) -> int:
+def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
     """Return how many trees or episodes to have in flight: enough that while some act, others fill the next batch.
 
-    Each asks for `replies` at a time. There are never fewer than 512.
+    Each asks for `replies` at a time. If none are `wanted` in particular, there are never fewer than 512.
     """
-    return max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
+    return wanted or max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
 
 
 def speed(batcher: Sampler) -> str:

@@ -119,7 +119,7 @@ class TreeShard:
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
-                    concurrency=in_flight(batcher, recipe.search.width),
+                    concurrency=in_flight(batcher, recipe.search.width, wanted=recipe.scale.concurrency),
                     on_result=lambda *_: show(1),
                     total=self.total,
                 )

@@ -10,8 +10,11 @@ from agentr_core.environments.textcraft import TextCraft
 from agentr_core.errors import ConfigError
 from agentr_core.types import Transition
 
+# The others need an address, or the name of an environment of Gymnasium; they have tests of their own.
+COMPLETE = [name for name in registry.names() if name != "gymnasium" and not name.startswith("agentgym-")]
 
-@pytest.mark.parametrize("name", registry.names())
+
+@pytest.mark.parametrize("name", COMPLETE)
 def test_installed_environment_keeps_the_contract(name):
     assert check(lambda: registry.make(name, {}), instances_per_split=8) == ()
 

@@ -45,3 +45,4 @@ def test_large_batches_are_kept_full() -> None:
     assert in_flight(Batcher(model, max_batch=16), 4) == 512
     assert in_flight(Batcher(model, max_batch=4096), 4) == 2048
     assert in_flight(Batcher(model, max_batch=4096), 1) == 8192
+    assert in_flight(Batcher(model, max_batch=4096), 1, wanted=8) == 8

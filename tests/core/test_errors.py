@@ -51,5 +51,6 @@ def test_the_users_mistakes_are_told_from_ours() -> None:
         errors.EnvironmentUnavailable,
         errors.ModelUnavailable,
         errors.MalformedReply,
+        errors.MalformedAnswer,
         errors.WorkerLost,
     }

@@ -26,6 +26,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     # What starts and names a server is run by tests/flows/test_deployment.py and tests/vllm.
     servers = ("prefect server start", "export PREFECT_API_URL=", "agentr serve")
     servers += ("agentr models serve", "export AGENTR_VLLM=")
+    # This one is run by tests/flows/test_env_cli.py.
+    servers += ("agentr env serve textcraft",)
     # These tests/flows/test_work_pools.py and test_clusters.py take from here and run.
     several = (
         "export AGENTR_HOME=",

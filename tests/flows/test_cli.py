@@ -74,7 +74,7 @@ def store(tmp_path: Path) -> Store:
         ("search.width=0", "search.width: input should be greater than or equal to 1 (got 0)"),
         ("search.width", "override 'search.width' must look like section.field=value"),
         ("seed.deep=1", "seed: input should be a valid integer"),
-        ("environment.name=dour", "there is no environment 'dour'; installed are door, textcraft"),
+        ("environment.name=dour", "there is no environment 'dour'; installed are agentgym-academia, "),
         ("environment.options.loud=1", "environment door has no option loud; it has pause"),
         ("instances.train=attic", "door has no split 'attic'"),
         ("instances.train=test", "train and test are the same split ('test')"),

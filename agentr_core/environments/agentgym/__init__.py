@@ -1,0 +1,1 @@
+"""Worlds behind the HTTP servers of AgentGym (arXiv 2406.04151): the contract, a client and a server of our own."""

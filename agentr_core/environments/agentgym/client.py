@@ -1,0 +1,278 @@
+"""An environment that lives on an AgentGym server: opened once, reset often, restored by replay, always closed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from agentr_core.config import url_fault
+from agentr_core.environments.agentgym.connection import Connection, connection
+from agentr_core.environments.agentgym.ids import check_apart, read_ids
+from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, short
+from agentr_core.environments.instances import Instances
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentRefusal,
+    EnvironmentServerError,
+    MalformedAnswer,
+    ReplayDiverged,
+)
+from agentr_core.types import Instance, Transition
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+# How the servers word an id that they do not, or no longer, know.
+_UNKNOWN_ID = ("is not valid", "has been deleted")
+
+
+class Opened(NamedTuple):
+    """An environment on the server; it is ours as long as the server was not seen to restart."""
+
+    env_id: int
+    restarts: int
+
+
+class AgentGymWorld:
+    """A world on an AgentGym server, which must run at `url`. A subclass `world="x"` is the environment `agentgym-x`.
+
+    A step is sent once. Where nobody knows whether it was carried out (no answer in time, a broken connection, an
+    error, garbage), the environment is given up: a fresh one is opened, the episode replayed in it with every answer
+    compared to what came before, and the step sent there. Only a connection that failed is simply tried again.
+
+    Args:
+        url: the address of the server, such as http://127.0.0.1:36001; otherwise the variable named in `variables`.
+        train: the instances of the split: numbers and ranges such as "0-99,120", or the path of a file of AgentGym;
+            otherwise the published ones, where they are known.
+        test: the same for the test split.
+        timeout_s: seconds that an answer may take.
+        patience_s: seconds for which a server that cannot be connected to is tried again.
+        retries: how often an episode is restored, for one step, before the fault is raised.
+    """
+
+    name: ClassVar[str]
+    wire: ClassVar[Wire]
+    instruction: ClassVar[str]
+    acknowledgement: ClassVar[str] = "Ok."
+    step_limit: ClassVar[int]
+    variables: ClassVar[Mapping[str, str]]
+    can_snapshot: ClassVar[bool] = False
+    blocking: ClassVar[bool] = True
+
+    def __init_subclass__(cls, *, world: str = "") -> None:
+        super().__init_subclass__()
+        if world:
+            cls.name = f"agentgym-{world}"
+            cls.wire = WIRES[world]
+            cls.variables = {"url": f"AGENTR_AGENTGYM_{world.upper()}"}
+
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        train: str = "",
+        test: str = "",
+        timeout_s: float = 60.0,
+        patience_s: float = 30.0,
+        retries: int = 2,
+    ) -> None:
+        self._server = self._connect(url, timeout_s, patience_s)
+        self._ids: dict[str, Sequence[int]] = {"train": (), "test": ()} | dict(self.published_ids())
+        self._ids |= {
+            split: read_ids(given, f"{self.name}: option {split}")
+            for split, given in (("train", train), ("test", test))
+            if given
+        }
+        if not any(self._ids.values()):
+            raise ConfigError(
+                f"{self.name} needs the options train and test: instances such as 0-99,120, or a data file of AgentGym"
+            )
+        check_apart(self._ids["train"], self._ids["test"], self.name)
+        self._retries = retries
+        self._opened: Opened | None = None
+        self._instance: Instance | None = None
+        self._first = ""
+        self._steps: list[tuple[str, Turn]] = []
+        self._lock = threading.Lock()
+        self._busy = False
+        self._closed = False
+
+    def published_ids(self) -> Mapping[str, Sequence[int]]:
+        """Return the published instances of each split that has any."""
+        return {}
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self._ids)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split; an index is AgentGym's own number of the instance."""
+        if split not in self._ids:
+            raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits())}")
+        return Instances(self.name, split, self._ids[split])
+
+    def reset(self, instance: Instance) -> str:
+        """Return the first observation of a fresh episode."""
+        if instance.environment != self.name or instance.index not in self._ids.get(instance.split, ()):
+            raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
+        with self._call():
+            self._instance, self._steps = None, []
+            self._first = self._insist(lambda: self._begin(instance))
+            self._instance = instance
+        return self._first
+
+    def step(self, action: str) -> Transition:
+        """Return what one action leads to. Raises `EnvironmentFault` before a reset and after the end."""
+        instance = self._instance
+        if instance is None or (self._steps and self._steps[-1][1].ended):
+            raise EnvironmentFault(f"{self.name}: a step {'after the end' if instance else 'before the reset'}")
+        with self._call():
+            turn = self._insist(lambda: self._continue(instance, action))
+            self._steps.append((action, turn))
+        return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, {"success": turn.success})
+
+    def parse(self, reply: str) -> str:
+        """Return the action in a reply; each world says how."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Any:
+        """Raise `EnvironmentFault`: a server copies no state."""
+        raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
+
+    def restore(self, snapshot: Any) -> None:
+        """Raise `EnvironmentFault`: a server copies no state."""
+        self.snapshot()
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return None: the servers do not tell how hard an instance is."""
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return None: the servers have no expert."""
+        return None
+
+    def close(self) -> None:
+        """Release the environment on the server, for good; if a call is under way in a thread, as soon as it ends."""
+        with self._lock:
+            self._closed = True
+            if self._busy:
+                return
+        self._release()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Keep `close` from releasing the id during the block, and release it after the block in its stead."""
+        with self._lock:
+            if self._closed:
+                raise EnvironmentFault(f"{self.name}: this environment is closed")
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy = False
+                closed = self._closed
+            if closed:
+                self._release()
+
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        """Return what an attempt returns; after a fault the environment is given up, so that a fresh one is opened."""
+        retries = self._retries
+        while True:
+            try:
+                return attempt()
+            except EnvironmentFault as fault:
+                self._give_up(fault)
+                if not retries or self._closed or isinstance(fault, ReplayDiverged):
+                    raise
+                retries -= 1
+                _log.info("%s goes on in a fresh environment after: %s", self.name, fault)
+
+    def _begin(self, instance: Instance) -> str:
+        wire = self.wire
+        if self._opened is None or self._opened.restarts != self._server.restarts:
+            self._opened = None
+            restarts = self._server.restarts
+            env_id = self._server.spare()
+            if env_id is None:
+                env_id = self._create(wire.create_body(instance.index))
+                # Refusals that the create itself waited out came before the id.
+                restarts = self._server.restarts
+            self._opened = Opened(env_id, restarts)
+        return self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+
+    def _create(self, body: dict[str, Any]) -> int:
+        answer = self._server.post("/create", body, patient=True)
+        try:
+            return self.wire.read_id(answer)
+        except MalformedAnswer as error:
+            raise EnvironmentServerError(
+                f"this is no AgentGym server of {self.name}: {self._server.url}/create: {error}"
+            ) from error
+
+    def _continue(self, instance: Instance, action: str) -> Turn:
+        if self._opened is None or self._opened.restarts != self._server.restarts:
+            self._replay(instance)
+        return self._act(action)
+
+    def _replay(self, instance: Instance) -> None:
+        if (first := self._begin(instance)) != self._first:
+            raise ReplayDiverged(
+                f"{instance.key} began with {short(self._first)}, and in a fresh environment with {short(first)}"
+            )
+        for position, (action, turn) in enumerate(self._steps):
+            if (again := self._act(action)) != turn:
+                raise ReplayDiverged(
+                    f"{instance.key}: step {position}, {action!r}, gave {short(turn)}, and in a fresh environment "
+                    f"{short(again)}"
+                )
+
+    def _act(self, action: str) -> Turn:
+        if self._opened is None:
+            raise EnvironmentFault(f"{self.name}: there is no environment to act in")
+        return self._ask("step", self.wire.step_body(self._opened.env_id, action), self.wire.read_step)
+
+    def _ask(self, what: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
+        answer = self._server.post(f"/{what}", body)
+        try:
+            return read(answer)
+        except MalformedAnswer as error:
+            raise MalformedAnswer(f"{self._server.url}/{what}: {error}") from None
+
+    def _give_up(self, fault: EnvironmentFault) -> None:
+        """Release an environment that is not to be used again, unless it is nobody's, or another's, by now."""
+        opened, self._opened = self._opened, None
+        self._server.distrust()
+        unknown = isinstance(fault, EnvironmentRefusal) and any(words in str(fault) for words in _UNKNOWN_ID)
+        if opened is not None and opened.restarts == self._server.restarts and self.wire.closes and not unknown:
+            self._server.close("/close", {self.wire.id_key: opened.env_id})
+
+    def _release(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None or opened.restarts != self._server.restarts:
+            return
+        if self.wire.closes:
+            self._server.close("/close", {self.wire.id_key: opened.env_id})
+        else:
+            self._server.give_back(opened.env_id)
+
+    def _connect(self, url: str, timeout_s: float, patience_s: float) -> Connection:
+        variable = self.variables["url"]
+        if not url:
+            raise ConfigError(
+                f"{self.name} needs the address of a server: set the option url, or the variable {variable}; "
+                f"{self.start_hint()}"
+            )
+        if fault := url_fault(url, example="http://127.0.0.1:36001"):
+            raise ConfigError(f"{self.name}: option url: {fault}")
+        if timeout_s <= 0 or patience_s < 0:
+            raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s not below")
+        return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s))
+
+    def start_hint(self) -> str:
+        """Return how a server of this world is had."""
+        return "AgentGym's repository says how to start one"

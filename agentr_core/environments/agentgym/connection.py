@@ -1,0 +1,155 @@
+"""One AgentGym server as this process sees it: requests over shared connections, its errors as ours, ids to spare."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+import weakref
+from functools import cache
+from typing import Any
+
+import httpx
+
+from agentr_core.errors import (
+    EnvironmentFault,
+    EnvironmentRefusal,
+    EnvironmentServerError,
+    EnvironmentUnavailable,
+    MalformedAnswer,
+)
+from agentr_core.retrying import RetryPolicy, wait_before_retry
+
+_log = logging.getLogger(__name__)
+
+# More connections than threads use at once. They are given up before a server of Uvicorn does so (5 s): a request that
+# crosses such an end is one of which nobody knows whether it was carried out.
+_LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=3)
+_CONNECT_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
+# Status codes of what stands before a server that is not there or has too much to do.
+_UNAVAILABLE = (429, 502, 503, 504)
+_WRONG_SERVER = (404, 405, 422)
+
+
+class Connection:
+    """One world of a server, at an address with the prefix of its paths. Several threads may use it at once.
+
+    Args:
+        timeout_s: seconds that the answer to a request may take.
+        patience_s: seconds for which a connection is tried again before the server counts as gone.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, patience_s: float) -> None:
+        self.url = url
+        self.restarts = 0
+        """How often a connection was refused: an id from before may be nobody's now, or somebody else's."""
+        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
+        self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
+        self._client = httpx.Client(base_url=url, timeout=self._timeout, limits=_LIMITS)
+        self._spare: list[int] = []
+        self._responsive = True
+        self._lock = threading.Lock()
+        weakref.finalize(self, self._client.close)
+
+    def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
+        """Return the answer to a request, which is sent at most once.
+
+        With `patient` a connection that cannot be made is tried again until `patience_s` have passed. That is for
+        requests without an id: when the server is back, an id from before may be another client's.
+
+        Raises:
+            EnvironmentUnavailable: no connection, or no answer, or an answer in the name of a server that is not there.
+            EnvironmentRefusal: the server answered with an error, in either style.
+            MalformedAnswer: what came is no JSON.
+            EnvironmentServerError: the server has no such path, or wants other fields.
+        """
+        began = time.monotonic()
+        for failures in itertools.count(1):
+            try:
+                return self._post(path, body, self._timeout)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if isinstance(error, httpx.ConnectError):
+                    self._count_restart()
+                elapsed = time.monotonic() - began
+                wait = wait_before_retry(self._patience, failures=failures, elapsed=elapsed, uniform=random.random())
+                if wait is None or not patient:
+                    raise EnvironmentUnavailable(
+                        f"{self.url} cannot be reached ({error}); start the server, or correct its address"
+                    ) from error
+                time.sleep(wait)
+
+    def close(self, path: str, body: dict[str, Any]) -> None:
+        """Ask the server to close an environment; a failure is logged, and a server that hung is not asked again."""
+        if not self._responsive:
+            return
+        try:
+            self._post(path, body, httpx.Timeout(_CLOSE_SECONDS))
+        except (EnvironmentFault, EnvironmentServerError, httpx.ConnectError, httpx.ConnectTimeout) as error:
+            self._responsive = not isinstance(error, EnvironmentUnavailable)
+            if isinstance(error, httpx.ConnectError):
+                self._count_restart()
+            _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
+
+    def spare(self) -> int | None:
+        """Return the id of an environment that was given back, and is not now; None where there is none."""
+        with self._lock:
+            return self._spare.pop() if self._spare else None
+
+    def give_back(self, env_id: int) -> None:
+        """Keep an environment of a server without a close for whoever needs the next one."""
+        with self._lock:
+            self._spare.append(env_id)
+
+    def distrust(self) -> None:
+        """Forget the environments that were given back: after a fault, they may be gone as well."""
+        with self._lock:
+            self._spare.clear()
+
+    def _count_restart(self) -> None:
+        with self._lock:
+            self.restarts += 1
+            self._spare.clear()
+
+    def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
+        where = f"{self.url}{path}"
+        try:
+            response = self._client.post(path, json=body, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise
+        except httpx.TimeoutException as error:
+            raise EnvironmentUnavailable(
+                f"{where} gave no answer within {timeout.read:g} s; see whether the server works, or raise timeout_s"
+            ) from error
+        except httpx.HTTPError as error:
+            raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
+        self._responsive = True
+        return _read(where, response)
+
+
+@cache
+def connection(url: str, timeout_s: float, patience_s: float) -> Connection:
+    """Return the one connection of this process to a server; it outlives environments, for the ids to spare in it."""
+    return Connection(url, timeout_s=timeout_s, patience_s=patience_s)
+
+
+def _read(where: str, response: httpx.Response) -> Any:
+    status = response.status_code
+    said = " ".join(response.text.split())[:300] or "without a word"
+    if status in _UNAVAILABLE:
+        raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
+    if status in _WRONG_SERVER:
+        raise EnvironmentServerError(
+            f"{where} answered {status} ({said}): this is no AgentGym server of that world; correct the address"
+        )
+    if status != httpx.codes.OK:
+        raise EnvironmentRefusal(f"{where} answered {status}: {said}")
+    try:
+        answer = response.json()
+    except ValueError as error:
+        raise MalformedAnswer(f"{where} answered with what is no JSON: {said}") from error
+    if isinstance(answer, dict) and "error" in answer:
+        raise EnvironmentRefusal(f"{where} answered: {answer['error']}")
+    return answer

@@ -1,0 +1,227 @@
+"""Any environment as a server that speaks AgentGym's contract."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError, create_model
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from agentr_core.environments.agentgym.wire import Wire
+from agentr_core.errors import AgentrError, EnvironmentRefusal
+from agentr_core.protocols import Environment
+from agentr_core.types import Instance
+
+
+@dataclass(slots=True)
+class Seat:
+    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the standing reward."""
+
+    env: Environment
+    observation: str = ""
+    latest: Any = None
+    reward: float = 0.0
+    used: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Seats:
+    """The environments that clients have open, by id.
+
+    Ids begin at a random number: one from before a restart is nobody's, and is refused.
+
+    Args:
+        make: returns a new environment.
+        numbers: the instances that can be asked for, by number.
+        idle_s: seconds after which an environment that nobody used is closed when the next one is opened.
+    """
+
+    def __init__(
+        self, make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance], *, idle_s: float
+    ) -> None:
+        self._make = make
+        self._wire = wire
+        self._numbers = numbers
+        self._order = sorted(numbers)
+        self._idle_s = idle_s
+        self._next = secrets.randbelow(2**40)
+        self._seats: dict[int, Seat] = {}
+        self._lock = threading.Lock()
+
+    def ids(self) -> list[int]:
+        """Return the ids of the open environments."""
+        with self._lock:
+            return sorted(self._seats)
+
+    def create(self, body: Mapping[str, Any]) -> Any:
+        """Open an environment and return the answer."""
+        self._close_idle()
+        seat = Seat(self._make())
+        with self._lock:
+            env_id = self._next
+            self._next += 1
+        answer = self._wire.write_id(env_id)
+        if self._wire.created_ready:
+            answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
+        with self._lock:
+            self._seats[env_id] = seat
+        return answer
+
+    def reset(self, body: Mapping[str, Any]) -> Any:
+        """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
+        env_id = body[self._wire.id_key]
+        seat = self._seat(env_id)
+        with seat.lock:
+            return self._reset(env_id, seat, body[self._wire.item])
+
+    def step(self, body: Mapping[str, Any]) -> Any:
+        """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that was never reset."""
+        env_id = body[self._wire.id_key]
+        seat = self._seat(env_id)
+        with seat.lock:
+            if seat.latest is None:
+                raise EnvironmentRefusal(f"The id {env_id} was never reset.")
+            transition = seat.env.step(self._wire.unwrap(body["action"]))
+            seat.latest = self._wire.write_step(transition, before=seat.reward)
+            seat.observation, seat.reward = transition.observation, transition.reward
+            return seat.latest
+
+    def close(self, body: Mapping[str, Any]) -> bool:
+        """Close an environment. Raises `EnvironmentRefusal` for an id that is not open."""
+        with self._lock:
+            seat = self._seats.pop(body[self._wire.id_key], None)
+        if seat is None:
+            raise _unknown(body[self._wire.id_key])
+        with seat.lock:
+            seat.env.close()
+        return True
+
+    def observation(self, env_id: int) -> str:
+        """Return the last observation. Raises `EnvironmentRefusal`."""
+        return self._seat(env_id).observation
+
+    def detail(self, env_id: int) -> Any:
+        """Return the last answer to a step or reset. Raises `EnvironmentRefusal`."""
+        return self._seat(env_id).latest
+
+    def close_all(self) -> None:
+        """Close all environments."""
+        for env_id in self.ids():
+            self.close({self._wire.id_key: env_id})
+
+    def _seat(self, env_id: int) -> Seat:
+        with self._lock:
+            seat = self._seats.get(env_id)
+        if seat is None:
+            raise _unknown(env_id)
+        seat.used = time.monotonic()
+        return seat
+
+    def _reset(self, env_id: int, seat: Seat, number: int) -> Any:
+        instance = self._numbers.get(number)
+        if instance is None:
+            raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
+        seat.observation, seat.reward = seat.env.reset(instance), 0.0
+        seat.latest = self._wire.write_first(env_id, seat.observation)
+        return seat.latest
+
+    def _close_idle(self) -> None:
+        limit = time.monotonic() - self._idle_s
+        with self._lock:
+            idle = [env_id for env_id, seat in self._seats.items() if seat.used < limit and not seat.lock.locked()]
+            seats = [self._seats.pop(env_id) for env_id in idle]
+        for seat in seats:
+            seat.env.close()
+
+
+def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
+    """Return the instances of some splits by the number that clients ask for.
+
+    It is the index of the instance where no two splits share one, as in TextCraft; otherwise its place in the order
+    of the splits. Raises `ConfigError` for an unknown split.
+    """
+    instances = [instance for split in splits for instance in env.instances(split)]
+    by_index = {instance.index: instance for instance in instances}
+    return by_index if len(by_index) == len(instances) else dict(enumerate(instances))
+
+
+def app(
+    make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance], *, idle_s: float = 3600.0
+) -> Starlette:
+    """Return the ASGI application; its environments are closed when it shuts down."""
+    seats = Seats(make, wire, numbers, idle_s=idle_s)
+    create = create_model("Create", id=(int, ...)) if wire.item_at_create else create_model("Create")
+    key: dict[str, Any] = {wire.id_key: (int, ...)}
+    reset = create_model("Reset", **(key | {wire.item: (int, ...)}))
+    step = create_model("Step", **key, action=(str, ...))
+    close = create_model("Close", **key)
+
+    def post(path: str, model: type[BaseModel], act: Callable[[Mapping[str, Any]], Any]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                body = model.model_validate_json(await request.body() or b"{}", strict=True).model_dump()
+            except ValidationError as error:
+                return JSONResponse({"detail": error.errors(include_url=False, include_context=False)}, 422)
+            return await _answer(wire, lambda: act(body))
+
+        return Route(wire.prefix + path, endpoint, methods=["POST"])
+
+    def get(path: str, look: Callable[[int], Any]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            given = request.query_params.get(wire.id_key, "")
+            if not given.isdecimal():
+                return JSONResponse({"detail": f"the query parameter {wire.id_key} must be a number"}, 422)
+            return await _answer(wire, lambda: look(int(given)))
+
+        return Route(wire.prefix + path, endpoint)
+
+    async def alive(request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def list_envs(request: Request) -> Response:
+        return JSONResponse(seats.ids())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await run_in_threadpool(seats.close_all)
+
+    return Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route("/", alive),
+            Route(f"{wire.prefix}/list_envs", list_envs),
+            get("/observation", seats.observation),
+            get("/detail", seats.detail),
+            post("/create", create, seats.create),
+            post("/reset", reset, seats.reset),
+            post("/step", step, seats.step),
+            post("/close", close, seats.close),
+        ],
+    )
+
+
+async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
+    """Return what `act` returns, off the event loop; an error of the environment in the style of the contract."""
+    try:
+        return JSONResponse(await run_in_threadpool(act))
+    except AgentrError as error:
+        if wire.id_key == "id":
+            return JSONResponse({"error": str(error)})
+        return PlainTextResponse(f"Internal Server Error: {error}", 500)
+
+
+def _unknown(env_id: int) -> EnvironmentRefusal:
+    return EnvironmentRefusal(f"The id {env_id} is not valid.")

@@ -1,0 +1,205 @@
+"""The worlds of AgentGym as environments: what the agent is told, how its replies are read, which instances there are.
+
+Step limits and numbers of instances are AgentGym's (arXiv 2406.04151); the wording of the instructions is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from agentr_core.environments import crafting_text, textcraft
+from agentr_core.environments.agentgym import texts
+from agentr_core.environments.agentgym.client import AgentGymWorld
+from agentr_core.environments.crafting_recipes import load_split
+from agentr_core.types import Instance
+
+_LINE = re.compile(r"Action:[ \t]*\n?([^\n]*)")
+_REST = re.compile(r".*Action:(.*)", re.DOTALL)
+_TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
+_SQL = re.compile(r"```sql(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(.*?)```", re.DOTALL)
+
+
+class TextCraft(AgentGymWorld, world="textcraft"):
+    """TextCraft, told and read as the native one; its expert and depths are the native one's, too."""
+
+    instruction = crafting_text.INSTRUCTION
+    step_limit = 20
+
+    def published_ids(self) -> Mapping[str, Sequence[int]]:
+        """Return the published splits."""
+        return load_split()
+
+    def parse(self, reply: str) -> str:
+        """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+        return textcraft.parse_action(reply)
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return the length of the longest chain of crafts to the goal."""
+        return _native().depth(_local(instance))
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the replies of the native expert: goals are the same for the same number, and so are the recipes."""
+        return _native().expert(_local(instance))
+
+    def start_hint(self) -> str:
+        """Return how a server of this world is had."""
+        return "`agentr env serve textcraft` starts one"
+
+
+@lru_cache(maxsize=1)
+def _native() -> textcraft.TextCraft:
+    return textcraft.TextCraft()
+
+
+def _local(instance: Instance) -> Instance:
+    return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
+
+
+class _LineWorld(AgentGymWorld):
+    """A world whose actions are one line."""
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        found = _LINE.findall(reply)
+        return found[-1].strip() if found else ""
+
+
+class SciWorld(_LineWorld, world="sciworld"):
+    """ScienceWorld without simplifications; the reward is the score so far, a wrong focus is a disaster."""
+
+    instruction = texts.SCIWORLD
+    step_limit = 30
+
+
+class WebShop(_LineWorld, world="webshop"):
+    """WebShop on AgentGym's 1,000 products with synthetic goals."""
+
+    instruction = texts.WEBSHOP
+    step_limit = 10
+
+
+class AlfWorld(_LineWorld, world="alfworld"):
+    """ALFWorld as text; the test games come from seen rooms."""
+
+    instruction = texts.ALFWORLD
+    step_limit = 30
+
+    def published_ids(self) -> Mapping[str, Sequence[int]]:
+        """Return the games of the server's two maps."""
+        return {"train": range(2420), "test": range(2420, 2620)}
+
+
+class BabyAI(_LineWorld, world="babyai"):
+    """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server calls score."""
+
+    instruction = texts.BABYAI
+    step_limit = 20
+
+
+class SearchQA(AgentGymWorld, world="searchqa"):
+    """Questions to answer with a search engine over passages; the reward is an exact match."""
+
+    instruction = texts.SEARCHQA
+    step_limit = 10
+
+    def published_ids(self) -> Mapping[str, Sequence[int]]:
+        """Return the ranges of the seven test sets and of the two training sets."""
+        return {"train": range(51714, 221329), "test": range(51714)}
+
+    def parse(self, reply: str) -> str:
+        """Return the last search or answer of a reply, tags included."""
+        found = [match[0] for match in _TAGGED.finditer(reply)]
+        return found[-1] if found else ""
+
+
+class SqlGym(AgentGymWorld, world="sqlgym"):
+    """BIRD: one SQL query for each question. The server holds 8 environments: set `scale.concurrency` to 8."""
+
+    instruction = texts.SQLGYM
+    step_limit = 1
+
+    def published_ids(self) -> Mapping[str, Sequence[int]]:
+        """Return the questions of BIRD's training and development sets."""
+        return {"train": range(9428), "test": range(9428, 10962)}
+
+    def parse(self, reply: str) -> str:
+        """Return the content of the last SQL block of a reply."""
+        found = _SQL.findall(reply)
+        return found[-1].strip() if found else ""
+
+
+class _ToolWorld(AgentGymWorld):
+    """A world of tools, called by name with JSON."""
+
+    def parse(self, reply: str) -> str:
+        """Return what follows the last "Action:" of a reply, to its end, since JSON may take several lines."""
+        found = _REST.fullmatch(reply)
+        return found[1].strip() if found else ""
+
+
+class Weather(_ToolWorld, world="weather"):
+    """Questions about the weather of places and days; any matched sub-goal is the whole reward."""
+
+    instruction = texts.tools("weather records and forecasts")
+    step_limit = 10
+
+
+class Movie(_ToolWorld, world="movie"):
+    """Questions about films and people."""
+
+    instruction = texts.tools("a film database")
+    step_limit = 12
+
+
+class Academia(_ToolWorld, world="academia"):
+    """Questions about papers and authors; there are test instances only."""
+
+    instruction = texts.tools("a graph of papers and authors")
+    step_limit = 12
+
+
+class Todo(_ToolWorld, world="todo"):
+    """A list of projects and tasks to ask about and to change."""
+
+    instruction = texts.tools("a list of projects and things to do")
+    step_limit = 15
+
+
+class Sheet(_ToolWorld, world="sheet"):
+    """A spreadsheet to bring into a wanted state; there are test instances only."""
+
+    instruction = texts.tools("a spreadsheet")
+    step_limit = 15
+
+
+class Maze(_LineWorld, world="maze"):
+    """The 26 starts in one maze of LMRL-Gym."""
+
+    instruction = texts.MAZE
+    step_limit = 15
+
+
+class Wordle(_LineWorld, world="wordle"):
+    """Wordle of LMRL-Gym; an instance is a seed. The vocabulary is not listed to the agent."""
+
+    instruction = texts.WORDLE
+    step_limit = 8
+
+    def parse(self, reply: str) -> str:
+        """Return the letters of the guess, lower case and apart, as the server wants them."""
+        return " ".join("".join(super().parse(reply).lower().split()))
+
+
+class WebArena(AgentGymWorld, world="webarena"):
+    """Web sites to use by their accessibility trees; there are test instances only."""
+
+    instruction = texts.WEBARENA
+    step_limit = 25
+
+    def parse(self, reply: str) -> str:
+        """Return the content of the last fenced block of a reply."""
+        found = _FENCED.findall(reply)
+        return found[-1].strip() if found else ""

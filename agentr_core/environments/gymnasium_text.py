@@ -1,0 +1,148 @@
+"""An environment of Gymnasium that speaks text: its observations and actions are strings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentr_core.environments.instances import Instances
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance, Transition
+
+if TYPE_CHECKING:
+    import gymnasium
+
+_ACTION = re.compile(r"Action:[ \t]*\n?([^\n]*)")
+_INSTRUCTION = """\
+You act in a text world. Reply with one line of thought and one action, nothing else:
+Thought: why this action
+Action: the action"""
+
+
+class GymnasiumText:
+    """A registered Gymnasium environment whose observation and action spaces are `Text`.
+
+    An instance is a seed of its reset. The reward of an episode is its return so far, scaled from
+    `reward_low`..`reward_high` to [0, 1]. Success is `info["success"]` where the environment gives it, else an episode
+    that ended with the highest reward.
+
+    Args:
+        id: what `gymnasium.make` takes, such as `my_package:Rooms-v0`.
+        instruction: the first turn of the conversation; it must name the actions.
+        step_limit: the usual number of steps.
+        train: the first and last seed of the split.
+        test: the same for the test split.
+        make_options: keyword arguments for `gymnasium.make`.
+    """
+
+    acknowledgement = "Ok."
+    can_snapshot = False
+    blocking = False
+
+    def __init__(
+        self,
+        *,
+        id: str = "",
+        instruction: str = _INSTRUCTION,
+        step_limit: int = 30,
+        train: Sequence[int] = (0, 999),
+        test: Sequence[int] = (1000, 1099),
+        reward_low: float = 0.0,
+        reward_high: float = 1.0,
+        make_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not id:
+            raise ConfigError("gymnasium needs the option id: a registered environment, such as my_package:Rooms-v0")
+        if not reward_low < reward_high:
+            raise ConfigError(f"gymnasium {id}: reward_low {reward_low:g} is not below reward_high {reward_high:g}")
+        self.name = f"gymnasium-{id}"
+        self.instruction = instruction
+        self.step_limit = step_limit
+        self._seeds = {"train": _seeds(train, f"{id}: train"), "test": _seeds(test, f"{id}: test")}
+        if max(train[0], test[0]) <= min(train[1], test[1]):
+            raise ConfigError(f"gymnasium {id}: the seeds of train and test overlap")
+        self._low = reward_low
+        self._high = reward_high
+        self._return = 0.0
+        self._env = _make(id, make_options or {})
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self._seeds)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split, one for each seed."""
+        if split not in self._seeds:
+            raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self._seeds)}")
+        return Instances(self.name, split, self._seeds[split])
+
+    def reset(self, instance: Instance) -> str:
+        """Return the first observation of the episode with the seed of the instance."""
+        if instance.environment != self.name or instance.index not in self._seeds.get(instance.split, ()):
+            raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
+        self._return = 0.0
+        return self._text(self._env.reset(seed=instance.index)[0])
+
+    def step(self, action: str) -> Transition:
+        """Return what an action leads to; what the environment says in its own `info` stays in it."""
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        self._return += float(reward)
+        standing = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
+        success = bool(info.get("success", terminated and standing == 1.0))
+        return Transition(
+            self._text(observation), standing, bool(terminated), bool(truncated), {**info, "success": success}
+        )
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply."""
+        found = _ACTION.findall(reply)
+        return found[-1].strip() if found else ""
+
+    def snapshot(self) -> Any:
+        """Raise `EnvironmentFault`: Gymnasium copies no state."""
+        raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
+
+    def restore(self, snapshot: Any) -> None:
+        """Raise `EnvironmentFault`: Gymnasium copies no state."""
+        self.snapshot()
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return None: Gymnasium does not tell how hard an instance is."""
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return None: Gymnasium has no expert."""
+        return None
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _text(self, observation: Any) -> str:
+        if not isinstance(observation, str):
+            raise EnvironmentFault(f"{self.name} gave an observation that is no text but {type(observation).__name__}")
+        return observation
+
+
+def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env[str, str]:
+    try:
+        import gymnasium
+    except ModuleNotFoundError as error:
+        raise ConfigError("the environment gymnasium needs a package: pip install 'agentr[gymnasium]'") from error
+    try:
+        # Nonsense is answered by the environment, not refused by the checker that `make` would wrap it in.
+        env = gymnasium.make(id, disable_env_checker=True, **options)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise ConfigError(f"Gymnasium cannot make {id!r}: {' '.join(str(error).split())}") from error
+    for space in (env.observation_space, env.action_space):
+        if not isinstance(space, gymnasium.spaces.Text):
+            env.close()
+            raise ConfigError(f"gymnasium {id}: a text environment is needed, and one of its spaces is {space}")
+    return env
+
+
+def _seeds(given: Sequence[int], what: str) -> range:
+    if len(given) != 2 or not 0 <= given[0] <= given[1]:
+        raise ConfigError(f"gymnasium {what} must be the first and the last seed, such as [0, 999], not {given}")
+    return range(given[0], given[1] + 1)

@@ -1,0 +1,337 @@
+"""Worlds on real AgentGym servers of ours: the same transcripts, whatever breaks, and nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from served import Fault, answer, cut, hang
+from starlette.types import Receive, Scope, Send
+from toy import Line
+from toy import instance as line_instance
+from worlds import World, lost, served_world
+
+from agentr_core.environments import registry, textcraft
+from agentr_core.environments.agentgym import worlds
+from agentr_core.environments.agentgym.client import AgentGymWorld
+from agentr_core.environments.agentgym.server import numbered
+from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.contract import check
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentRefusal,
+    EnvironmentServerError,
+    EnvironmentUnavailable,
+    MalformedAnswer,
+    ReplayDiverged,
+    Transient,
+)
+from agentr_core.types import Instance, Transition
+
+LINES = {index: line_instance(index) for index in range(5)}
+KINDS = {kind.name.removeprefix("agentgym-"): kind for kind in vars(worlds).values() if hasattr(kind, "wire")}
+STEPS = ["right", "look", "left", "right", "right"]
+
+
+@pytest.fixture
+def line() -> Iterator[World]:
+    """The number line in the contract of TextCraft."""
+    with served_world(Line, WIRES["textcraft"], LINES) as world:
+        yield world
+
+
+def client(world: World, kind: type[AgentGymWorld] = worlds.TextCraft, **options: Any) -> AgentGymWorld:
+    return kind(url=world.url, **({"train": "0-3", "test": "4", "timeout_s": 30, "patience_s": 60} | options))
+
+
+def begin(env: AgentGymWorld, index: int = 0) -> str:
+    return env.reset(env.instances("train")[index])
+
+
+def transcript(env: Any, instance: Instance, actions: list[str]) -> list[Any]:
+    """Return the first observation and all of each transition but what native worlds say besides success."""
+    seen: list[Any] = [env.reset(instance)]
+    for action in actions:
+        *rest, info = env.step(action)
+        seen.append((*rest, info["success"]))
+    return seen
+
+
+def test_every_world_has_its_environment() -> None:
+    assert set(KINDS) == set(WIRES)
+    assert {f"agentgym-{name}" for name in WIRES} == {n for n in registry.names() if n.startswith("agentgym-")}
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_each_contract_carries_an_episode(name: str) -> None:
+    here = transcript(Line(), LINES[1], ["right", "look", "right", "right"])
+
+    with served_world(Line, WIRES[name], LINES) as world:
+        env = client(world, KINDS[name])
+        for _ in range(2):
+            assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
+        env.close()
+        env.close()
+
+        # A server without a close keeps what it has; whoever comes next in this process gets it.
+        assert len(world.open_ids()) == (0 if WIRES[name].closes else 1)
+        env = client(world, KINDS[name])
+        assert transcript(env, env.instances("train")[1], ["right", "look", "right", "right"]) == here
+        env.close()
+        assert len(world.bodies(f"{WIRES[name].prefix}/create")) == (2 if WIRES[name].closes else 1)
+
+
+def test_a_disaster_of_sciworld_comes_through(line: World) -> None:
+    with served_world(Line, WIRES["sciworld"], LINES) as world:
+        env = client(world, worlds.SciWorld)
+        begin(env)
+        assert env.step("jump")[1:] == (-1.0, True, False, {"success": False})
+        env.close()
+
+
+def test_textcraft_over_http_is_textcraft_in_process() -> None:
+    native = textcraft.TextCraft()
+    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbered(native, ("train", "test", "rest"))) as world:
+        env = worlds.TextCraft(url=world.url)
+        assert env.instruction == native.instruction
+        for split, position in (("train", 0), ("train", 200), ("test", 50), ("rest", 3)):
+            there, here = env.instances(split)[position], native.instances(split)[position]
+            replies = native.expert(here) or ()
+            assert env.expert(there) == replies
+            assert env.depth(there) == native.depth(here)
+            actions = ["inventory", "get 0 nonsense", *(env.parse(reply) for reply in replies)]
+            assert transcript(env, there, actions) == transcript(native, here, actions)
+        env.close()
+
+        assert check(lambda: worlds.TextCraft(url=world.url), instances_per_split=2) == ()
+        assert world.open_ids() == []
+
+
+UNCLEAR: dict[str, Fault] = {
+    "an error": answer(500, b"Internal Server Error"),
+    "an error in words": answer(200, b'{"error": "it broke"}'),
+    "nobody there": answer(503, b"try later"),
+    "garbage": answer(200, b"<html>"),
+    "another shape": answer(200, b"[1, 2]"),
+    "a wrong reward": answer(200, b'{"observation": "x", "reward": 7, "done": false}'),
+    "no number": answer(200, b'{"observation": "x", "reward": NaN, "done": false}'),
+    "half an answer": cut(announced=True),
+    "done, and not said": lost,
+}
+
+
+# A reset has no reward; and at a create, an answer of another form is that of another world.
+AT_RESET = [what for what in UNCLEAR if what not in ("a wrong reward", "no number")]
+AT_CREATE = [what for what in AT_RESET if what != "another shape"]
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [(("/step", number), what) for number in (0, 3) for what in UNCLEAR]
+    + [(("/reset", 0), what) for what in AT_RESET]
+    + [(("/create", 0), what) for what in AT_CREATE],
+)
+def test_an_episode_goes_on_after_a_fault(line: World, at: tuple[str, int], what: str) -> None:
+    line.faults[at] = UNCLEAR[what]
+    env = client(line)
+
+    assert transcript(env, env.instances("train")[2], STEPS) == transcript(Line(), LINES[2], STEPS)
+
+    assert no_step_is_sent_twice(line)
+    env.close()
+    # An id that a broken create never told nobody can close; it is closed when it was idle for long.
+    told_nobody = at[0] == "/create" and what in ("half an answer", "done, and not said")
+    assert len(line.open_ids()) == told_nobody
+
+
+def no_step_is_sent_twice(world: World) -> bool:
+    """Return whether each environment was sent a beginning of the episode, each step of it once."""
+    sent: dict[int, list[str]] = {}
+    for body in world.bodies("/step"):
+        sent.setdefault(body["id"], []).append(body["action"])
+    return all(actions == STEPS[: len(actions)] for actions in sent.values())
+
+
+def test_a_server_that_hangs_is_left(line: World) -> None:
+    line.faults["/step", 1] = hang
+    env = client(line, timeout_s=3)
+
+    assert transcript(env, env.instances("train")[2], STEPS) == transcript(Line(), LINES[2], STEPS)
+
+    assert no_step_is_sent_twice(line)
+    env.close()
+    assert line.open_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "transient"),
+    [
+        (answer(500, b"boom"), EnvironmentRefusal, False),
+        (answer(200, b'{"error": "boom"}'), EnvironmentRefusal, False),
+        (answer(502, b"boom"), EnvironmentUnavailable, True),
+        (answer(200, b"boom"), MalformedAnswer, True),
+    ],
+)
+def test_what_stays_broken_is_raised(line: World, fault: Fault, error: type[Exception], transient: bool) -> None:
+    env = client(line, retries=1)
+    begin(env)
+    line.faults["/step", -1] = fault
+
+    with pytest.raises(error, match=r"/step.*boom") as raised:
+        env.step("right")
+
+    assert isinstance(raised.value, Transient) is transient
+    assert len({body["id"] for body in line.bodies("/step")}) == len(line.bodies("/step")) == 2
+    env.close()
+    assert line.open_ids() == []
+
+
+def test_an_episode_outlives_its_server(line: World) -> None:
+    env, other = client(line), client(line)
+    begin(env, 2)
+    begin(other, 1)
+    env.step("right")
+    before = set(line.open_ids())
+    line.stop()
+    back = threading.Timer(0.3, line.start)
+    back.start()
+
+    assert env.step("right").observation == "You are at 2."
+    assert other.step("right").observation == "You are at 1."
+
+    back.join()
+    assert before.isdisjoint(line.open_ids())
+    assert len(line.open_ids()) == 2
+    env.close()
+    other.close()
+    assert line.open_ids() == []
+
+
+def test_a_server_that_stays_away_is_told_in_one_sentence(line: World) -> None:
+    env = client(line, patience_s=0, retries=0)
+    line.stop()
+    with pytest.raises(EnvironmentUnavailable, match=r"cannot be reached .*; start the server, or correct its address"):
+        begin(env)
+    env.close()
+    line.start()
+
+
+def test_two_clients_at_once_do_not_meet(line: World) -> None:
+    envs = [client(line) for _ in range(2)]
+    seen: dict[int, Any] = {}
+    both = threading.Barrier(2)
+
+    def play(number: int) -> None:
+        env = envs[number]
+        both.wait(timeout=300)
+        seen[number] = [transcript(env, env.instances("train")[number], ["right"] * (2 + number)) for _ in range(10)]
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+
+    for number in range(2):
+        assert seen[number] == [transcript(Line(), LINES[number], ["right"] * (2 + number))] * 10
+    assert len(line.open_ids()) == 2
+    for env in envs:
+        env.close()
+    assert line.open_ids() == []
+
+
+def test_a_world_that_replays_differently_is_a_fault_that_does_not_heal() -> None:
+    made = iter(range(100))
+
+    class Moody(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self._mood = next(made)
+
+        def step(self, action: str) -> Transition:
+            moved = super().step(action)
+            return moved._replace(observation=f"{moved.observation} Mood {self._mood}.")
+
+    with served_world(Moody, WIRES["textcraft"], LINES) as world:
+        env = client(world)
+        begin(env)
+        env.step("look")
+        world.faults["/step", 1] = answer(500, b"")
+        with pytest.raises(ReplayDiverged, match=r"step 0, 'look', gave .*Mood 0.*in a fresh environment .*Mood 1"):
+            env.step("right")
+        env.close()
+        assert world.open_ids() == []
+
+
+def test_an_environment_closed_under_a_call_is_released_when_the_call_ends(line: World) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    async def slow(faulty: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        entered.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        await faulty.app(scope, receive, send)
+
+    env = client(line)
+    begin(env)
+    line.faults["/step", 0] = slow
+    stepping = threading.Thread(target=env.step, args=("right",))
+    stepping.start()
+    assert entered.wait(timeout=300)
+
+    env.close()
+
+    assert len(line.open_ids()) == 1
+    go_on.set()
+    stepping.join(timeout=300)
+    assert line.open_ids() == []
+    with pytest.raises(EnvironmentFault, match="is closed"):
+        begin(env)
+
+
+def test_a_server_of_another_world_is_told(line: World) -> None:
+    for kind, said in (
+        (worlds.WebShop, r"this is no AgentGym server of agentgym-webshop: .*/create: the answer is {.*, not a int"),
+        (worlds.Maze, r"/maze/create answered 404 .* no AgentGym server of that world; correct the address"),
+    ):
+        env = client(line, kind)
+        with pytest.raises(EnvironmentServerError, match=said):
+            begin(env)
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda env: env.step("look"), "a step before the reset"),
+        (lambda env: [begin(env), *(env.step("right") for _ in range(3))], "a step after the end"),
+        (lambda env: env.snapshot(), "has no snapshots; a state is restored by replay"),
+        (lambda env: env.restore(None), "has no snapshots"),
+        (lambda env: env.reset(line_instance(0)), "agentgym-textcraft has no instance line/train/0"),
+    ],
+)
+def test_misuse_is_a_fault(line: World, use: Callable[[AgentGymWorld], Any], said: str) -> None:
+    env = client(line)
+    with pytest.raises(EnvironmentFault, match=said):
+        use(env)
+    env.close()
+
+
+def test_options_are_checked_before_anything_is_sent(tmp_path: Any) -> None:
+    def refused(kind: type[AgentGymWorld] = worlds.WebShop, **options: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            kind(**({"url": "http://127.0.0.1:9"} | options))
+        return str(raised.value)
+
+    assert "set the option url, or the variable AGENTR_AGENTGYM_WEBSHOP" in refused(url="")
+    assert "`agentr env serve textcraft` starts one" in refused(worlds.TextCraft, url="")
+    assert "it must look like http://127.0.0.1:36001" in refused(url="localhost")
+    assert "timeout_s must be above 0" in refused(timeout_s=0)
+    assert "needs the options train and test" in refused()
+    assert "instance 3 is in both train and test (2 are)" in refused(train="0-4", test="3-9")
+    with pytest.raises(ConfigError, match="has no split 'dev'; it has train, test"):
+        worlds.WebShop(url="http://127.0.0.1:9", test="0-9").instances("dev")

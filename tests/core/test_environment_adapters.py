@@ -1,0 +1,175 @@
+"""Environments from Gymnasium, environments for TRL, and the template."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.spaces import Discrete, Text
+from toy import Line
+from toy import instance as line_instance
+from transformers.utils import get_json_schema
+
+from agentr_core.environments import registry
+from agentr_core.environments.contract import check
+from agentr_core.environments.gymnasium_text import GymnasiumText
+from agentr_core.environments.template import CombinationLock
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.trl_tools import environment_factory, rows
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Transition
+
+
+class Stairs(gymnasium.Env[str, str]):
+    """Climb as many steps as the seed says; each is worth 5, the last one ends it. `jump` ends it at once."""
+
+    observation_space = Text(200)
+    action_space = Text(200)
+
+    def __init__(self, numbers: bool = False, tells: bool = False) -> None:
+        self._tells = tells
+        if numbers:
+            self.action_space = Discrete(3)  # type: ignore[assignment]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = 2
+        return f"Stairs number {seed}, {self._left} steps.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        climbed = action == "climb"
+        self._left -= climbed
+        over = self._left == 0 or action == "jump"
+        info = {"success": False} if self._tells else {}
+        return f"{self._left} left.", 5.0 * climbed, over, False, info
+
+
+@pytest.fixture(autouse=True)
+def stairs() -> Iterator[None]:
+    gymnasium.register("Stairs-v0", Stairs)
+    yield
+    del gymnasium.registry["Stairs-v0"]
+
+
+def climb(**options: Any) -> GymnasiumText:
+    return GymnasiumText(**({"id": "Stairs-v0", "reward_high": 10.0} | options))
+
+
+def test_a_gymnasium_environment_keeps_the_contract() -> None:
+    assert check(climb) == ()
+
+
+def test_the_reward_is_the_scaled_return() -> None:
+    env = climb()
+    assert env.reset(env.instances("test")[7]) == "Stairs number 1007, 2 steps."
+    assert env.step(env.parse("Thought: up\nAction: climb")) == ("1 left.", 0.5, False, False, {"success": False})
+    assert env.step("climb") == ("0 left.", 1.0, True, False, {"success": True})
+    env.reset(env.instances("train")[0])
+    assert env.step("jump") == ("2 left.", 0.0, True, False, {"success": False})
+    env.close()
+
+
+def test_success_is_the_environments_own_where_it_tells() -> None:
+    env = climb(make_options={"tells": True})
+    env.reset(env.instances("train")[0])
+    env.step("climb")
+    assert env.step("climb") == ("0 left.", 1.0, True, False, {"success": False})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"id": ""}, "needs the option id"),
+        ({"id": "Nowhere-v0"}, "Gymnasium cannot make 'Nowhere-v0'"),
+        ({"id": "no_such_package:Stairs-v0"}, "Gymnasium cannot make 'no_such_package:Stairs-v0'"),
+        ({"make_options": {"numbers": True}}, "a text environment is needed, and one of its spaces is Discrete"),
+        ({"make_options": {"nonsense": 1}}, "Gymnasium cannot make 'Stairs-v0'.*nonsense"),
+        ({"train": [5, 2]}, "train must be the first and the last seed"),
+        ({"train": [0, 9], "test": [9, 12]}, "the seeds of train and test overlap"),
+        ({"reward_low": 10}, "reward_low 10 is not below reward_high 10"),
+    ],
+)
+def test_a_wrong_option_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        climb(**options)
+
+
+def test_misuse_of_a_gymnasium_environment() -> None:
+    env = registry.make("gymnasium", {"id": "Stairs-v0"})
+    with pytest.raises(ConfigError, match="has no split 'dev'; it has train, test"):
+        env.instances("dev")
+    with pytest.raises(EnvironmentFault, match="has no instance line/train/0"):
+        env.reset(line_instance(0))
+    with pytest.raises(EnvironmentFault, match="has no snapshots"):
+        env.snapshot()
+    env.close()
+
+
+def test_trl_finds_one_tool_with_a_schema() -> None:
+    episode = environment_factory(TextCraft)()
+    members = {name for name, _ in inspect.getmembers(type(episode), predicate=inspect.isfunction)}
+
+    assert {name for name in members if not name.startswith("_")} == {"reset", "act", "get_reward"}
+    tool = get_json_schema(episode.act)["function"]
+    assert (tool["name"], tool["parameters"]["required"]) == ("act", ["action"])
+
+
+def test_an_episode_by_tool_calls_is_an_episode() -> None:
+    env = TextCraft()
+    instance = env.instances("train")[3]
+    (row,) = rows(env, [instance])
+    episode = environment_factory(TextCraft)()
+
+    assert row["prompt"][0]["content"].startswith(env.instruction)
+    # TRL hands the whole row to `reset`.
+    assert episode.reset(**row) == env.reset(instance)
+    for reply in env.expert(instance) or ():
+        assert episode.get_reward() == 0.0
+        assert episode.act(env.parse(reply)) == env.step(env.parse(reply)).observation
+    assert episode.get_reward() == 1.0
+    assert episode.act("inventory") == "The episode is over."
+    assert episode.get_reward() == 1.0
+    episode.reset(**row)
+    assert episode.get_reward() == 0.0
+
+
+def test_an_episode_by_tool_calls_ends_at_a_disaster_and_at_the_step_limit() -> None:
+    episode = environment_factory(Line)()
+    row = {"environment_name": "line", "split": "train", "index": 1}
+    episode.reset(**row)
+    assert (episode.act("jump"), episode.act("right"), episode.get_reward()) == ("You fell.", "The episode is over.", 0)
+    episode.reset(**row)
+    seen = [episode.act("look") for _ in range(Line.step_limit + 1)]
+    assert seen[-2:] == ["You are at 0.", "The episode is over."]
+
+
+def test_a_fault_is_no_reward_in_trl() -> None:
+    class Broken(Line):
+        def step(self, action: str) -> Transition:
+            raise EnvironmentFault("the line snapped")
+
+    episode = environment_factory(Broken)()
+    episode.reset(environment_name="line", split="train", index=0)
+    assert episode.act("right") == "The environment broke."
+    with pytest.raises(EnvironmentFault, match="snapped"):
+        episode.get_reward()
+
+
+def test_the_template_keeps_the_contract() -> None:
+    assert check(CombinationLock, instances_per_split=20) == ()
+
+
+def test_the_template_jams_after_eight_tries() -> None:
+    env = CombinationLock()
+    env.reset(env.instances("train")[1])
+    seen = [env.step("try 0 0 0") for _ in range(8)]
+    assert [each.terminated for each in seen] == [False] * 7 + [True]
+    assert seen[0].observation == "too low, too low, too low."
+    assert not seen[-1].info["success"]
+    with pytest.raises(ConfigError, match="has no split 'dev'"):
+        env.instances("dev")
+    with pytest.raises(EnvironmentFault, match="has no instance line/train/0"):
+        env.reset(line_instance(0))

@@ -1,0 +1,139 @@
+"""The commands `agentr env`: what a person sees of worlds, and a real server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+from wheel import launched, started
+from worlds import served_world
+
+from agentr_core.environments.agentgym.server import numbered
+from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.worlds import TextCraft as Client
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.errors import ConfigError
+from flows.cli import cli
+
+PLAYERS = """
+import asyncio, sys
+from agentr_core.environments.agentgym.worlds import TextCraft
+from agentr_core.pool import EnvironmentPool
+from agentr_core.rollout import EpisodeTimer, call
+
+async def play(pool, number):
+    async with pool.lend() as env:
+        instance = env.instances("train")[number]
+        await call(env, EpisodeTimer(), lambda: env.reset(instance))
+        print("open", flush=True)
+        while True:
+            await call(env, EpisodeTimer(), lambda: env.step("inventory"))
+
+async def main():
+    pool = EnvironmentPool(lambda: TextCraft(url=sys.argv[1]))
+    await asyncio.gather(*(play(pool, number) for number in range(3)))
+
+asyncio.run(main())
+"""
+
+
+def ask(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(cli, ["env", *words], input=typed, catch_exceptions=False)
+
+
+@contextmanager
+def textcraft_server(env: dict[str, str], *words: str) -> Iterator[str]:
+    """Run `agentr env serve textcraft` on a free port for the length of the block; lend its address."""
+    with started("env", "serve", "textcraft", "--port", "0", *words, env=env) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        said = re.match(r"textcraft is served at (http://127\.0\.0\.1:\d+): \d+ instances", line)
+        assert said, line + (process.stderr.read() if process.stderr else "")
+        yield said[1]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+
+
+def test_list_has_native_and_served_worlds() -> None:
+    assert {"textcraft", "agentgym-sciworld", "gymnasium"} <= set(ask("list").output.split())
+
+
+def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WIRES:
+        monkeypatch.delenv(f"AGENTR_AGENTGYM_{name.upper()}", raising=False)
+
+    told = ask("doctor", "--format", "json")
+    found = {each["name"]: each for each in json.loads(told.output)}
+
+    assert told.exit_code == 0
+    assert found["textcraft"] == {"name": "textcraft", "ok": True, "status": "ok", "detail": "keeps the contract"}
+    for name in WIRES:
+        assert found[f"agentgym-{name}"]["status"] == "missing"
+        assert f"the variable AGENTR_AGENTGYM_{name.upper()}" in found[f"agentgym-{name}"]["detail"]
+    one = ask("doctor", "agentgym-todo")
+    assert (one.exit_code, one.output.count("\n")) == (1, 1)
+    assert one.output.startswith("agentgym-todo: missing - agentgym-todo needs the address of a server")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("doctor", "nowhere"), "there is no environment 'nowhere'"),
+        (("doctor", "-o", "url=x"), "options belong to one environment; name it"),
+        (("doctor", "textcraft", "-o", "expert"), "option 'expert' must look like name=value"),
+        (("play", "textcraft", "-o", "url=x"), "environment textcraft has no option url"),
+        (("play", "textcraft", "--index", "9999"), "textcraft has no instance 9999 in split train"),
+        (("serve", "textcraft", "--split", "attic"), "textcraft has no split 'attic'"),
+        (("serve", "textcraft", "--host", "203.0.113.1"), "cannot listen at 203.0.113.1:36001 .*; choose another"),
+    ],
+)
+def test_a_wrong_word_is_told(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ask(*words)
+
+
+def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    native = TextCraft()
+    instance = native.instances("test")[0]
+    actions = [native.parse(reply) for reply in native.expert(instance) or ()]
+    words = ("--split", "test", "--index", str(instance.index))
+    typed = "".join(f"{action}\n" for action in actions)
+
+    here = ask("play", "textcraft", *words, typed=typed)
+    with textcraft_server(process_env) as url:
+        monkeypatch.setenv("AGENTR_AGENTGYM_TEXTCRAFT", url)
+        there = ask("play", "agentgym-textcraft", *words, typed=typed)
+        ask("play", "agentgym-textcraft", *words, typed="inventory\n\n")
+        assert httpx.get(f"{url}/list_envs").json() == []
+
+    assert here.output.endswith("The episode is over: reward 1, success.\n")
+    assert there.output == here.output
+
+
+def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str, str]) -> None:
+    numbers = numbered(TextCraft(), ("train",))
+    with served_world(TextCraft, WIRES["textcraft"], numbers) as world:
+        with launched([sys.executable, "-c", PLAYERS, world.url], env=process_env) as players:
+            assert players.stdout is not None
+            assert [players.stdout.readline() for _ in range(3)] == ["open\n"] * 3
+            assert len(world.open_ids()) == 3
+            players.send_signal(signal.SIGINT)
+            players.communicate(timeout=300)
+            assert players.returncode != 0
+        assert world.open_ids() == []
+
+
+def test_variables_stand_in_for_options_left_out() -> None:
+    from agentr_core.environments import registry
+
+    variables = {"AGENTR_AGENTGYM_TEXTCRAFT": "nowhere"}
+    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+        registry.make("agentgym-textcraft", {}, variables)
+    assert isinstance(registry.make("agentgym-textcraft", {"url": "http://127.0.0.1:9"}, variables), Client)
