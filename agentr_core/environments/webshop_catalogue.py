@@ -1,7 +1,8 @@
 """A catalogue made ready for use: products by row and the search index, kept on disk by the hash of their files.
 
 What is read once is written to `<cache>/<hash>`: `products.jsonl` with the place of each line, the rows that have an
-instruction, and the search index. A process maps these files, so a million products cost it little memory.
+instruction, and the search index. A process reads a product when it is looked at and maps the index, so a million
+products cost it little memory.
 """
 
 from __future__ import annotations
@@ -44,11 +45,10 @@ class Catalogue:
     def __init__(self, folder: Path) -> None:
         """Open a finished catalogue. Raises `DataFileError` when it is damaged."""
         try:
-            self._starts = np.load(folder / _STARTS, mmap_mode="r")
-            self._text = np.memmap(folder / _PRODUCTS, dtype=np.uint8, mode="r")
+            self._starts = np.load(folder / _STARTS)
             self.instructed: Sequence[int] = np.load(folder / _INSTRUCTED).tolist()
             self.wished: Sequence[int] = np.load(folder / _WISHED).tolist()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataFileError(f"catalogue {folder} is damaged ({error}); delete it to have it built anew") from error
         self._folder = folder
         self.product = lru_cache(_CACHED_PRODUCTS)(self._product)
@@ -57,14 +57,13 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def __iter__(self) -> Iterator[Product]:
-        return (self._product(row) for row in range(len(self)))
-
     def _product(self, row: int) -> Product:
-        line = self._text[self._starts[row] : self._starts[row + 1]].tobytes()
+        start, end = int(self._starts[row]), int(self._starts[row + 1])
         try:
-            return _PRODUCT.validate_json(line)
-        except ValidationError as error:
+            with (self._folder / _PRODUCTS).open("rb") as lines:
+                lines.seek(start)
+                return _PRODUCT.validate_json(lines.read(end - start))
+        except (OSError, ValidationError) as error:
             raise DataFileError(f"catalogue {self._folder} is damaged; delete it to have it built anew") from error
 
 
