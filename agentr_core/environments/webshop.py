@@ -97,8 +97,9 @@ class WebShop:
         """Check the options; files are read when they are first needed. Raises `ConfigError`."""
         _one_of("goals", goals, get_args(GoalKind))
         _one_of("split", split, get_args(SplitRule))
-        if limit < 0:
-            raise ConfigError(f"environment.options.limit must be 0 or more, not {limit}")
+        for option, number in (("limit", limit), ("price_seed", price_seed)):
+            if type(number) is not int or number < 0:
+                raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
         folder = Path(data_dir) if data_dir else data_path("webshop")
         self._files = find_files(folder, suffix, wishes=goals == "human")
         self._settings = (limit, goals, split, ids_dir, price_seed, cache_dir)

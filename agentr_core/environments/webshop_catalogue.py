@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentr_core.environments import webshop_index
 from agentr_core.environments.webshop_files import CatalogueFiles, Product, read_products
 from agentr_core.environments.webshop_index import SearchIndex
-from agentr_core.errors import DataFileError
+from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import file_sha256
 
@@ -74,9 +74,14 @@ def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
         limit: how many entries of the product file count; 0 means all.
         cache: a folder; it is made if need be.
 
-    Raises `DataFileError` when a file is cut off or malformed; nothing is left of what was begun.
+    Raises:
+        DataFileError: a file is cut off or malformed; nothing is left of what was begun.
+        ConfigError: the cache folder cannot be made.
     """
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"environment.options.cache_dir: {cache} cannot be made ({error}); name another") from error
     paths = [files.products, files.attributes, *([files.wishes] if files.wishes else [])]
     folder = cache / fingerprint("webshop", VERSION, limit, [_content(path, cache) for path in paths])
     if not folder.is_dir():

@@ -74,7 +74,7 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     """Return the files of a catalogue: those named with a suffix, such as `_1000`.
 
     Args:
-        wishes: whether the file of what people asked for is needed.
+        wishes: whether the file of what people asked for is needed; it is used in any case if it is there.
 
     Raises `ConfigError` when the folder or a file is missing.
     """
@@ -91,7 +91,7 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
                 f"environment.options.data_dir: {folder} has no {path.name} but {there}; set data_dir, or suffix to "
                 "what stands before .json in items_shuffle*.json"
             )
-    return CatalogueFiles(products=products, attributes=attributes, wishes=human if wishes else None)
+    return CatalogueFiles(products=products, attributes=attributes, wishes=human if human.is_file() else None)
 
 
 def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:

@@ -104,6 +104,12 @@ def test_missing_folder_and_files(tmp_path: Path) -> None:
         find_files(tmp_path, "_1000", wishes=True)
 
 
+def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
+    tmp_path.joinpath("file").write_text("")
+    with pytest.raises(ConfigError, match=r"^environment\.options\.cache_dir: .*file.cache cannot be made"):
+        open_catalogue(find_files(write(tmp_path, [entry("B01")]), "", wishes=True), 0, tmp_path / "file" / "cache")
+
+
 def test_a_catalogue_is_built_once_for_one_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = [entry("B01", "Red Mug"), entry("B02", "Tea Pot"), entry("B03", "Red Kettle")]
     first = opened(tmp_path, raw)
