@@ -36,7 +36,7 @@ def document(product: Product) -> str:
 
 
 def build(documents: Iterable[str], folder: Path) -> None:
-    """Write the index of documents into a folder. Needs about six times the memory of the finished index."""
+    """Write the index of documents into a folder; all their words are held in memory as numbers meanwhile."""
     stem = Stemmer.Stemmer("porter").stemWord
     vocabulary: dict[str, int] = {}
     ids: dict[str, int] = {}

@@ -126,11 +126,9 @@ def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
     for label in ("attrs", "category", "query", "product category"):
         bought.extend([label, "None"])
     target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
-    code = ["Your code:", "None", "(Paste it in your MTurk interface.)"]
+    thanks = ["Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)"]
     score = ["Reward", "Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
-    return [
-        "Thank you for shopping with us!", *code, "Purchased", *bought, "Target", *target, "Goal", "None", *score
-    ]  # fmt: skip
+    return [*thanks, "Purchased", *bought, "Target", *target, "Goal", "None", *score]
 
 
 def _shown(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:

@@ -11,10 +11,15 @@ from types import ModuleType
 
 import pytest
 from shop import entry, write
+from toy import Script
 
+from agentr_core.config import SearchConfig
 from agentr_core.environments.contract import check
 from agentr_core.environments.webshop import WebShop
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.rollout import play
+from agentr_core.search.grow import grow
+from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Instance
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +132,25 @@ def test_snapshots_are_copies(env: WebShop) -> None:
     env.restore(kept)
     assert env.step("dance").observation == page
     assert env.snapshot() == kept
+
+
+async def test_a_search_tree_over_the_shop_replays(env: WebShop) -> None:
+    instance = next(each for each in env.instances("train") if env.depth(each) == 2)
+    actions = [env.parse(reply) for reply in env.expert(instance) or ()]
+    wrong = ["search[zzz]", "click[back to search]", *["click[buy now]"] * (len(actions) - 2)]
+    policy = Script(*zip(actions, wrong, strict=True))
+
+    tree = await grow(instance, env, policy, SearchConfig(dives=8, width=2, depth=8), seed=7)
+
+    paths = [path.trajectory for path in leaf_paths(tree, "tree")]
+    assert {path.reward for path in paths if path.success} == {1.0}
+    assert any(0 < path.reward < 1 and not path.success for path in paths)
+    for path in paths:
+        first, outcomes = play(env, instance, [step.reply for step in path.steps])
+        assert first == path.first_observation
+        assert [(o.step.observation, o.step.reward) for o in outcomes] == [
+            (s.observation, s.reward) for s in path.steps
+        ]
 
 
 def test_misuse_is_told_in_one_sentence(env: WebShop, cache: str) -> None:
