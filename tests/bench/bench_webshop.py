@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import accumulate
 from pathlib import Path
 
 from agentr_core.environments.webshop_catalogue import open_catalogue
@@ -26,11 +27,11 @@ WORDS = 50_000
 def write(folder: Path, count: int) -> None:
     """Write the files of a catalogue of random words."""
     rng = random.Random(0)
-    weights = [1 / rank for rank in range(1, WORDS + 1)]
+    weights = list(accumulate(1 / rank for rank in range(1, WORDS + 1)))
     words = [f"w{number}" for number in range(WORDS)]
 
     def text(length: int) -> str:
-        return " ".join(rng.choices(words, weights, k=length))
+        return " ".join(rng.choices(words, cum_weights=weights, k=length))
 
     with (folder / "items_shuffle.json").open("w") as stream:
         for number in range(count):
