@@ -17,6 +17,7 @@ from agentr_core.environments.crafting import CraftingTask, Plan, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
 from agentr_core.environments.crafting_oracle import judge
 from agentr_core.environments.crafting_recipes import RecipeBook, build_book
+from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.textcraft import TextCraft
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
@@ -55,9 +56,7 @@ class Curriculum:
         self._rename_share = rename_share
         self._env = TextCraft(expert="lazy")
         self._train = self._env.instances("train")
-        book = self._env.book
-        kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
-        self._names = sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
+        self._names = free_names(self._env.book)
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples from the first one on."""
@@ -89,34 +88,6 @@ class Curriculum:
         if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
         return expert_sample(task, instance)
-
-
-def rename(task: CraftingTask, names: Sequence[str], rng: random.Random) -> CraftingTask:
-    """Return the task with its items renamed at random and its commands shuffled anew."""
-    items = dict.fromkeys(i for r in task.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
-    tagged = task.item_to_tag
-    used_tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}
-    mapping: dict[str, str] = {}
-    for tag in sorted(used_tags):
-        members = sorted(item for item, of in tagged.items() if of == tag)
-        mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
-    free = [item for item in items if item not in mapping]
-    mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
-    commands = [
-        replace(
-            recipe,
-            output=mapping[recipe.output],
-            output_tag=recipe.output_tag if recipe.output_tag in used_tags else None,
-            inputs=tuple(i if i.is_tag else replace(i, name=mapping[i.name]) for i in recipe.inputs),
-        )
-        for recipe in task.commands
-    ]
-    rng.shuffle(commands)
-    return CraftingTask(
-        goal=mapping[task.goal],
-        commands=tuple(commands),
-        item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
-    )
 
 
 def shuffled(task: CraftingTask, rng: random.Random) -> CraftingTask:

@@ -16,7 +16,15 @@ from typing import Any, Literal
 from agentr_core.environments import crafting_oracle, crafting_text
 from agentr_core.environments.crafting import CraftingTask, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
-from agentr_core.environments.crafting_recipes import Recipe, RecipeBook, load_folder, load_shipped, load_split
+from agentr_core.environments.crafting_recipes import (
+    Recipe,
+    RecipeBook,
+    build_book,
+    load_folder,
+    load_shipped,
+    load_split,
+)
+from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
@@ -27,13 +35,16 @@ _LABELLED = re.compile(r"Action:[ \t]*(.*)")
 _FOREIGN = re.compile(r"[^a-z0-9, ]")
 
 MAX_DISTRACTORS = 10
+RENAMINGS = 1_000_000
+"""How often each training instance comes under other names."""
 
 
 class TextCraft:
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
     Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals in neither, and
-    `procedural` has any number of invented worlds that share no item with the official ones.
+    `procedural` has any number of invented worlds that share no item with the official ones. `renamed` has the training
+    instances again and again with other names for their items, so that what is learned on them is not who needs what.
 
     Args:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
@@ -61,34 +72,27 @@ class TextCraft:
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return ("train", "test", "rest", "procedural")
+        return ("train", "test", "rest", "procedural", "renamed")
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
         if split == "procedural":
             indices: Sequence[int] = range(self._procedural.count)
+        elif split == "renamed":
+            indices = range(RENAMINGS * len(self._published("train")))
         elif split in self._split:
-            indices = [index for index in self._split[split] if index < len(self.book.goals)]
+            indices = self._published(split)
         else:
             raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, indices)
 
     def task(self, instance: Instance) -> CraftingTask:
         """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an unknown one."""
-        if instance.environment != self.name or instance.split not in self.splits():
-            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        if instance.split == "procedural":
-            world, goal = self._procedural.world(instance.index)
-        elif instance.index < len(self.book.goals):
-            world, goal = self.book, self.book.goals[instance.index][0]
-        else:
-            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        return CraftingTask(goal=goal, commands=listed_commands(world, goal, instance), item_to_tag=world.item_to_tag)
+        return self._open(instance)[0]
 
     def reset(self, instance: Instance) -> str:
         """Return the listed commands and the goal; the inventory is empty."""
-        task = self.task(instance)
-        self._world = self._procedural.world(instance.index)[0] if instance.split == "procedural" else self.book
+        task, self._world = self._open(instance)
         self._goal = task.goal
         self._game = CraftingGame(self._world)
         return crafting_text.first_observation(task)
@@ -124,7 +128,7 @@ class TextCraft:
         if instance.split == "procedural":
             world, goal = self._procedural.world(instance.index)
             return world.depth(goal)
-        return self.book.goals[instance.index][1]
+        return self.book.goals[self._origin(instance).index][1]
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
@@ -147,11 +151,38 @@ class TextCraft:
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
         """Return the true verdict on each action of an episode, played from its start."""
-        world = self._procedural.world(instance.index)[0] if instance.split == "procedural" else self.book
-        return crafting_oracle.verdicts(self.task(instance), world, actions)
+        return crafting_oracle.verdicts(*self._open(instance), actions)
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""
+
+    def _published(self, split: str) -> list[int]:
+        return [index for index in self._split[split] if index < len(self.book.goals)]
+
+    def _origin(self, instance: Instance) -> Instance:
+        """Return the training instance that a renamed one was made of, and every other instance as it is."""
+        if instance.split != "renamed":
+            return instance
+        train = self._published("train")
+        return Instance(environment=self.name, split="train", index=train[instance.index % len(train)])
+
+    def _open(self, instance: Instance) -> tuple[CraftingTask, RecipeBook]:
+        """Return what an instance lists and the rules of its world."""
+        if instance.environment != self.name or instance.split not in self.splits():
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        origin = self._origin(instance)
+        if instance.split == "procedural":
+            world, goal = self._procedural.world(instance.index)
+        elif origin.index < len(self.book.goals):
+            world, goal = self.book, self.book.goals[origin.index][0]
+        else:
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        task = CraftingTask(goal=goal, commands=listed_commands(world, goal, origin), item_to_tag=world.item_to_tag)
+        if instance.split == "renamed":
+            rng = random.Random(derive_seed("textcraft-renamed", instance.index))
+            task = rename(task, free_names(self.book), rng)
+            world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        return task, world
 
 
 # Every tree in flight has an environment of its own; making one must cost nothing.

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.base_model.curriculum import Curriculum, drill_sample, expert_sample, judged_episode, rename, shuffled
+from agentr_core.base_model.curriculum import Curriculum, drill_sample, expert_sample, judged_episode, shuffled
 from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.crafting_game import CraftingGame
 from agentr_core.environments.crafting_recipes import build_book
+from agentr_core.environments.crafting_renaming import rename
 from agentr_core.environments.textcraft import TextCraft
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
