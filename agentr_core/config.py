@@ -268,6 +268,10 @@ class Recipe:
         }
         return {role: model for role, model in named.items() if model is not None}
 
+    def phase(self, iteration: int) -> Phase | None:
+        """Return what an iteration of method `eto`, counted from 1, trains on; None with other methods."""
+        return self.eto.phase(iteration) if self.method == "eto" else None
+
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
         return self.pairs.alpha[min(iteration, len(self.pairs.alpha)) - 1]
@@ -353,7 +357,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
 
 def _foreign_sections(recipe: Recipe) -> list[str]:
     """A section of another method would be read by nobody."""
-    plain = Recipe(name=recipe.name)
+    plain = _ADAPTER.validate_python({"name": recipe.name})
     foreign = {"agent-r": ("eto",), "eto": ("search", "critique", "pairs", "splice"), "base": ()}[recipe.method]
     faults = [
         f"{section}: belongs to another method than {recipe.method}; leave it out"

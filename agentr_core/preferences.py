@@ -104,14 +104,14 @@ def among_own(explored: Sequence[Played], env: Environment, config: PreferencesC
     return (made,), silent
 
 
-def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig) -> Made:
+def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
     """Return a preference for each fork of a search tree whose branches differ in their mean reward.
 
     The best path through the best branch is chosen, the worst through the worst branch rejected; what comes before the
     fork belongs to the prompt. A branch without an ended path counts for nothing.
 
     Args:
-        paths: all leaf paths of one tree.
+        paths: all leaf paths of one tree, whose id is `tree_id`.
     """
     forks: dict[tuple[int, ...], dict[int, list[Path]]] = {}
     for path in paths:
@@ -125,7 +125,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig) 
         worst_branch, *_, best_branch = sorted(branches.values(), key=lambda ps: (_mean(ps), -ps[0].leaf))
         best = min(best_branch, key=lambda p: (-p.trajectory.reward, len(p.nodes), p.leaf))
         worst = min(worst_branch, key=lambda p: (p.trajectory.reward, len(p.nodes), p.leaf))
-        subject = f"{best.tree_id}:{way[-1] if way else 0}"
+        subject = f"{tree_id}:{way[-1] if way else 0}"
         if not exceeds(_mean(best_branch), _mean(worst_branch)):
             rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
@@ -133,7 +133,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig) 
         else:
             kept.append(_branches(best, worst, len(way), env, config))
     if not kept and not rejected:
-        rejected.append(_reject(paths[0].tree_id if paths else "", "no-fork", f"{len(paths)} ended paths"))
+        rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
     return tuple(kept), tuple(rejected)
 
 
@@ -203,11 +203,11 @@ def _fork(expert: Played, played: Played, env: Environment) -> Preference | Reje
     at = played.forced
     if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
         return _reject(played.id, "same-reply", f"the policy takes the expert's step {at}")
-    sides = [
+    chosen, rejected = (
         _Side(one, shared=at, end=at + 1, origin=_origin(one.id, at))
         for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
-    ]
-    return _preference(PreferenceCase.STEP, *sides, env)
+    )
+    return _preference(PreferenceCase.STEP, chosen, rejected, env)
 
 
 def _branches(best: Path, worst: Path, shared: int, env: Environment, config: PreferencesConfig) -> Preference:

@@ -10,14 +10,16 @@ from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.stages.episode_shard import STAGE, EpisodeShard
+from agentr_core.stages.episode_shard import EpisodeShard
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
 from agentr_core.store.codec import evaluation_rows, instance_row, load_episodes, rejection_rows
 from agentr_core.store.tables import Rows
+from agentr_core.types import Sampling
 
+STAGE = "evaluate"
 VERSION = 1
 TEST, REVISION = "test", "revision_test"
 
@@ -92,11 +94,15 @@ async def _play(
     open_plans = tuple(p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done)
     if open_plans:
         shard = EpisodeShard(
+            stage=STAGE,
             evaluation_id=key,
             name=name,
             iteration=iteration,
             checkpoint=checkpoint,
             plans=open_plans,
+            sampling=Sampling(
+                temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
+            ),
             max_steps=max_steps,
             done=len(done),
             total=len(plans),

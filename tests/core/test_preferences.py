@@ -162,7 +162,7 @@ def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
         tree.path("left", "stop"),
         tree.path("left", *["look"] * 20),
     ]
-    kept, rejected = in_tree(paths, Line(), PLAIN)
+    kept, rejected = in_tree(paths, Line(), PLAIN, "t")
 
     by_split = {made.chosen.provenance.split: made for made in kept}
     assert sorted(by_split) == [0, 1]
@@ -179,7 +179,7 @@ def test_a_fork_of_a_tree_prefers_the_branch_that_gets_more() -> None:
 
 
 def test_a_tree_without_forks_says_so() -> None:
-    assert reasons(in_tree([ToyTree(INDEX).path("stop")], Line(), PLAIN)[1]) == ["no-fork"]
+    assert reasons(in_tree([ToyTree(INDEX).path("stop")], Line(), PLAIN, "t")[1]) == ["no-fork"]
 
 
 def test_what_reads_the_same_is_kept_once() -> None:
