@@ -43,9 +43,8 @@ def read_demonstrations(path: Path, *, environment: str, split: str, opening: in
                 "set eto.expert.opening to the number of turns before the problem's"
             )
         if instance.key in found:
-            raise DataFileError(
-                f"{where} is a second demonstration of {instance.key}, after {found[instance.key].where}"
-            )
+            earlier = found[instance.key].where
+            raise DataFileError(f"{where} is a second demonstration of {instance.key}, after {earlier}; leave one out")
         reward = number_of(record, "reward", where)
         found[instance.key] = Demonstration(
             instance=instance, replies=replies, reward=1.0 if reward is None else reward, where=where

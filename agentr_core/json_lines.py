@@ -1,4 +1,4 @@
-"""Files of conversations: one JSON object a line, turns as OpenAI's `role` and `content` or ShareGPT's `from` and `value`."""
+"""Files of conversations, one JSON object a line: turns of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`)."""
 
 from __future__ import annotations
 

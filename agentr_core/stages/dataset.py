@@ -122,7 +122,7 @@ def _counts(built: Dataset) -> dict[str, Any]:
 
 
 def _earlier(place: Workplace, iteration: int) -> list[Sample]:
-    """Return the samples of earlier iterations where they are wanted again; the sides of pairs are none by themselves."""
+    """Return the samples of earlier iterations where they are wanted again; sides of pairs are none by themselves."""
     return [
         sample
         for before in range(1, iteration if place.recipe.data.replay else 1)

@@ -1,4 +1,4 @@
-"""The expert's episodes on the training instances of an iteration: played live, and samples where they are trained on."""
+"""The expert's episodes on the training instances of an iteration: played live, and samples where trained on."""
 
 from __future__ import annotations
 
@@ -79,7 +79,14 @@ def _make(
     finally:
         env.close()
     if not units:
-        raise ConfigError(_nobody(place.recipe, rejections))
+        file = place.recipe.eto.expert.file
+        reasons = ", ".join(sorted({rejection.reason for rejection in rejections}))
+        raise ConfigError(
+            f"{file} has no sound demonstration of any training instance ({reasons}); its ids must be those of split "
+            f"{place.recipe.instances.train}"
+            if file
+            else no_expert(place.recipe)
+        )
     return units, rejections
 
 
@@ -165,13 +172,8 @@ def _last_word(trajectory: Trajectory) -> str:
     return trajectory.steps[-1].observation
 
 
-def _nobody(recipe: Recipe, rejections: list[Rejection]) -> str:
-    if recipe.eto.expert.file:
-        reasons = sorted({rejection.reason for rejection in rejections})
-        return (
-            f"{recipe.eto.expert.file} has no sound demonstration of any training instance ({', '.join(reasons)}); "
-            f"its ids must be those of split {recipe.instances.train}"
-        )
+def no_expert(recipe: Recipe) -> str:
+    """Return what to say where the environment of a recipe has no expert and one is wanted."""
     cure = (
         "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
         "eto.preferences.against own"

@@ -119,7 +119,8 @@ def _of_trees(place: Workplace, env: Environment) -> Made:
             "`agentr runs` lists them all"
         )
     rows = place.all(
-        "select t.tree_id from tree t join iteration i using (iteration_id) where i.run_id = ? and t.finished order by 1",
+        "select t.tree_id from tree t join iteration i using (iteration_id) "
+        "where i.run_id = ? and t.finished order by 1",
         runs[0][0],
     )
     if not rows:
