@@ -44,8 +44,9 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
     finally:
         env.close()
     method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
+    where = f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
-        f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, run {run_id_of(recipe)} in {recipe.workspace}",
+        f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
         *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
         f"already done: {_done(recipe)}",
     ]

@@ -28,7 +28,8 @@ def run_id_of(recipe: Recipe) -> str:
     How far it goes, where, on how many machines and at what prices is not part of it.
 
     More iterations of the same recipe go on with the same run. What every role's model holds is part of it, and so of
-    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge.
+    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is what
+    files of demonstrations and of pairs hold.
     """
     anywhere = recipe.training.anywhere()
     plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
