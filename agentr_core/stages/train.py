@@ -33,11 +33,10 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     row = place.one("select hash from dataset where dataset_id = ?", key)
     if row is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
-    loss = _preference_loss(recipe, iteration)
+    config, epochs, loss = training_of(recipe, iteration)
     # Pairs are made of what the policy did: it goes on from there, and is its own reference.
     fresh = recipe.training.start_from == "base" and loss is None
     parent = place.trained(0) if fresh else place.policy(iteration)
-    config, epochs = _settings(recipe, iteration)
     seed = derive_seed(recipe.seed, "train", iteration) % 2**31
     about = (parent.id, row[0], config.anywhere(), epochs, seed)
     checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
@@ -83,10 +82,13 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     return {"checkpoint": checkpoint_id, "loss": result.final_loss, "trained_tokens": result.trained_tokens}
 
 
-def _settings(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float]:
-    """Return the settings and epochs of an iteration's training; what section `eto.dpo` has goes before `training`."""
+def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:
+    """Return the settings, epochs and preference loss of an iteration's training.
+
+    What section `eto.dpo` sets goes before section `training`.
+    """
     if recipe.phase(iteration) != "dpo":
-        return recipe.training, recipe.num_train_epochs(iteration)
+        return recipe.training, recipe.num_train_epochs(iteration), None
     dpo, turn = recipe.eto.dpo, recipe.eto.round(iteration)
     config = TypeAdapter(TrainingConfig).validate_python(
         {
@@ -99,20 +101,14 @@ def _settings(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float]:
             "warmup_ratio": dpo.warmup_ratio,
         }
     )
-    return config, _at(dpo.num_train_epochs, turn)
-
-
-def _preference_loss(recipe: Recipe, iteration: int) -> PreferenceLoss | None:
-    if recipe.phase(iteration) != "dpo":
-        return None
-    dpo = recipe.eto.dpo
-    return PreferenceLoss(
-        beta=_at(dpo.beta, recipe.eto.round(iteration)),
+    loss = PreferenceLoss(
+        beta=_at(dpo.beta, turn),
         loss_type=tuple(dpo.loss_type),
         loss_weights=dpo.loss_weights,
         label_smoothing=dpo.label_smoothing,
         ld_alpha=dpo.ld_alpha,
     )
+    return config, _at(dpo.num_train_epochs, turn), loss
 
 
 def _at(values: tuple[float, ...], turn: int) -> float:
