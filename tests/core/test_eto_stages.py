@@ -17,7 +17,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.stages.collect import collect
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.evaluate import TEST, evaluate, evaluation_id
+from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.expert import demonstrate
 from agentr_core.stages.explore import exploration, explore
 from agentr_core.stages.place import Workplace
@@ -206,8 +206,6 @@ async def test_a_second_run_finds_everything_done(site: Sites) -> None:
 
 
 async def test_an_interrupted_exploration_plays_only_what_is_missing(site: Sites) -> None:
-    calm = site("eto.explore.samples=3", "seed=1")
-    await make_pairs(calm)
     rough = site("eto.explore.samples=3", "errors.retries=0", "errors.budget=1.0", strength=40)
     await prepare(rough)
     await demonstrate(rough.place, 1)
@@ -316,7 +314,7 @@ async def test_a_run_without_trees_is_named(site: Sites) -> None:
     with pytest.raises(ConfigError, match=f"run {plain.place.run_id} has no finished tree"):
         await prefer(one.place, 1)
     lost = await prepare(site("eto.preferences.source=trees", "eto.preferences.trees=nobody"))
-    with pytest.raises(ConfigError, match="0 runs of .* begin with 'nobody'"):
+    with pytest.raises(ConfigError, match=r"0 runs of .* begin with 'nobody'"):
         await prefer(lost.place, 1)
 
 

@@ -21,7 +21,7 @@ EXPERT = ("right", "right", "right")
 
 
 def preference(*actions: str, observation: str = "", level: str = "trajectory", forced: int = 0) -> Preference:
-    """Return the pair of the expert's way and another one; the environment may be made to say something else in both."""
+    """Return the pair of the expert's way and another one; the environment may be made to say something else."""
     tree = ToyTree(1)
 
     def played(name: str, *way: str) -> Played:

@@ -126,6 +126,7 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, tiny_model_d
     expected.backward()
 
     (batch,) = trainer.get_train_dataloader()
+    trainer.current_gradient_accumulation_steps = 1
     loss = trainer.training_step(trainer.model, batch)
 
     assert abs(float(expected) - math.log(2)) > 1e-3
