@@ -192,8 +192,9 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     iteration_id = place.iteration_id(iteration)
     collected = dict(
         place.all(
-            "select n.stop, count(*) from node n join tree t using (tree_id) "
-            "where t.iteration_id = ? and n.stop is not null group by n.stop",
+            "select stop, count(*) from ("
+            "select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null "
+            "union all select stop from trajectory where iteration_id = $1 and source = 'rollout') group by stop",
             iteration_id,
         )
     )
