@@ -34,7 +34,11 @@ eto:
   phases: [rft, dpo]
   explore: {{samples: 8, max_steps: 4, max_new_tokens: 6}}
   preferences: {{against: own}}
-  dpo: {{learning_rate: [1.0e-3], num_train_epochs: [2], per_device_train_batch_size: 2, gradient_accumulation_steps: 1}}
+  dpo:
+    learning_rate: [1.0e-3]
+    num_train_epochs: [2]
+    per_device_train_batch_size: 2
+    gradient_accumulation_steps: 1
 training:
   num_train_epochs: [1]
   per_device_train_batch_size: 4
