@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from agentr_core.config import Recipe, TrainingConfig
 from agentr_core.errors import DataFault
@@ -67,7 +65,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
                     checkpoint_id,
                     path=str(_relative(result.path)),
                     weights_sha256=result.weights_sha256,
-                    config=config if loss is None else {**asdict(config), "preference": asdict(loss)},
+                    config=config if loss is None else {**vars(config), "preference": loss},
                     parent_id=parent.id,
                     dataset_id=key,
                     iteration_id=iteration_id,
@@ -90,16 +88,14 @@ def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, 
     if recipe.phase(iteration) != "dpo":
         return recipe.training, recipe.num_train_epochs(iteration), None
     dpo, turn = recipe.eto.dpo, recipe.eto.round(iteration)
-    config = TypeAdapter(TrainingConfig).validate_python(
-        {
-            **asdict(recipe.training),
-            "learning_rate": _at(dpo.learning_rate, turn),
-            "max_tokens": dpo.max_tokens,
-            "per_device_train_batch_size": dpo.per_device_train_batch_size,
-            "gradient_accumulation_steps": dpo.gradient_accumulation_steps,
-            "lr_scheduler_type": dpo.lr_scheduler_type,
-            "warmup_ratio": dpo.warmup_ratio,
-        }
+    config = replace(  # type: ignore[type-var]
+        recipe.training,
+        learning_rate=_at(dpo.learning_rate, turn),
+        max_tokens=dpo.max_tokens,
+        per_device_train_batch_size=dpo.per_device_train_batch_size,
+        gradient_accumulation_steps=dpo.gradient_accumulation_steps,
+        lr_scheduler_type=dpo.lr_scheduler_type,
+        warmup_ratio=dpo.warmup_ratio,
     )
     loss = PreferenceLoss(
         beta=_at(dpo.beta, turn),
