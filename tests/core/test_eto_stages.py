@@ -12,7 +12,7 @@ import pytest
 from door import Door
 
 from agentr_core.config import parse
-from agentr_core.errors import ConfigError, DataFault, DataFileError, EnvironmentFault, ModelFault
+from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.stages.collect import collect
@@ -65,7 +65,7 @@ class Speaker(ScriptedModel):
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         greedy = [request for request in requests if request.sampling.temperature == 0]
         if self._strength and len(self._asked) + len(requests) > self._strength:
-            raise ModelFault("the model ran out of words")
+            raise EndpointError("the account ran out of words")
         self._asked += requests
         replies = await super().generate(requests)
         return [
@@ -94,7 +94,7 @@ Sites = Callable[..., Site]
 
 @pytest.fixture
 def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
-    """Return a maker of workplaces on one store; `strength` is how many requests the model survives (0: all)."""
+    """Return a maker of workplaces on one store a folder; `strength` is how many requests the model answers (0: all)."""
 
     def make(
         *overrides: str,
@@ -102,6 +102,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
         expert: bool = True,
         strength: int = 0,
         method: str = "eto",
+        folder: str = "runs",
     ) -> Site:
         recipe = parse(
             {
@@ -120,8 +121,8 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
         place = Workplace(
             recipe=recipe,
             run_id=run_id_of(recipe),
-            root=tmp_path / "runs",
-            store=Store(tmp_path / "runs" / "store.duckdb"),
+            root=tmp_path / folder,
+            store=Store(tmp_path / folder / "store.duckdb"),
             make_environment=lambda: House(broken, expert=expert),
             load_model=lambda role, path: Speaker(asked, strength),
             progress=lambda done, total, note: None,
@@ -205,21 +206,24 @@ async def test_a_second_run_finds_everything_done(site: Sites) -> None:
     assert {table: again.ask(f"select count(*) from {table}") for table in tables} == before
 
 
-async def test_an_interrupted_exploration_plays_only_what_is_missing(site: Sites) -> None:
-    rough = site("eto.explore.samples=3", "errors.retries=0", "errors.budget=1.0", strength=40)
-    await prepare(rough)
+async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites) -> None:
+    rough = await prepare(site("eto.explore.samples=3", strength=40))
     await demonstrate(rough.place, 1)
-    await explore(rough.place, 1)
+    with pytest.raises(EndpointError):
+        await explore(rough.place, 1)
     kept = int(rough.ask("select count(*) from trajectory where source = 'rollout'")[0][0])
     total = len(exploration(rough.place, 1))
-
-    mended = site("eto.explore.samples=3", "errors.retries=0", "errors.budget=1.0")
-    finished = await explore(mended.place, 1)
     assert 0 < kept < total
-    assert (finished["episodes"], finished["new"]) == (total, total - kept)
+
+    mended = site("eto.explore.samples=3")
+    assert (await explore(mended.place, 1))["new"] == total - kept
     asked = len(mended.asked)
     assert (await explore(mended.place, 1))["new"] == 0
     assert len(mended.asked) == asked
+
+    calm = site("eto.explore.samples=3", folder="calm")
+    assert await make_pairs(calm) == await prefer(mended.place, 1)
+    assert await dataset(calm.place, 1) == await dataset(mended.place, 1)
 
 
 async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
