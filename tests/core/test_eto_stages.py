@@ -94,7 +94,7 @@ Sites = Callable[..., Site]
 
 @pytest.fixture
 def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
-    """Return a maker of workplaces on one store a folder; `strength` is how many requests the model answers (0: all)."""
+    """Return a maker of workplaces, one store a folder; `strength` is how many requests the model answers (0: all)."""
 
     def make(
         *overrides: str,
