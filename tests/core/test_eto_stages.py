@@ -207,7 +207,7 @@ async def test_a_second_run_finds_everything_done(site: Sites) -> None:
 
 
 async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites) -> None:
-    rough = await prepare(site("eto.explore.samples=3", strength=40))
+    rough = await prepare(site("eto.explore.samples=3", strength=50))
     await demonstrate(rough.place, 1)
     with pytest.raises(EndpointError):
         await explore(rough.place, 1)
@@ -257,11 +257,11 @@ async def test_a_missing_expert_is_told_in_one_sentence(site: Sites) -> None:
 
 
 async def test_step_wise_the_policy_goes_on_from_the_experts_steps(site: Sites) -> None:
-    one = site("eto.preferences.level=step", "eto.explore.samples=1")
+    one = site("eto.preferences.level=step", "eto.explore.samples=3")
     made = await make_pairs(one)
 
-    # Each instance is played from both forks of the expert, greedily and once more.
-    assert len(exploration(one.place, 1)) == 24
+    # Each instance is played from both forks of the expert, greedily and three times more.
+    assert len(exploration(one.place, 1)) == 48
     assert made["step"] > 0
     pairs = load_preferences(one.place.store, one.place.iteration_id(1)).values()
     assert {p.chosen.provenance.split for p in pairs} == {0, 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,6 @@ def columns(rows: list[TokenPair]) -> dict[str, list[Any]]:
 
 
 def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None, **settings: Any) -> TrainingJob:
-    from dataclasses import replace
-
     file = folder / "pairs.parquet"
     if not file.exists():
         parquet.write_table(pa.table(columns(pairs())), file)

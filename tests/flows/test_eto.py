@@ -76,7 +76,7 @@ def turned(
 
 def test_each_iteration_trains_the_model_of_the_one_before(turned: Turned) -> None:
     rows = turned.ask(
-        "select i.iteration, c.parent_id, i.checkpoint_in, c.config->'preference' is not null as dpo "
+        "select i.iteration, c.parent_id, i.checkpoint_in, (c.config->'preference') is not null as dpo "
         "from iteration i join checkpoint c on c.checkpoint_id = i.checkpoint_out order by 1"
     )
 
@@ -96,7 +96,7 @@ def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: Turned
         "join v_preferences p on d.sample_id in (p.chosen_sample_id, p.rejected_sample_id) "
         "join v_steps s on s.trajectory_id = "
         "if(d.sample_id = p.chosen_sample_id, p.chosen_trajectory_id, p.rejected_trajectory_id) "
-        "where c.config->'preference' is not null"
+        "where (c.config->'preference') is not null"
     )
 
     assert set(lineage["kind"]) == {"own"}
@@ -114,7 +114,7 @@ def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
     assert steps["chosen_rewards"].iloc[-1] > steps["rejected_rewards"].iloc[-1]
     assert "## Preference pairs" in page
     assert "Reward accuracy" in page
-    assert "<polyline" in Path(turned.result["report"]).read_text(encoding="utf-8")
+    assert 'stroke-dasharray="4 3"' in Path(turned.result["report"]).read_text(encoding="utf-8")
 
 
 def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
