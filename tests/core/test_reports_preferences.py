@@ -39,7 +39,7 @@ def test_counts_margins_and_training_are_told() -> None:
 
     section = page.partition("## Preference pairs\n")[2].partition("\n## ")[0]
     assert "1,234" in section
-    assert "no reward" in section.lower()
+    assert "no-reward | 3 |" in section
     assert "The rejected side of 17 pairs was cut." in section
     assert "1,200" in section
     # First, last and three steps between.
