@@ -90,24 +90,15 @@ def _of_episodes(place: Workplace, iteration: int, env: Environment) -> Made:
         else:
             detail = f"episode {plan.key} has no reward; table event has the error that ended it"
             lost.append(Rejection(stage=STAGE, subject=key, reason="no-reward", detail=detail))
+    made: list[Made] = [((), tuple(lost))]
     if config.against == "own":
-        return _joined([((), tuple(lost)), *(among_own(episodes, env, config) for episodes in by_instance.values())])
+        made += [among_own(episodes, env, config) for episodes in by_instance.values()]
+        return _joined(made)
     ids = {plan.instance.key: expert_id(place.iteration_id(iteration), plan.instance) for plan in wanted.values()}
-    experts = load_trajectories(place.store, list(ids.values()))
-    return _joined(
-        [
-            ((), tuple(lost)),
-            *(
-                against_expert(
-                    Played(ids[instance], experts[ids[instance]]) if ids[instance] in experts else None,
-                    episodes,
-                    env,
-                    config,
-                )
-                for instance, episodes in by_instance.items()
-            ),
-        ]
-    )
+    experts = {key: Played(key, found) for key, found in load_trajectories(place.store, list(ids.values())).items()}
+    for instance, episodes in by_instance.items():
+        made.append(against_expert(experts.get(ids[instance]), episodes, env, config))
+    return _joined(made)
 
 
 def _of_trees(place: Workplace, env: Environment) -> Made:
