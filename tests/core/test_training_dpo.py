@@ -128,8 +128,8 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, tiny_model_d
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.training_step(trainer.model, batch)
 
-    assert abs(float(expected) - math.log(2)) > 1e-3
-    assert float(loss) == pytest.approx(float(expected), abs=1e-4)
+    assert abs(expected.item() - math.log(2)) > 1e-3
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
     for mine, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-2)
 
