@@ -14,6 +14,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
+from agentr_core.config_eto import (
+    DpoConfig,
+    EtoConfig,
+    ExpertConfig,
+    ExploreConfig,
+    Phase,
+    PreferencesConfig,
+    eto_faults,
+)
 from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
 from agentr_core.config_models import (
     ModelConfig,
@@ -32,9 +41,13 @@ __all__ = [
     "BaseConfig",
     "CritiqueConfig",
     "DataConfig",
+    "DpoConfig",
     "EnvironmentConfig",
     "ErrorsConfig",
+    "EtoConfig",
     "EvaluationConfig",
+    "ExpertConfig",
+    "ExploreConfig",
     "GeneralDataConfig",
     "InstancesConfig",
     "LaunchConfig",
@@ -42,6 +55,8 @@ __all__ = [
     "ModelRole",
     "ModelsConfig",
     "PairsConfig",
+    "Phase",
+    "PreferencesConfig",
     "PricesConfig",
     "Recipe",
     "RevisionTestConfig",
@@ -216,7 +231,7 @@ class Recipe:
     """One runnable configuration."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    method: Literal["agent-r", "base"] = "agent-r"
+    method: Literal["agent-r", "eto", "base"] = "agent-r"
     description: str = ""
     workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""
@@ -231,6 +246,7 @@ class Recipe:
     critique: CritiqueConfig = CritiqueConfig()
     pairs: PairsConfig = PairsConfig()
     splice: SpliceConfig = SpliceConfig()
+    eto: EtoConfig = EtoConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -251,6 +267,10 @@ class Recipe:
             "summariser": self.models.summariser,
         }
         return {role: model for role, model in named.items() if model is not None}
+
+    def phase(self, iteration: int) -> Phase | None:
+        """Return what an iteration of method `eto`, counted from 1, trains on; None with other methods."""
+        return self.eto.phase(iteration) if self.method == "eto" else None
 
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
@@ -307,9 +327,11 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
 def _cross_check(recipe: Recipe) -> list[str]:
     faults = []
-    if recipe.method == "agent-r":
+    if recipe.method != "base":
         for role, model in recipe.own_models().items():
             faults += model_faults("model" if role == "actor" else f"models.{role}", model)
+    faults += _foreign_sections(recipe)
+    faults += eto_faults(recipe.eto)
     if recipe.method == "base" and not recipe.base.output:
         faults.append("base.output: name the directory in which the finished model goes")
     if not recipe.pairs.alpha:
@@ -330,6 +352,24 @@ def _cross_check(recipe: Recipe) -> list[str]:
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
     if scale.address and scale.workers:
         faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
+    return faults
+
+
+def _foreign_sections(recipe: Recipe) -> list[str]:
+    """A section of another method would be read by nobody."""
+    plain = _ADAPTER.validate_python({"name": recipe.name})
+    foreign = {"agent-r": ("eto",), "eto": ("search", "critique", "pairs", "splice"), "base": ()}[recipe.method]
+    faults = [
+        f"{section}: belongs to another method than {recipe.method}; leave it out"
+        for section in foreign
+        if getattr(recipe, section) != getattr(plain, section)
+    ]
+    if recipe.method == "eto":
+        faults += [
+            f"data.{name}: belongs to method agent-r; leave it out"
+            for name in ("use", "good_per_tree")
+            if getattr(recipe.data, name) != getattr(plain.data, name)
+        ]
     return faults
 
 

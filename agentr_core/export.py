@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.rows import TokenRow
 from agentr_core.samples import sample_id
-from agentr_core.types import Message, Role, Sample
+from agentr_core.types import Message, Preference, Role, Sample
 
 Format = Literal["trl", "sharegpt", "llamafactory"]
 
@@ -46,9 +46,34 @@ def export_lines(
     )
 
 
+def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
+    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`, `chosen`, `rejected`.
+
+    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the prompt alone: trained
+    with its stock collator, the observations within a side would carry loss too.
+
+    Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
+    """
+    write = {"trl": _openai_turn, "sharegpt": _turn}.get(format)
+    if write is None:
+        raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
+    for preference in preferences:
+        instance, turns = preference.chosen.instance, preference.chosen.messages
+        start = next(position for position, message in enumerate(turns) if message.train)
+        record = {
+            "id": None if instance is None else instance.key,
+            "prompt": [write(message) for message in turns[:start]],
+            "chosen": [write(message) for message in turns[start:]],
+            "rejected": [write(message) for message in preference.rejected.messages[start:]],
+            "chosen_reward": preference.chosen_reward,
+            "rejected_reward": preference.rejected_reward,
+        }
+        yield json.dumps(record, ensure_ascii=False)
+
+
 def _trl(sample: Sample, rows: Mapping[str, TokenRow] | None) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "messages": [{"role": message.role, "content": message.text} for message in sample.messages],
+        "messages": [_openai_turn(message) for message in sample.messages],
         "train": [message.train for message in sample.messages],
     }
     if rows is None:
@@ -84,6 +109,10 @@ def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
                 f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
                 f"{expected}'s; export it as trl or sharegpt"
             )
+
+
+def _openai_turn(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.text}
 
 
 def _turn(message: Message) -> dict[str, str]:

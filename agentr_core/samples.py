@@ -8,7 +8,7 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.types import Message, Sample, SampleKind
 
-TurnClass = Literal["revision_turn", "good_suffix", "good_path", "general", "expert", "judge"]
+TurnClass = Literal["revision_turn", "good_suffix", "good_path", "general", "expert", "judge", "chosen", "rejected"]
 """What a trained turn is for; trained tokens are counted by these."""
 
 _WHOLE: dict[SampleKind, TurnClass] = {
@@ -16,6 +16,8 @@ _WHOLE: dict[SampleKind, TurnClass] = {
     SampleKind.GENERAL: "general",
     SampleKind.EXPERT: "expert",
     SampleKind.JUDGE: "judge",
+    SampleKind.CHOSEN: "chosen",
+    SampleKind.REJECTED: "rejected",
 }
 
 

@@ -11,6 +11,7 @@ score       an aggregate over the episodes of an evaluation.
 verdict     a judge's word on one step: good, bad, uncertain; or unparsable.
 critique    the verdicts on one bad path, and where its first error is.
 sample      messages with a train flag each: what fine-tuning sees.
+preference  two samples that go on from the same conversation, the chosen one better than the rejected one.
 recipe      one configuration file; run: one execution of it; iteration: one turn of its wheel.
 """
 
@@ -56,6 +57,25 @@ class SampleKind(StrEnum):
     GENERAL = "general"
     EXPERT = "expert"
     JUDGE = "judge"
+    CHOSEN = "chosen"
+    REJECTED = "rejected"
+
+
+class PreferenceCase(StrEnum):
+    """What made one side of a preference better than the other."""
+
+    LOSE = "lose"
+    """The policy got less than the expert."""
+    WIN = "win"
+    """The policy got more than the expert."""
+    STEP = "step"
+    """The expert and the policy took different steps from the same state, and one of them got more in the end."""
+    OWN = "own"
+    """The best of the policy's episodes against its worst."""
+    TREE = "tree"
+    """Two branches that leave one node of a search tree."""
+    FILE = "file"
+    """A ready pair from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +293,30 @@ class Sample:
     messages: tuple[Message, ...]
     instance: Instance | None
     provenance: Provenance = Provenance()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """A better and a worse way on from the same conversation.
+
+    The untrained turns before the first trained one are the same in both samples, and both end with a trained turn.
+    Rewards are those of the whole trajectories, in [0, 1]; None where a file does not tell. `dropped` counts the steps
+    that were cut off the end of the rejected side.
+    """
+
+    case: PreferenceCase
+    chosen: Sample
+    rejected: Sample
+    chosen_reward: float | None
+    rejected_reward: float | None
+    dropped: int = 0
+
+    @property
+    def margin(self) -> float | None:
+        """How much more reward the chosen side has."""
+        if self.chosen_reward is None or self.rejected_reward is None:
+            return None
+        return self.chosen_reward - self.rejected_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

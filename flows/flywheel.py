@@ -1,4 +1,4 @@
-"""The wheel: evaluate the base model; then collect, critique, splice, build, train, evaluate, report, over and over."""
+"""The wheel: evaluate the base model; then make data, build, train, evaluate, report, over and over."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
         return await _turn(run, recipe)
 
 
+def construction(recipe: Recipe, iteration: int) -> list[Any]:
+    """Return the stages that make the data of an iteration, in their order."""
+    phase = recipe.phase(iteration)
+    if phase is None:
+        return [
+            *([stages.collect] if recipe.data.use != "expert" else []),
+            *([stages.critique] if recipe.data.use in ("revision", "both") else []),
+            stages.splice,
+        ]
+    if phase == "sft":
+        return [stages.demonstrate]
+    if phase == "rft":
+        return [stages.explore]
+    made = recipe.eto.preferences
+    if made.source != "exploration":
+        return [stages.prefer]
+    return [*([stages.demonstrate] if made.against == "expert" else []), stages.explore, stages.prefer]
+
+
 async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
     await steps.start(run, recipe)
     async with runs.kept(run):
@@ -45,11 +64,8 @@ async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
         report = ""
         for iteration in range(1, recipe.iterations + 1):
             await steps.begin(run, iteration)
-            if recipe.data.use != "expert":
-                await stages.collect(run.run_id, iteration, run.workspace)
-            if recipe.data.use in ("revision", "both"):
-                await stages.critique(run.run_id, iteration, run.workspace)
-            await stages.splice(run.run_id, iteration, run.workspace)
+            for construct in construction(recipe, iteration):
+                await construct(run.run_id, iteration, run.workspace)
             await stages.dataset(run.run_id, iteration, run.workspace)
             await stages.train(run.run_id, iteration, run.workspace)
             await stages.evaluate(run.run_id, iteration, run.workspace)

@@ -56,8 +56,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
 def evaluate_recipe(path: Path, overrides: Sequence[str]) -> str:
     """Evaluate the model of a recipe on the held-out instances and return the table of its score."""
     recipe = load_recipe(path, list(overrides))
-    if recipe.method != "agent-r":
-        raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of method agent-r and --model")
+    if recipe.method == "base":
+        raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of another method and --model")
     return str(_run(_evaluation, recipe, trains=False))
 
 

@@ -34,6 +34,30 @@ async def splice(run_id: str, iteration: int, workspace: str = "runs") -> dict[s
     return await stages.splice(_reference(run_id, workspace), iteration)
 
 
+@flow(name="demonstrate", flow_run_name="demonstrate-{iteration}")
+async def demonstrate(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Play the expert on the training instances of an iteration."""
+    run = _reference(run_id, workspace)
+    await stages.begin(run, iteration)
+    return await stages.demonstrate(run, iteration)
+
+
+@flow(name="explore", flow_run_name="explore-{iteration}")
+async def explore(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Let the policy play the training instances of an iteration."""
+    run = _reference(run_id, workspace)
+    await stages.begin(run, iteration)
+    return await stages.explore(run, iteration)
+
+
+@flow(name="prefer", flow_run_name="prefer-{iteration}")
+async def prefer(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
+    """Make the preference pairs of an iteration."""
+    run = _reference(run_id, workspace)
+    await stages.begin(run, iteration)
+    return await stages.prefer(run, iteration)
+
+
 @flow(name="dataset", flow_run_name="dataset-{iteration}")
 async def dataset(run_id: str, iteration: int, workspace: str = "runs") -> dict[str, Any]:
     """Build the dataset of an iteration."""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.config import ModelConfig, Recipe
 from agentr_core.errors import ConfigError, EndpointError, ModelFault
+from agentr_core.expert_file import read_demonstrations
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
+from agentr_core.pairs_file import read_pairs
+from agentr_core.protocols import Environment
+from agentr_core.stages.expert import no_expert
 from agentr_core.stages.instances import test_instances, training_instances
+from agentr_core.types import Instance
 from tasks.wiring import make_environment, open_store
+
+LOOKED_AT = 20
+"""Training instances that are asked for an expert before anything is started."""
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
@@ -30,14 +39,32 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
         _check_model(model)
     env = make_environment(recipe)
     try:
-        training_instances(recipe, env, 1)
+        instances = training_instances(recipe, env, 1)
         test_instances(recipe, env)
+        if trains and recipe.method == "eto":
+            _check_expert(recipe, env, instances)
     finally:
         env.close()
     store = open_store(Path(recipe.workspace))
     if store.path.exists():
         with store.reading():
             pass
+
+
+def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `UserError` when an iteration wants an expert that is not there, or a file is malformed."""
+    eto = recipe.eto
+    environment, split = recipe.environment.name, recipe.instances.train
+    phases = {recipe.phase(iteration) for iteration in range(1, recipe.iterations + 1)}
+    if "dpo" in phases and eto.preferences.source == "file":
+        read_pairs(Path(eto.preferences.file), environment=environment, split=split)
+    contrast = "dpo" in phases and (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
+    if "sft" not in phases and not contrast:
+        return
+    if eto.expert.file:
+        read_demonstrations(Path(eto.expert.file), environment=environment, split=split, opening=eto.expert.opening)
+    elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
+        raise ConfigError(no_expert(recipe))
 
 
 def _check_model(model: ModelConfig) -> None:

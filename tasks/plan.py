@@ -12,13 +12,22 @@ from agentr_core.stages.instances import test_instances, training_instances
 from agentr_core.stages.start import run_id_of
 from tasks.wiring import load_recipe, make_environment, open_store
 
-_FIELDS: dict[str, tuple[str, ...]] = {
+_AGENT_R: dict[str, tuple[str, ...]] = {
     "evaluate base": ("model", "evaluation"),
     "collect": ("environment", "model", "instances", "search", "errors", "scale"),
     "critique": ("model", "models", "pairs", "critique"),
     "splice": ("environment", "splice"),
     "dataset": ("data",),
     "train": ("training",),
+    "evaluate": ("model", "evaluation", "scale"),
+}
+_ETO: dict[str, tuple[str, ...]] = {
+    "evaluate base": ("model", "evaluation"),
+    "demonstrate": ("environment", "instances", "eto.expert"),
+    "explore": ("environment", "model", "instances", "eto.explore", "errors", "scale"),
+    "prefer": ("eto.preferences",),
+    "dataset": ("data",),
+    "train": ("training", "eto.dpo"),
     "evaluate": ("model", "evaluation", "scale"),
 }
 
@@ -34,23 +43,44 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
         train, test = len(training_instances(recipe, env, 1)), len(test_instances(recipe, env))
     finally:
         env.close()
-    search = recipe.search
-    most = train * search.dives * search.width * (search.depth + 1)
+    method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
+    where = f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
-        f"recipe {recipe.name}: Agent-R, {recipe.iterations} iterations, run {run_id_of(recipe)} in {recipe.workspace}",
-        f"each iteration: {train} trees (at most {most} replies), then {test} held-out episodes",
-        f"alpha by iteration: {', '.join(f'{recipe.alpha(i):g}' for i in range(1, recipe.iterations + 1))}",
+        f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
+        *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
         f"already done: {_done(recipe)}",
     ]
-    for stage, sections in _FIELDS.items():
+    for stage, sections in stages.items():
         lines += _section(stage, sections, plain)
     return "\n".join(lines)
 
 
-def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
-    fields = [
-        f"  {section}.{key} = {json.dumps(value)}" for section in sections for key, value in plain[section].items()
+def _of_agent_r(recipe: Recipe, train: int, test: int) -> list[str]:
+    search = recipe.search
+    most = train * search.dives * search.width * (search.depth + 1)
+    return [
+        f"each iteration: {train} trees (at most {most} replies), then {test} held-out episodes",
+        f"alpha by iteration: {', '.join(f'{recipe.alpha(i):g}' for i in range(1, recipe.iterations + 1))}",
     ]
+
+
+def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:
+    each = recipe.eto.explore.samples + recipe.eto.explore.greedy
+    phases = ", ".join(str(recipe.phase(i)) for i in range(1, recipe.iterations + 1))
+    return [
+        f"iterations: {phases}; each ends with {test} held-out episodes",
+        f"an iteration that explores plays {train} instances, {each} times each"
+        + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
+    ]
+
+
+def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
+    fields = []
+    for section in sections:
+        values = plain
+        for part in section.split("."):
+            values = values[part]
+        fields += [f"  {section}.{key} = {json.dumps(value)}" for key, value in values.items()]
     return ["", stage, *fields]
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from agentr_core.errors import ConfigError
 from agentr_core.export import export_lines as lines_of
+from agentr_core.export import pair_lines
+from agentr_core.samples import sample_id
 from agentr_core.stages.dataset import dataset_id
-from agentr_core.store.codec import load_dataset, load_samples
+from agentr_core.store.codec import load_dataset, load_preferences, load_samples
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
@@ -28,8 +30,12 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
         raise ConfigError(
             f"run {run_id} has no dataset of iteration {wanted}; it has {', '.join(map(str, known)) or 'none'}"
         )
-    samples = [sample for _, sample in load_dataset(store, dataset_id(place, wanted))]
-    return list(lines_of(samples, form))
+    rows = load_dataset(store, dataset_id(place, wanted))
+    if place.recipe.phase(wanted) == "dpo":
+        used = {(chosen, rejected) for (chosen, _), (rejected, _) in zip(rows[::2], rows[1::2], strict=True)}
+        preferences = load_preferences(store, place.iteration_id(wanted)).values()
+        return list(pair_lines([p for p in preferences if (sample_id(p.chosen), sample_id(p.rejected)) in used], form))
+    return list(lines_of([sample for _, sample in rows], form))
 
 
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:

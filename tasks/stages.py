@@ -14,6 +14,9 @@ from agentr_core.stages import collect as collecting
 from agentr_core.stages import critique as critiquing
 from agentr_core.stages import dataset as building
 from agentr_core.stages import evaluate as evaluating
+from agentr_core.stages import expert
+from agentr_core.stages import explore as exploring
+from agentr_core.stages import prefer as preferring
 from agentr_core.stages import splice as splicing
 from agentr_core.stages import start as starting
 from agentr_core.stages import train as training
@@ -59,6 +62,27 @@ async def splice(run: RunRef, iteration: int) -> dict[str, Any]:
     """Make samples of the judged pairs and of the good paths."""
     async with workplace(run, "splice", iteration) as place:
         return await splicing.splice_pairs(place, iteration)
+
+
+@task(task_run_name="demonstrate-{iteration}", tags=["env"], **OPTIONS)
+async def demonstrate(run: RunRef, iteration: int) -> dict[str, Any]:
+    """Play the expert on the training instances of an iteration."""
+    async with workplace(run, "demonstrate", iteration) as place:
+        return await expert.demonstrate(place, iteration)
+
+
+@task(task_run_name="explore-{iteration}", tags=["gpu", "env"], **OPTIONS)
+async def explore(run: RunRef, iteration: int) -> dict[str, Any]:
+    """Let the policy play the training instances of an iteration, here or on a cluster."""
+    async with workplace(run, "explore", iteration) as place:
+        return await exploring.explore(with_workers(place), iteration)
+
+
+@task(task_run_name="prefer-{iteration}", tags=["env"], **OPTIONS)
+async def prefer(run: RunRef, iteration: int) -> dict[str, Any]:
+    """Hold the trajectories of an iteration against each other."""
+    async with workplace(run, "prefer", iteration) as place:
+        return await preferring.prefer(place, iteration)
 
 
 @task(task_run_name="dataset-{iteration}", **OPTIONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentr_core.config import ErrorsConfig
 from agentr_core.fingerprint import derive_seed
@@ -14,12 +14,13 @@ from agentr_core.types import Instance, Sampling, Step, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan:
-    """One episode to play: number `number` of an instance, from `prefix` on."""
+    """One episode to play: number `number` of an instance, from `prefix` on, greedily if it is a `greedy` one."""
 
     instance: Instance
     seed: int
     number: int = 0
     prefix: tuple[Step, ...] = ()
+    greedy: bool = False
 
     @property
     def key(self) -> str:
@@ -90,7 +91,7 @@ async def evaluate(
                 env,
                 sample,
                 max_steps=max_steps,
-                sampling=sampling,
+                sampling=replace(sampling, temperature=0.0) if plan.greedy else sampling,
                 seed=plan.seed,
                 prefix=plan.prefix,
                 on_reply=replies.append,

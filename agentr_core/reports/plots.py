@@ -7,11 +7,11 @@ page's style sheet, so that one drawing serves light, dark and print. Classes na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from agentr_core.reports import wording
-from agentr_core.reports.records import BASE, Estimate, IterationScore, LengthCount
+from agentr_core.reports.records import BASE, Estimate, IterationScore, LengthCount, Tally
 
 _WIDTH = 440.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 12.0, 18.0, 26.0
@@ -73,6 +73,53 @@ def histogram(lengths: Sequence[LengthCount]) -> str:
         tail = "+" if steps == _LONGEST and any(item.steps > _LONGEST for item in lengths) else ""
         _text(svg, x + slot / 2, height - 9, f"{steps}{tail}", "middle", "tick")
     _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * (last - first + 1), floor)
+    return _markup(svg)
+
+
+def bars(items: Sequence[Tally], spoken: str) -> str:
+    """Return counts as named bars side by side."""
+    height = 150.0
+    most = max([1, *(item.count for item in items)])
+    slot = min((_WIDTH - 2 * _RIGHT) / len(items), _WIDTH / 10)
+    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{item.name}: {item.count}" for item in items))
+    floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
+    for place, item in enumerate(items):
+        x, tall = _RIGHT + slot * place, room * item.count / most
+        box = {"x": _at(x + slot * 0.12), "y": _at(floor - tall), "width": _at(slot * 0.76), "height": _at(tall)}
+        ET.SubElement(svg, "rect", {"class": "bar", **box})
+        _text(svg, x + slot / 2, floor - tall - 4, str(item.count), "middle", "number")
+        _text(svg, x + slot / 2, height - 9, item.name, "middle", "tick")
+    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * len(items), floor)
+    return _markup(svg)
+
+
+def curves(series: Mapping[str, Sequence[float]], spoken: str) -> str:
+    """Return curves over steps 1, 2, ... on one scale, each with its name at its end: the first solid, others dashed.
+
+    All have the same number of points, at least two.
+    """
+    height, left, right = 180.0, _LEFT + 14, 58.0
+    low = min(min(values) for values in series.values())
+    high = max(max(values) for values in series.values())
+    room = high - low or 1.0
+    steps = len(next(iter(series.values())))
+
+    def y(value: float) -> float:
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - low) / room
+
+    svg = _canvas(height, spoken)
+    for tick in range(4):
+        value = low + room * tick / 3
+        _line(svg, "axis" if tick == 0 else "grid", left, y(value), _WIDTH - right, y(value))
+        _text(svg, left - 7, y(value) + 4, f"{value:.3g}", "end", "tick")
+    for number, (name, values) in enumerate(series.items()):
+        across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
+        points = " ".join(f"{_at(x)},{_at(y(value))}" for x, value in zip(across, values, strict=True))
+        dashes = {"stroke-dasharray": "4 3"} if number else {}
+        ET.SubElement(svg, "polyline", {"class": "line", "points": points, **dashes})
+        _text(svg, across[-1] + 5, y(values[-1]) + 4, name, "start", "tick")
+    _text(svg, left, height - 8, "1", "middle", "tick")
+    _text(svg, _WIDTH - right, height - 8, str(steps), "middle", "tick")
     return _markup(svg)
 
 

@@ -85,7 +85,8 @@ class IterationScore:
 class FunnelStage:
     """How many came out of a stage of data construction, and why the others did not.
 
-    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified, samples, trained rows.
+    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified, samples, trained rows; with
+    exploration: expert episodes, explored episodes, successes or preference pairs, samples, trained rows.
     """
 
     name: str
@@ -137,6 +138,34 @@ class JudgeRecord:
     """Those of them in which no step was found bad."""
     revision_lengths: tuple[LengthCount, ...] = ()
     oracle: OracleAgreement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceStep:
+    """One optimizer step of preference training: means over its pairs; `accuracy` is a share."""
+
+    step: int
+    loss: float
+    accuracy: float
+    chosen_logps: float
+    rejected_logps: float
+    chosen_rewards: float
+    rejected_rewards: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRecord:
+    """The preference pairs of an iteration, and how training on them went.
+
+    `margins` counts pairs by the tenth in which their margin of reward begins; `cut` counts those whose rejected side
+    was cut.
+    """
+
+    kinds: tuple[Tally, ...]
+    rejected: tuple[Tally, ...] = ()
+    margins: tuple[tuple[float, int], ...] = ()
+    cut: int = 0
+    steps: tuple[PreferenceStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +283,7 @@ class IterationReport:
     funnel: tuple[FunnelStage, ...] = ()
     survival: SpliceSurvival | None = None
     judge: JudgeRecord | None = None
+    preferences: PreferenceRecord | None = None
     time: tuple[TimeSpent, ...] = ()
     tokens: TokenCounts | None = None
     errors: ErrorRecord | None = None

@@ -17,11 +17,12 @@ from agentr_core.reports.document import (
     Stack,
     Transcripts,
 )
+from agentr_core.reports.preference_section import preferences
 from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, JudgeRecord, LengthCount
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
-    """Return all sections of a report in their fixed order."""
+    """Return all sections of a report in their fixed order; that of preference pairs only where there could be some."""
     return (
         _headline(report),
         _scores(report),
@@ -31,6 +32,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
         _funnel(report),
         _survival(report),
         _judge(report),
+        *([preferences(report.preferences)] if report.preferences else []),
         _time(report),
         _tokens(report),
         _errors(report),

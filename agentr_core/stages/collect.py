@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.stages.instances import check_separate, test_instances, training_instances
+from agentr_core.stages.instances import separate_instances, training_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.stages.tree_shard import STAGE, TreeShard, TreeWork
 from agentr_core.store import Writer
-from agentr_core.store.codec import instance_row, load_trees, unfinished_trees
+from agentr_core.store.codec import load_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -52,13 +51,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     recipe = place.recipe
-    env = place.make_environment()
-    try:
-        chosen, held_out = training_instances(recipe, env, iteration), test_instances(recipe, env)
-        await asyncio.to_thread(check_separate, env, chosen, held_out)
-        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
-    finally:
-        env.close()
+    await separate_instances(place, iteration)
     if recipe.data.use == "expert":
         return {"trees": 0, "new": 0}
     wanted = tree_ids(place, iteration)

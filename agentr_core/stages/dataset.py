@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from agentr_core.chat_file import read_chat
 from agentr_core.datasets import Dataset, build_dataset
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.pair_dataset import build_pairs
 from agentr_core.rendering import load_renderer
+from agentr_core.rows import TokenRow
 from agentr_core.samples import sample_id
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import dataset_rows, load_samples, rejection_rows, sample_rows
+from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
 from agentr_core.store.tables import merge
+from agentr_core.types import Sample
 
 STAGE = "dataset"
 
@@ -30,7 +34,7 @@ def dataset_id(place: Workplace, iteration: int) -> str:
 
 
 def dataset_file(place: Workplace, iteration: int) -> Path:
-    """Return the path of the Parquet file with columns `input_ids` and `labels`."""
+    """Return the path of the Parquet file with columns `input_ids` and `labels`, for pairs of each side."""
     return place.root / "datasets" / f"{dataset_id(place, iteration)}.parquet"
 
 
@@ -46,6 +50,7 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
 
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     recipe = place.recipe
+    pairs = recipe.phase(iteration) == "dpo"
     iteration_id = place.iteration_id(iteration)
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
     stored = place.one("select hash, counts from dataset where dataset_id = ?", key)
@@ -56,21 +61,23 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         held_out = test_instances(recipe, env)
     finally:
         env.close()
-    general, useless = read_chat(Path(recipe.data.general.file)) if recipe.data.general.share else ((), ())
-    earlier = [
-        sample
-        for before in range(1, iteration if recipe.data.replay else 1)
-        for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
-    ]
-    built = build_dataset(
-        load_samples(place.store, iteration_id=iteration_id).values(),
-        recipe.data,
-        load_renderer(place.policy(iteration).path),
-        test=held_out,
-        seed=derive_seed(recipe.seed, "dataset", iteration),
-        earlier=earlier,
-        general=general,
-    )
+    mixed = recipe.data.general.share and not pairs
+    general, useless = read_chat(Path(recipe.data.general.file)) if mixed else ((), ())
+    renderer = load_renderer(place.policy(iteration).path)
+    seed = derive_seed(recipe.seed, "dataset", iteration)
+    if pairs:
+        preferences = load_preferences(place.store, iteration_id)
+        built = build_pairs(preferences, recipe.data, renderer, test=held_out, seed=seed)
+    else:
+        built = build_dataset(
+            load_samples(place.store, iteration_id=iteration_id).values(),
+            recipe.data,
+            renderer,
+            test=held_out,
+            seed=seed,
+            earlier=_earlier(place, iteration),
+            general=general,
+        )
     if not built.rows:
         raise DataFault(
             f"iteration {iteration} of run {place.run_id} has no sample to train on; "
@@ -81,7 +88,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             f"dataset {key} was stored with hash {stored[0]} and is {built.manifest.dataset_hash} now, and its file "
             f"{file} is gone; bring the file back, or begin a new run"
         )
-    _write_file(built, file)
+    _write_file(_sides(built) if pairs else {"": built.rows}, file)
     used = {row.sample_id for row in built.rows}
     place.store.write(
         merge(
@@ -114,12 +121,27 @@ def _counts(built: Dataset) -> dict[str, Any]:
     }
 
 
-def _write_file(built: Dataset, path: Path) -> None:
+def _earlier(place: Workplace, iteration: int) -> list[Sample]:
+    """Return the samples of earlier iterations where they are wanted again; sides of pairs are none by themselves."""
+    return [
+        sample
+        for before in range(1, iteration if place.recipe.data.replay else 1)
+        if place.recipe.phase(before) != "dpo"
+        for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
+    ]
+
+
+def _sides(built: Dataset) -> dict[str, Sequence[TokenRow]]:
+    return {"chosen_": built.rows[::2], "rejected_": built.rows[1::2]}
+
+
+def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {
-            "input_ids": pa.array([list(row.input_ids) for row in built.rows], pa.list_(pa.int32())),
-            "labels": pa.array([list(row.labels) for row in built.rows], pa.list_(pa.int32())),
+            f"{side}{name}": pa.array([list(getattr(row, name)) for row in rows], pa.list_(pa.int32()))
+            for side, rows in sides.items()
+            for name in ("input_ids", "labels")
         }
     )
     draft = path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation to play as a shard."""
+"""Episodes to play as a shard: of an evaluation, or rollouts on training instances."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.pool import EnvironmentPool
 from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed
 from agentr_core.stages.shards import Effort
-from agentr_core.store.codec import Draw, episode_rows
+from agentr_core.store.codec import Draw, episode_rows, trajectory_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import Sampling
-
-STAGE = "evaluate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeShard:
-    """Episodes of the evaluation `name` that are not played yet. See `shards.Shard`."""
+    """Episodes of one stage that are not played yet, as its recipe samples. See `shards.Shard`.
 
+    Those of no evaluation (`evaluation_id` is empty) are kept as rollouts.
+    """
+
+    stage: str
     evaluation_id: str
     name: str
     iteration: int
     checkpoint: Checkpoint
     plans: tuple[EpisodePlan, ...]
+    sampling: Sampling
     max_steps: int
     done: int
     total: int
@@ -52,7 +55,7 @@ class EpisodeShard:
                 def take(result: EpisodeResult) -> None:
                     nonlocal done
                     done += 1
-                    sink.add(_rows(result, self.evaluation_id, iteration_id))
+                    sink.add(self._rows(result, iteration_id))
                     equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
 
                 results = await play_all(
@@ -60,12 +63,10 @@ class EpisodeShard:
                     environments,
                     held_back(batcher, sink),
                     max_steps=self.max_steps,
-                    sampling=Sampling(
-                        temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
-                    ),
+                    sampling=self.sampling,
                     errors=recipe.errors,
                     concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
-                    on_error=equipment.on_error(sink, STAGE, self.iteration),
+                    on_error=equipment.on_error(sink, self.stage, self.iteration),
                     on_result=take,
                     total=self.total,
                 )
@@ -77,22 +78,35 @@ class EpisodeShard:
             lost=len(self.plans) - len(results),
         )
 
-
-def _rows(result: EpisodeResult, key: str, iteration_id: str) -> Rows:
-    plan = result.plan
-    start = len(plan.prefix)
-    return episode_rows(
-        fingerprint("episode", key, plan.key),
-        result.trajectory,
-        evaluation_id=key,
-        iteration_id=iteration_id,
-        repeat=plan.number,
-        cut=start,
-        invalid_actions=result.invalid_actions,
-        environment_seconds=result.environment_seconds,
-        sampling_seconds=result.sampling_seconds,
-        draws={
+    def _rows(self, result: EpisodeResult, iteration_id: str) -> Rows:
+        plan = result.plan
+        start = len(plan.prefix)
+        draws = {
             start + position: Draw(seed=reply.seed, number=0, generation=reply.generation)
             for position, reply in enumerate(result.replies)
-        },
-    )
+        }
+        if not self.evaluation_id:
+            return trajectory_rows(
+                rollout_id(iteration_id, self.checkpoint.id, plan),
+                result.trajectory,
+                source="rollout",
+                iteration_id=iteration_id,
+                draws=draws,
+            )
+        return episode_rows(
+            fingerprint("episode", self.evaluation_id, plan.key),
+            result.trajectory,
+            evaluation_id=self.evaluation_id,
+            iteration_id=iteration_id,
+            repeat=plan.number,
+            cut=start,
+            invalid_actions=result.invalid_actions,
+            environment_seconds=result.environment_seconds,
+            sampling_seconds=result.sampling_seconds,
+            draws=draws,
+        )
+
+
+def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
+    """Return the id of the trajectory of a rollout: who played which episode of which iteration."""
+    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key)

@@ -7,17 +7,20 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
-from agentr_core.evaluation.metrics import success_rate
+from agentr_core.evaluation.metrics import mean_reward, success_rate
 from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.stages.episode_shard import STAGE, EpisodeShard
+from agentr_core.stages.episode_shard import EpisodeShard
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import evaluation_rows, instance_row, load_episodes, rejection_rows
-from agentr_core.store.tables import Rows
+from agentr_core.store.codec import evaluation_rows, instance_row, load_episodes, metric_rows, rejection_rows
+from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Sampling
 
+STAGE = "evaluate"
 VERSION = 1
 TEST, REVISION = "test", "revision_test"
 
@@ -63,6 +66,25 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     return scores
 
 
+def _best_of(key: str, played: list[Episode]) -> list[Rows]:
+    """Return the success and reward of the best of each instance's episodes as metrics, where it has several.
+
+    Who picks the best one has looked at the environment's reward: a bound, and a baseline of the ETO paper.
+    """
+    by_instance: dict[str, list[Episode]] = {}
+    for episode in played:
+        by_instance.setdefault(episode.instance.key, []).append(episode)
+    most = max(map(len, by_instance.values()), default=0)
+    if most < 2:
+        return []
+    success = success_rate([any(e.trajectory.success for e in episodes) for episodes in by_instance.values()])
+    reward = mean_reward([max(e.trajectory.reward for e in episodes) for episodes in by_instance.values()])
+    return [
+        metric_rows("evaluation", key, f"best_of_{most}_{name}", e.mean, low=e.low, high=e.high, n=e.n)
+        for name, e in (("success", success), ("reward", reward))
+    ]
+
+
 async def _play(
     place: Workplace,
     iteration: int,
@@ -92,11 +114,15 @@ async def _play(
     open_plans = tuple(p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done)
     if open_plans:
         shard = EpisodeShard(
+            stage=STAGE,
             evaluation_id=key,
             name=name,
             iteration=iteration,
             checkpoint=checkpoint,
             plans=open_plans,
+            sampling=Sampling(
+                temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
+            ),
             max_steps=max_steps,
             done=len(done),
             total=len(plans),
@@ -105,6 +131,7 @@ async def _play(
             async with Writer(place.store) as writer:
                 clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
             clock.add({"store": writer.seconds})
-    place.store.write(head(True))
-    successes = [episode.trajectory.success for episode in load_episodes(place.store, key)]
+    played = load_episodes(place.store, key)
+    place.store.write(merge([head(True), *(_best_of(key, played) if name == TEST else [])]))
+    successes = [episode.trajectory.success for episode in played]
     return asdict(success_rate(successes)) if successes else {"n": 0}

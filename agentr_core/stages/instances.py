@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from agentr_core.config import Recipe
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
+from agentr_core.stages.place import Workplace
+from agentr_core.store.codec import instance_row
 from agentr_core.types import Instance
 
 
@@ -28,6 +31,21 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     if not limit or limit >= len(pool):
         return tuple(pool)
     return tuple(pool[position * len(pool) // limit] for position in range(limit))
+
+
+async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances of an iteration, once they and the held-out ones are stored and known to be different.
+
+    Raises `DataFault` as `check_separate`.
+    """
+    env = place.make_environment()
+    try:
+        chosen, held_out = training_instances(place.recipe, env, iteration), test_instances(place.recipe, env)
+        await asyncio.to_thread(check_separate, env, chosen, held_out)
+        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
+    finally:
+        env.close()
+    return chosen
 
 
 def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:

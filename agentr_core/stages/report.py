@@ -27,6 +27,7 @@ from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_costs import bills
 from agentr_core.stages.report_examples import examples
+from agentr_core.stages.report_preferences import eto_funnel, preference_record
 from agentr_core.stages.report_scores import difference, scores
 
 INTERVALS = "success by Wilson's score, reward by bootstrap, differences paired by instance"
@@ -47,9 +48,10 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         versus_base=difference(place, iteration, 0),
         versus_previous=difference(place, iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,
-        funnel=_funnel(place, iteration),
+        funnel=eto_funnel(place, iteration) if recipe.method == "eto" else _funnel(place, iteration),
         survival=_survival(place, iteration),
         judge=_judge(place, iteration),
+        preferences=preference_record(place, iteration),
         time=_time(place, iteration),
         tokens=_tokens(place, iteration),
         errors=_errors(place, iteration),
@@ -169,7 +171,7 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
         "where (g.kind in ('node', 'judgement') "
         "and g.owner_id in (select tree_id from tree where iteration_id = $1)) "
         "or (g.kind = 'step' and g.owner_id in "
-        "(select trajectory_id from trajectory where iteration_id = $1 and source = 'episode'))",
+        "(select trajectory_id from trajectory where iteration_id = $1 and source in ('episode', 'rollout')))",
         place.iteration_id(iteration),
     )
     counts = place.one(
@@ -190,8 +192,9 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     iteration_id = place.iteration_id(iteration)
     collected = dict(
         place.all(
-            "select n.stop, count(*) from node n join tree t using (tree_id) "
-            "where t.iteration_id = ? and n.stop is not null group by n.stop",
+            "select stop, count(*) from ("
+            "select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null "
+            "union all select stop from trajectory where iteration_id = $1 and source = 'rollout') group by stop",
             iteration_id,
         )
     )

@@ -49,7 +49,9 @@ with request as (
     from generation
     where seed is not null and (kind = 'judgement') = $2
         and (owner_id in (select tree_id from tree where iteration_id = $1)
-            or owner_id in (select trajectory_id from trajectory where iteration_id = $1 and source = 'episode'))
+            or owner_id in (
+                select trajectory_id from trajectory where iteration_id = $1 and source in ('episode', 'rollout')
+            ))
     group by kind, owner_id, seed
 )
 select sum(parts)::bigint, sum(parts * prompt)::bigint, sum(completion)::bigint from request

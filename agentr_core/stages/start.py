@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.config import ModelConfig, Recipe, replace, resolved
+from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
@@ -26,7 +28,8 @@ def run_id_of(recipe: Recipe) -> str:
     How far it goes, where, on how many machines and at what prices is not part of it.
 
     More iterations of the same recipe go on with the same run. What every role's model holds is part of it, and so of
-    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge.
+    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is what
+    files of demonstrations and of pairs hold.
     """
     anywhere = recipe.training.anywhere()
     plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -37,7 +40,9 @@ def run_id_of(recipe: Recipe) -> str:
     behaviour = {
         role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
     }
-    return fingerprint("run", plain, {role: identity(model) for role, model in own.items()}, behaviour)
+    files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
+    models = {role: identity(model) for role, model in own.items()}
+    return fingerprint("run", plain, models, behaviour, *([files] if files else []))
 
 
 def identity(model: ModelConfig) -> str:
@@ -108,6 +113,13 @@ async def finish(place: Workplace, status: Literal["finished", "failed"]) -> Non
 def versions() -> Mapping[str, str]:
     """Return the versions of what a run depends on."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataFileError(f"file {file} of the recipe cannot be read: {error}") from error
 
 
 def _now() -> datetime:

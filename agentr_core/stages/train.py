@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentr_core.config import Recipe, TrainingConfig
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.dataset import dataset_file, dataset_id
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import checkpoint_rows, metric_rows
-from agentr_core.store.tables import merge
-from agentr_core.training import TrainingJob, TrainingStep
+from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.training import PreferenceLoss, TrainingJob, TrainingStep, read_history
 from agentr_core.training import train as fine_tune
 
 STAGE = "train"
@@ -29,19 +31,23 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     row = place.one("select hash from dataset where dataset_id = ?", key)
     if row is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
-    parent = place.trained(0) if recipe.training.start_from == "base" else place.policy(iteration)
-    epochs = recipe.num_train_epochs(iteration)
+    config, epochs, loss = training_of(recipe, iteration)
+    # Pairs are made of what the policy did: it goes on from there, and is its own reference.
+    fresh = recipe.training.start_from == "base" and loss is None
+    parent = place.trained(0) if fresh else place.policy(iteration)
     seed = derive_seed(recipe.seed, "train", iteration) % 2**31
-    checkpoint_id = fingerprint("checkpoint", parent.id, row[0], recipe.training.anywhere(), epochs, seed)
+    about = (parent.id, row[0], config.anywhere(), epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
     job = TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),
         output_dir=place.root / "checkpoints" / checkpoint_id,
-        config=recipe.training,
+        config=config,
         num_train_epochs=epochs,
         seed=seed,
         parent=parent.id,
         dataset_hash=row[0],
+        preference=loss,
     )
 
     def show(step: TrainingStep) -> None:
@@ -59,11 +65,12 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
                     checkpoint_id,
                     path=str(_relative(result.path)),
                     weights_sha256=result.weights_sha256,
-                    config=recipe.training,
+                    config=config if loss is None else {**vars(config), "preference": loss},
                     parent_id=parent.id,
                     dataset_id=key,
                     iteration_id=iteration_id,
                 ),
+                *_steps(checkpoint_id, result.path),
                 metric_rows("iteration", iteration_id, "train_loss", result.final_loss),
                 metric_rows("iteration", iteration_id, "trained_tokens", float(result.trained_tokens)),
             ]
@@ -71,6 +78,51 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     )
     place.store.update("iteration", {"iteration_id": iteration_id, "checkpoint_out": checkpoint_id})
     return {"checkpoint": checkpoint_id, "loss": result.final_loss, "trained_tokens": result.trained_tokens}
+
+
+def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:
+    """Return the settings, epochs and preference loss of an iteration's training.
+
+    What section `eto.dpo` sets goes before section `training`.
+    """
+    if recipe.phase(iteration) != "dpo":
+        return recipe.training, recipe.num_train_epochs(iteration), None
+    dpo, turn = recipe.eto.dpo, recipe.eto.round(iteration)
+    config = replace(  # type: ignore[type-var]
+        recipe.training,
+        learning_rate=_at(dpo.learning_rate, turn),
+        max_tokens=dpo.max_tokens,
+        per_device_train_batch_size=dpo.per_device_train_batch_size,
+        gradient_accumulation_steps=dpo.gradient_accumulation_steps,
+        lr_scheduler_type=dpo.lr_scheduler_type,
+        warmup_ratio=dpo.warmup_ratio,
+    )
+    loss = PreferenceLoss(
+        beta=_at(dpo.beta, turn),
+        loss_type=tuple(dpo.loss_type),
+        loss_weights=dpo.loss_weights,
+        label_smoothing=dpo.label_smoothing,
+        ld_alpha=dpo.ld_alpha,
+    )
+    return config, _at(dpo.num_train_epochs, turn), loss
+
+
+def _at(values: tuple[float, ...], turn: int) -> float:
+    return values[min(turn, len(values) - 1)]
+
+
+def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
+    return [
+        training_step_rows(
+            checkpoint_id,
+            step.step,
+            loss=step.loss,
+            trained_tokens=step.trained_tokens,
+            seconds=step.seconds,
+            scores=step.scores,
+        )
+        for step in read_history(path)
+    ]
 
 
 def _relative(path: Path) -> Path:

@@ -1,11 +1,12 @@
 """Fine-tuning in a process of its own, to checkpoints that are published whole."""
 
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, read_history, read_manifest
-from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.job import PreferenceLoss, TrainingJob, TrainingStep
 from agentr_core.training.sft import TrainingResult, train
 
 __all__ = [
     "Manifest",
+    "PreferenceLoss",
     "TrainingJob",
     "TrainingResult",
     "TrainingStep",

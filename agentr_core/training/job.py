@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -16,10 +17,22 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
-    """One fine-tuning, fully resolved.
+class PreferenceLoss:
+    """The loss of preference training; names are TRL's. The reference is the model that the training starts from."""
 
-    `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and `labels`.
+    beta: float
+    loss_type: tuple[str, ...] = ("sigmoid",)
+    loss_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
+    ld_alpha: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """One fine-tuning, fully resolved: supervised, or on preference pairs if it has a `preference` loss.
+
+    `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and `labels`; for preference
+    pairs there is one pair of columns for each side, with the prefixes `chosen_` and `rejected_`.
     `output_dir` is where the finished checkpoint appears, all at once. `num_train_epochs` counts passes over the
     dataset and is not used when `config.max_tokens` is above 0. `seed` is in [0, 2**31). `parent` and `dataset_hash`
     say by content what is in `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps: at most so many
@@ -35,12 +48,14 @@ class TrainingJob:
     parent: str
     dataset_hash: str
     checkpoint_every: int = 50
+    preference: PreferenceLoss | None = None
 
     @property
     def fingerprint(self) -> str:
         """The id of all that decides the weights: inputs by content, settings, seed and the version of this code."""
+        kind = ("sft",) if self.preference is None else ("dpo", self.preference)
         return fingerprint(
-            "sft",
+            *kind,
             VERSION,
             self.parent,
             self.dataset_hash,
@@ -87,6 +102,11 @@ class WorkFolder:
         return self.root / "checkpoints"
 
     @property
+    def references(self) -> Path:
+        """What the reference model makes of the pairs, computed once for all attempts."""
+        return self.root / "references"
+
+    @property
     def staging(self) -> Path:
         """The finished checkpoint while it is being written."""
         return self.root / "staging"
@@ -96,8 +116,9 @@ class WorkFolder:
 class TrainingStep:
     """Where a training stands after an optimizer step.
 
-    `loss` is the mean over the trained tokens of that step, in nats. `trained_tokens` counts all tokens that carried
-    loss up to here. `seconds` is the time spent in training, with that of earlier attempts up to their checkpoint.
+    `loss` is the mean over the trained tokens of that step in nats, or over its pairs. `trained_tokens` counts all
+    tokens that carried loss up to here. `seconds` is the time spent in training, with that of earlier attempts up to
+    their checkpoint. `scores` are what preference training measures besides: means over the pairs of the step.
     """
 
     step: int
@@ -105,6 +126,7 @@ class TrainingStep:
     loss: float
     trained_tokens: int
     seconds: float
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

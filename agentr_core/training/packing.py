@@ -32,8 +32,17 @@ class TokenRow(NamedTuple):
     labels: tuple[int, ...]
 
 
-def trained_tokens(row: TokenRow) -> int:
-    """Return the number of tokens that carry loss: the first token has nothing before it to be told from."""
+class TokenPair(NamedTuple):
+    """The two sides of a preference."""
+
+    chosen: TokenRow
+    rejected: TokenRow
+
+
+def trained_tokens(row: TokenRow | TokenPair) -> int:
+    """Return the number of tokens that carry loss: the first token of a row has nothing before it to be told from."""
+    if isinstance(row, TokenPair):
+        return sum(map(trained_tokens, row))
     return sum(label != IGNORED for label in row.labels[1:])
 
 

@@ -52,7 +52,8 @@ def _write_adapted(job: TrainingJob, model: Any, weights: dict[str, torch.Tensor
     folder = job.work.staging if alone else job.work.staging / ADAPTER
     for config in model.peft_config.values():
         config.base_model_name_or_path = str(_from_here(base))
-    model.save_pretrained(folder, state_dict=weights)
+    # Preference training may hold a second adapter, its reference.
+    model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
     if alone:
         return
     if weights is not None:

@@ -13,15 +13,17 @@ from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import TrainingFault
+from agentr_core.training import dpo, trainer
 from agentr_core.training.checkpoints import Manifest, publish
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
 from agentr_core.training.packing import trained_tokens
 from agentr_core.training.parent import load_parent, text_config
 from agentr_core.training.plan import plan
+from agentr_core.training.planned import last_checkpoint
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.result import write_result
-from agentr_core.training.token_rows import read_rows
-from agentr_core.training.trainer import arguments, last_checkpoint, make_trainer, samples_per_step
+from agentr_core.training.token_rows import read_pairs, read_rows
+from agentr_core.training.trainer import samples_per_step
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
@@ -45,7 +47,9 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     disable_progress_bar()
     set_seed(job.seed)
     model_config = text_config(job.model_dir)
-    rows = read_rows(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
+    read: Any = read_rows if job.preference is None else read_pairs
+    method: Any = trainer if job.preference is None else dpo
+    rows = read(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
     steps = plan(
         [trained_tokens(row) for row in rows],
         per_step=samples_per_step(job.config),
@@ -54,20 +58,20 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         seed=job.seed,
     )
     # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then the model.
-    settings = arguments(job, steps=len(steps.steps))
+    settings = method.arguments(job, steps=len(steps.steps))
     _check_company(job)
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
-    trainer = make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    one = method.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
     resume_from = last_checkpoint(job.work.checkpoints, settings)
-    trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    one.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
-    history = trainer.steps_done()
-    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if zero3 else None
+    history = one.steps_done()
+    weights = one.accelerator.get_state_dict(one.model_wrapped) if zero3 else None
     _part(settings.distributed_state)
-    if not trainer.is_world_process_zero():
+    if not one.is_world_process_zero():
         return None
-    write_result(job, trainer, history, parent.dtype, weights)
+    write_result(job, one, history, parent.dtype, weights)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
     manifest = Manifest(
         job=job.fingerprint,

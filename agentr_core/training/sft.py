@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as seen from outside: start the trainer's process, follow it, say how it ended.
+"""Training as seen from outside: start the trainer's process, follow it, say how it ended.
 
 Training has its own process so that a crash, a lack of memory or a cancellation ends it and nothing else, and so that
 its memory is given back when it is done.
@@ -186,6 +186,7 @@ def _environment(job: TrainingJob) -> dict[str, str]:
         # Everything the trainer reads is local; a look at the hub would only add a network to what can fail.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
         "TENSORBOARD_LOGGING_DIR": str(job.reports),
     }
     if job.config.launch is None:

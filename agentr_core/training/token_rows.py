@@ -11,34 +11,40 @@ import pyarrow.parquet as parquet
 
 from agentr_core.errors import DataFault
 from agentr_core.labels import IGNORED
-from agentr_core.training.packing import TokenRow, trained_tokens
-
-_COLUMNS = ["input_ids", "labels"]
+from agentr_core.training.packing import TokenPair, TokenRow, trained_tokens
 
 
-def read_rows(file: Path, *, vocabulary: int, context: int) -> list[TokenRow]:
+def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> list[TokenRow]:
     """Return the checked rows of a .parquet, .arrow or .feather file, in its order.
 
     Args:
         vocabulary: how many token ids the model knows.
         context: the most tokens the model takes.
+        side: the prefix of the two columns, for a file of pairs.
 
     Raises:
         DataFault: the file cannot be read, or a row is broken; the message names the first such row.
     """
     table = _read(file)
-    missing = [name for name in _COLUMNS if name not in table.column_names]
+    ids, labels = f"{side}input_ids", f"{side}labels"
+    missing = [name for name in (ids, labels) if name not in table.column_names]
     if missing:
         raise DataFault(
             f"dataset {file} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}"
         )
-    pairs = zip(table["input_ids"].to_pylist(), table["labels"].to_pylist(), strict=True)
-    rows = [TokenRow(tuple(input_ids or ()), tuple(labels or ())) for input_ids, labels in pairs]
+    columns = zip(table[ids].to_pylist(), table[labels].to_pylist(), strict=True)
+    rows = [TokenRow(tuple(tokens or ()), tuple(flags or ())) for tokens, flags in columns]
     for number, row in enumerate(rows):
         fault = _fault(row, vocabulary=vocabulary, context=context)
         if fault:
-            raise DataFault(f"dataset {file}, row {number}: {fault}")
+            raise DataFault(f"dataset {file}, row {number}{f' ({side[:-1]} side)' if side else ''}: {fault}")
     return rows
+
+
+def read_pairs(file: Path, *, vocabulary: int, context: int) -> list[TokenPair]:
+    """Return the checked pairs of a file, in its order. Arguments and errors are those of `read_rows`."""
+    sides = (read_rows(file, vocabulary=vocabulary, context=context, side=side) for side in ("chosen_", "rejected_"))
+    return [TokenPair(*pair) for pair in zip(*sides, strict=True)]
 
 
 def _read(file: Path) -> Any:

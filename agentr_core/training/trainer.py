@@ -7,44 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
-import shutil
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from agentr_core.config import TrainingConfig
-from agentr_core.errors import NonFiniteLoss
 from agentr_core.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes, idle_pass, trained_tokens
 from agentr_core.training.parent import Parent
 from agentr_core.training.plan import Plan
-from agentr_core.training.zero import read_zero
-
-_SAVED = "complete"
-"""Marks an intermediate checkpoint that was written to its end."""
+from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 
 
-class PlannedSFTTrainer(SFTTrainer):  # type: ignore[misc]
-    """An SFTTrainer that follows a `Plan` and tells of each step.
+class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
+    """An SFTTrainer that follows a `Plan`.
 
     The loss of a step is the mean over all trained tokens of all its passes in all processes, as TRL has it for
-    accumulated batches. A step whose loss or gradient is not finite ends the training before any weight is changed
-    (DeepSpeed changes them at once, but they are not kept).
+    accumulated batches.
     """
 
-    def __init__(self, *, plan: Plan, tell: Callable[[TrainingStep], None], **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._plan = plan
-        self._tell = tell
-        self._clock = time.monotonic()
         # TRL scores only the trained positions where Triton runs; elsewhere it scores all, at twice the time of a step.
         forward = inspect.signature(type(self.accelerator.unwrap_model(self.model)).forward)
         takes = {"logits_to_keep", "kwargs"} & set(forward.parameters)
@@ -65,7 +52,7 @@ class PlannedSFTTrainer(SFTTrainer):  # type: ignore[misc]
                 # One step of ours is one batch to DeepSpeed, however many passes it takes.
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
             total += loss.detach()
-        self._check_finite(model, total)
+        self.check_finite(model, total)
         return total
 
     def compute_loss(
@@ -86,60 +73,6 @@ class PlannedSFTTrainer(SFTTrainer):  # type: ignore[misc]
         summed = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
         # Gradients are averaged over processes, while the tokens are those of all of them.
         return summed / num_items_in_batch * self.accelerator.num_processes
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step with its tokens and time, so that they survive in the trainer's state, and tell of it."""
-        if "loss" not in logs:
-            super().log(logs, start_time)
-            return
-        number = self.state.global_step
-        earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
-        now = time.monotonic()
-        step = TrainingStep(
-            step=number,
-            total_steps=self.state.max_steps,
-            loss=logs["loss"],
-            trained_tokens=self._plan.trained_tokens[number - 1],
-            seconds=earlier + now - self._clock,
-        )
-        self._clock = now
-        super().log({**logs, "trained_tokens": step.trained_tokens, "seconds": step.seconds}, start_time)
-        if self.is_world_process_zero():
-            self._tell(step)
-
-    def steps_done(self) -> list[TrainingStep]:
-        """Return every step of this training so far, those before an interruption included."""
-        return [
-            TrainingStep(
-                step=entry["step"],
-                total_steps=self.state.max_steps,
-                loss=entry["loss"],
-                trained_tokens=entry["trained_tokens"],
-                seconds=entry["seconds"],
-            )
-            for entry in self.state.log_history
-            if "loss" in entry
-        ]
-
-    def _check_finite(self, model: Any, loss: torch.Tensor) -> None:
-        if self.is_deepspeed_enabled:
-            norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
-        else:
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients).item()
-        if math.isfinite(loss.item()) and math.isfinite(norm):
-            return
-        raise NonFiniteLoss(
-            f"step {self.state.global_step + 1} of {self.state.max_steps} has loss {loss.item()} and gradient norm "
-            f"{norm}; lower training.learning_rate (it is {self.args.learning_rate}) or look at the data"
-        )
-
-
-class _MarkSaved(TrainerCallback):  # type: ignore[misc]
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        args.distributed_state.wait_for_everyone()
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED).touch()
 
 
 def make_trainer(
@@ -181,7 +114,7 @@ def make_trainer(
         ),
         processing_class=parent.tokenizer,
         peft_config=parent.lora,
-        callbacks=[_MarkSaved()],
+        callbacks=[MarkSaved()],
     )
 
 
@@ -190,53 +123,12 @@ def samples_per_step(config: TrainingConfig) -> int:
     return config.per_device_train_batch_size * config.gradient_accumulation_steps * config.num_processes
 
 
-def last_checkpoint(folder: Path, settings: Any) -> Path | None:
-    """Return the newest intermediate checkpoint that was written to its end, or None; removes those that were not."""
-    if settings.should_save:
-        for torn in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
-            shutil.rmtree(torn)
-    settings.distributed_state.wait_for_everyone()
-    return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
 def arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the Trainer's arguments for a job of so many optimizer steps, on CUDA where there is a device.
-
-    Where the job has several processes, this one joins the others here.
-    """
-    config = job.config
-    on_gpu = torch.cuda.is_available()
-    checkpointing = on_gpu if config.gradient_checkpointing is None else config.gradient_checkpointing
+    """Return the Trainer's arguments for a job of so many optimizer steps; see `planned.plain_arguments`."""
     return SFTConfig(
-        output_dir=str(job.work.checkpoints),
-        run_name=job.output_dir.name,
-        # The plan holds the epochs and the batches; to the Trainer it is one pass over rows of one step each.
-        num_train_epochs=1,
+        **plain_arguments(job, steps=steps),
         per_device_train_batch_size=1,
-        train_sampling_strategy="sequential",
         dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
         max_length=None,
         packing=False,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type=config.lr_scheduler_type,
-        warmup_steps=math.ceil(steps * config.warmup_ratio),
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        bf16=config.bf16,
-        use_cpu=not on_gpu,
-        activation_checkpointing=checkpointing,
-        dataloader_pin_memory=on_gpu,
-        # Every pass, an idle one too, goes through all weights.
-        ddp_find_unused_parameters=False,
-        deepspeed=read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="steps" if job.checkpoint_every else "no",
-        save_steps=job.checkpoint_every or 1,
-        # Two, so that a crash while one is written leaves the other.
-        save_total_limit=2,
-        report_to=list(config.report_to) or "none",
-        disable_tqdm=True,
-        seed=job.seed,
     )

@@ -63,7 +63,7 @@ def test_conversations_of_no_use_are_rejected_by_their_line(tmp_path: Path) -> N
     ("line", "fault"),
     [
         ("{", "is not JSON"),
-        ("[]", "has no list of turns"),
+        ("[]", "is a list; write one JSON object"),
         ({"text": "Hello"}, "has no list of turns"),
         ({"messages": "Hello"}, "has no list of turns"),
         ({"messages": ["Hello"]}, "turn 0: a turn must be an object"),

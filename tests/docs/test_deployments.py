@@ -60,7 +60,8 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
 
 
 def test_each_stage_has_a_deployment() -> None:
-    wanted = {"collect", "critique", "splice", "dataset", "train", "evaluate", "report"}
+    wanted = {"collect", "critique", "splice", "demonstrate", "explore", "prefer"}
+    wanted |= {"dataset", "train", "evaluate", "report"}
     assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == wanted
 
 

@@ -22,7 +22,9 @@ from agentr_core.store.codec.ledger import (
     rejection_rows,
     run_rows,
     timing_rows,
+    training_step_rows,
 )
+from agentr_core.store.codec.preferences import load_preferences, preference_rows
 from agentr_core.store.codec.samples import (
     dataset_rows,
     load_dataset,
@@ -71,6 +73,7 @@ __all__ = [
     "load_draws",
     "load_episodes",
     "load_judgements",
+    "load_preferences",
     "load_rejections",
     "load_samples",
     "load_trajectories",
@@ -78,11 +81,13 @@ __all__ = [
     "load_trees",
     "metric_rows",
     "pair_rows",
+    "preference_rows",
     "rejection_rows",
     "run_rows",
     "sample_rows",
     "text_id",
     "timing_rows",
+    "training_step_rows",
     "trajectory_rows",
     "tree_rows",
     "unfinished_trees",

@@ -17,6 +17,8 @@ from agentr_core.types import Rejection
 
 Status = Literal["running", "finished", "failed"]
 Part = Literal["generate", "environment", "train", "store", "other"]
+SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
+"""What preference training measures in each step, as columns of table training_step."""
 
 
 def run_rows(
@@ -223,6 +225,30 @@ def timing_rows(iteration_id: str, stage: str, parts: Mapping[Part, float], *, t
                 "tokens": tokens if part in ("generate", "train") else None,
             }
             for part, seconds in parts.items()
+        ]
+    }
+
+
+def training_step_rows(
+    checkpoint_id: str,
+    step: int,
+    *,
+    loss: float,
+    trained_tokens: int,
+    seconds: float,
+    scores: Mapping[str, float],
+) -> Rows:
+    """Return the row of an optimizer step. `scores` are those of preference training by column; none otherwise."""
+    return {
+        "training_step": [
+            {
+                "checkpoint_id": checkpoint_id,
+                "step": step,
+                "loss": loss,
+                "trained_tokens": trained_tokens,
+                "seconds": seconds,
+                **{name: scores.get(name) for name in SCORES},
+            }
         ]
     }
 

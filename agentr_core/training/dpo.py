@@ -1,0 +1,129 @@
+"""TRL's DPOTrainer on token pairs: the loss falls on the replies of both sides, and on nothing else.
+
+TRL masks the prompt alone, so what the environment says between two replies would count as the agent's words. Its loss
+reads a mask with one flag for each token, though, and here that is the mask of the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset, disable_progress_bars, load_from_disk
+from trl import DPOConfig, DPOTrainer
+
+from agentr_core.labels import IGNORED
+from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.packing import TokenPair, TokenRow, padded_length
+from agentr_core.training.parent import Parent
+from agentr_core.training.plan import Plan
+from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
+
+
+class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
+    """A DPOTrainer that follows a `Plan` over rows that are token ids already.
+
+    The loss of a step is the mean over its pairs; where the last batch of a training is not full, its pairs weigh more.
+    """
+
+    def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        """Return the loss of one batch, its gradients added to those of the step. Raises `NonFiniteLoss`."""
+        loss: torch.Tensor = super().training_step(*inputs, **options)
+        self.check_finite(self.model, loss)
+        return loss
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        # TRL would render and tokenise texts, with a mask of its own.
+        return dataset
+
+
+def make_trainer(
+    job: TrainingJob,
+    plan: Plan,
+    rows: Sequence[TokenPair],
+    *,
+    parent: Parent,
+    settings: Any,
+    tell: Callable[[TrainingStep], None],
+) -> PlannedDPOTrainer:
+    """Return the trainer of a job; `settings` are its `arguments`. The log-probabilities of the reference are computed.
+
+    The reference is the model that training starts from: without adapters if it trains some, or with a copy of those
+    it starts with.
+    """
+    disable_progress_bars()
+    trainer = PlannedDPOTrainer(
+        plan=plan,
+        tell=tell,
+        model=parent.model,
+        args=settings,
+        data_collator=collate,
+        train_dataset=_stored(job, rows),
+        processing_class=parent.tokenizer,
+        peft_config=parent.lora,
+        callbacks=[MarkSaved()],
+    )
+    trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
+    return trainer
+
+
+def arguments(job: TrainingJob, *, steps: int) -> Any:
+    """Return the Trainer's arguments for a job of so many optimizer steps; see `planned.plain_arguments`."""
+    loss = job.preference
+    assert loss is not None
+    return DPOConfig(
+        **plain_arguments(job, steps=steps),
+        per_device_train_batch_size=job.config.per_device_train_batch_size,
+        gradient_accumulation_steps=job.config.gradient_accumulation_steps,
+        max_length=None,
+        precompute_ref_log_probs=True,
+        beta=loss.beta,
+        loss_type=list(loss.loss_type),
+        loss_weights=list(loss.loss_weights) or None,
+        label_smoothing=loss.label_smoothing,
+        ld_alpha=loss.ld_alpha,
+    )
+
+
+def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return what TRL's loss reads: first the chosen rows, then the rejected ones, filled up to one of few lengths.
+
+    `completion_mask` has a 1 for each token that carries loss.
+    """
+    rows = [TokenRow(pair[f"{side}_input_ids"], pair[f"{side}_labels"]) for side in SIDES for pair in batch]
+    length = padded_length(max(len(row.labels) for row in rows))
+
+    def filled(values: Sequence[int]) -> list[int]:
+        return [*values, *[0] * (length - len(values))]
+
+    tensors = {
+        "input_ids": torch.tensor([filled(row.input_ids) for row in rows]),
+        "attention_mask": torch.tensor([filled([1] * len(row.labels)) for row in rows]),
+        # The first token has nothing before it to be told from.
+        "completion_mask": torch.tensor([filled([0, *(label != IGNORED for label in row.labels[1:])]) for row in rows]),
+    }
+    for side in SIDES:
+        if f"ref_{side}_logps" in batch[0]:
+            tensors[f"ref_{side}_logps"] = torch.tensor([pair[f"ref_{side}_logps"] for pair in batch])
+    return tensors
+
+
+SIDES = ("chosen", "rejected")
+
+
+def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
+    """Return the rows as a dataset with files of its own: TRL keeps what it makes of them beside these."""
+    folder = job.work.references
+    with PartialState().main_process_first():
+        if not folder.exists():
+            draft = folder.with_suffix(".new")
+            columns = {
+                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+                for side in SIDES
+                for name in TokenRow._fields
+            }
+            Dataset.from_dict(columns).save_to_disk(draft)
+            draft.replace(folder)
+    return load_from_disk(folder)

@@ -1,0 +1,153 @@
+"""What TRL's trainers have in common here: they follow a plan, tell of each step, and stop at what is not finite."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from agentr_core.errors import NonFiniteLoss
+from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.plan import Plan
+from agentr_core.training.zero import read_zero
+
+_SAVED = "complete"
+"""Marks an intermediate checkpoint that was written to its end."""
+_SCORES = {
+    "logps/chosen": "chosen_logps",
+    "logps/rejected": "rejected_logps",
+    "rewards/chosen": "chosen_rewards",
+    "rewards/rejected": "rejected_rewards",
+    "rewards/accuracies": "reward_accuracy",
+}
+"""What TRL logs of preferences, and what we call it."""
+
+
+class FollowsPlan:
+    """Mixed into a trainer of TRL: takes the steps of a `Plan` and tells of each.
+
+    A step whose loss or gradient is not finite ends the training before any weight is changed (DeepSpeed changes them
+    at once, but they are not kept).
+    """
+
+    args: Any
+    accelerator: Any
+    is_deepspeed_enabled: bool
+    is_world_process_zero: Callable[[], bool]
+    state: Any
+
+    def __init__(self, *, plan: Plan, tell: Callable[[TrainingStep], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._plan = plan
+        self._tell = tell
+        self._clock = time.monotonic()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log a step with its tokens and time, so that they survive in the trainer's state, and tell of it."""
+        if "loss" not in logs:
+            super().log(logs, start_time)  # type: ignore[misc]
+            return
+        number = self.state.global_step
+        earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
+        now = time.monotonic()
+        entry = {
+            **logs,
+            "trained_tokens": self._plan.trained_tokens[number - 1],
+            "seconds": earlier + now - self._clock,
+        }
+        self._clock = now
+        super().log(entry, start_time)  # type: ignore[misc]
+        if self.is_world_process_zero():
+            self._tell(self._step(number, entry))
+
+    def steps_done(self) -> list[TrainingStep]:
+        """Return every step of this training so far, those before an interruption included."""
+        return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
+
+    def check_finite(self, model: Any, loss: torch.Tensor) -> None:
+        """Raise `NonFiniteLoss` when a loss, or the gradients there are, are not finite."""
+        if self.is_deepspeed_enabled:
+            norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
+        else:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients).item()
+        if math.isfinite(loss.item()) and math.isfinite(norm):
+            return
+        raise NonFiniteLoss(
+            f"step {self.state.global_step + 1} of {self.state.max_steps} has loss {loss.item()} and gradient norm "
+            f"{norm}; lower training.learning_rate (it is {self.args.learning_rate}) or look at the data"
+        )
+
+    def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
+        return TrainingStep(
+            step=number,
+            total_steps=self.state.max_steps,
+            loss=entry["loss"],
+            trained_tokens=int(entry["trained_tokens"]),
+            seconds=entry["seconds"],
+            scores={ours: entry[theirs] for theirs, ours in _SCORES.items() if theirs in entry},
+        )
+
+
+class MarkSaved(TrainerCallback):  # type: ignore[misc]
+    """Marks an intermediate checkpoint once it is whole."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait for all processes, then put the mark."""
+        args.distributed_state.wait_for_everyone()
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED).touch()
+
+
+def last_checkpoint(folder: Path, settings: Any) -> Path | None:
+    """Return the newest intermediate checkpoint that was written to its end, or None; removes those that were not."""
+    if settings.should_save:
+        for torn in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
+            shutil.rmtree(torn)
+    settings.distributed_state.wait_for_everyone()
+    return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
+    """Return what all trainers are told of a job of so many optimizer steps, on CUDA where there is a device.
+
+    Where the job has several processes, this one joins the others when the arguments are made.
+    """
+    config = job.config
+    on_gpu = torch.cuda.is_available()
+    checkpointing = on_gpu if config.gradient_checkpointing is None else config.gradient_checkpointing
+    return {
+        "output_dir": str(job.work.checkpoints),
+        "run_name": job.output_dir.name,
+        # The plan holds the epochs and the order; to the Trainer it is one pass.
+        "num_train_epochs": 1,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": config.lr_scheduler_type,
+        "warmup_steps": math.ceil(steps * config.warmup_ratio),
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "bf16": config.bf16,
+        "use_cpu": not on_gpu,
+        "activation_checkpointing": checkpointing,
+        "dataloader_pin_memory": on_gpu,
+        # Every pass, an idle one too, goes through all weights.
+        "ddp_find_unused_parameters": False,
+        "deepspeed": read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps" if job.checkpoint_every else "no",
+        "save_steps": job.checkpoint_every or 1,
+        # Two, so that a crash while one is written leaves the other.
+        "save_total_limit": 2,
+        "report_to": list(config.report_to) or "none",
+        "disable_tqdm": True,
+        "seed": job.seed,
+    }

@@ -1,0 +1,450 @@
+"""The stages of ETO on a real store, without Prefect: what is made of what, what is turned away, and resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from door import Door
+
+from agentr_core.config import parse
+from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.stages.collect import collect
+from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.expert import demonstrate
+from agentr_core.stages.explore import exploration, explore
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.prefer import prefer
+from agentr_core.stages.report import build_report
+from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.store import Store
+from agentr_core.store.codec import load_preferences, load_samples
+from agentr_core.types import Generation, Instance, Request, Transition
+
+OPENING = next(word for word in map(str, range(99)) if Door().parse(word) == "open")
+CLOSED = next(word for word in map(str, range(99)) if Door().parse(word) == "wrong")
+
+
+class House(Door):
+    """Doors whose expert says one wrong word and then the right one; `broken` doors cannot be opened by anybody."""
+
+    def __init__(self, broken: Sequence[str], *, expert: bool) -> None:
+        super().__init__()
+        self._broken = broken
+        self._knows = expert
+
+    def reset(self, instance: Instance) -> str:
+        observation = super().reset(instance)
+        self._key = instance.key
+        return observation
+
+    def step(self, action: str) -> Transition:
+        if self._key in self._broken:
+            raise EnvironmentFault(f"door {self._key} fell out of its frame")
+        return super().step(action)
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        return [CLOSED, OPENING] if self._knows else None
+
+
+class Speaker(ScriptedModel):
+    """Greedily says the wrong word all the time; drawn, another word each time. Counts what it was asked."""
+
+    def __init__(self, asked: list[Request], strength: int) -> None:
+        super().__init__(lambda messages, seed, number: f"word {fingerprint(seed, number)}")
+        self._asked = asked
+        self._strength = strength
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        greedy = [request for request in requests if request.sampling.temperature == 0]
+        if self._strength and len(self._asked) + len(requests) > self._strength:
+            raise EndpointError("the account ran out of words")
+        self._asked += requests
+        replies = await super().generate(requests)
+        return [
+            [_said(g, CLOSED) for g in made] if request in greedy else made
+            for request, made in zip(requests, replies, strict=True)
+        ]
+
+
+def _said(generation: Generation, text: str) -> Generation:
+    return replace(generation, text=text, token_ids=())
+
+
+@dataclass
+class Site:
+    """A workspace, and what its model was asked."""
+
+    place: Workplace
+    asked: list[Request]
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.place.all(sql)
+
+
+Sites = Callable[..., Site]
+
+
+@pytest.fixture
+def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
+    """Return a maker of workplaces, one store a folder; `strength` is how many requests the model answers (0: all)."""
+
+    def make(
+        *overrides: str,
+        broken: Sequence[str] = (),
+        expert: bool = True,
+        strength: int = 0,
+        method: str = "eto",
+        folder: str = "runs",
+    ) -> Site:
+        recipe = parse(
+            {
+                "name": "door",
+                "method": method,
+                "environment": {"name": "door"},
+                "model": {"path": str(tiny_model_dir)},
+                "instances": {"train_limit": 0},
+                "data": {"max_length": 4096},
+                "evaluation": {"max_steps": 5, "revision_test": {"enabled": False}},
+                "errors": {"budget": 0.4},
+            },
+            ("eto.phases=[dpo]", "eto.explore.max_steps=4", *overrides) if method == "eto" else overrides,
+        )
+        asked: list[Request] = []
+        place = Workplace(
+            recipe=recipe,
+            run_id=run_id_of(recipe),
+            root=tmp_path / folder,
+            store=Store(tmp_path / folder / "store.duckdb"),
+            make_environment=lambda: House(broken, expert=expert),
+            load_model=lambda role, path: Speaker(asked, strength),
+            progress=lambda done, total, note: None,
+        )
+        return Site(place, asked)
+
+    return make
+
+
+async def prepare(one: Site) -> Site:
+    await start(one.place)
+    await begin(one.place, 1)
+    return one
+
+
+async def make_pairs(one: Site) -> dict[str, Any]:
+    await prepare(one)
+    await demonstrate(one.place, 1)
+    await explore(one.place, 1)
+    return await prefer(one.place, 1)
+
+
+def demonstration(index: int, *words: str, **more: Any) -> dict[str, Any]:
+    texts = ["You stand.", "Ok.", f"Door {index} of the train house."]
+    for word in words:
+        texts += [word, "Wrong."]
+    roles = ("human", "gpt")
+    return {
+        "id": index,
+        "conversations": [{"from": roles[at % 2], "value": text} for at, text in enumerate(texts[:-1])],
+    } | more
+
+
+def write(folder: Path, *records: Any) -> Path:
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)), "utf-8")
+    return path
+
+
+async def test_failures_become_pairs_with_the_expert_and_lead_back(site: Sites) -> None:
+    one = site()
+    assert await make_pairs(one) == {"lose": 6, "rejected": 0}
+    made = await dataset(one.place, 1)
+
+    assert made["samples"] == {"chosen": 6, "rejected": 6}
+    assert dataset_file(one.place, 1).exists()
+    (lineage, *_) = one.ask(
+        "select c.source, r.source, p.chosen_reward, p.rejected_reward, p.used, c.num_steps, r.num_steps "
+        "from v_preferences p join trajectory c on c.trajectory_id = p.chosen_trajectory_id "
+        "join trajectory r on r.trajectory_id = p.rejected_trajectory_id"
+    )
+    assert lineage == ("expert", "rollout", 1.0, 0.0, True, 2, 4)
+    assert one.ask("select * from v_orphans") == []
+    report = build_report(one.place, 1)
+    assert report.preferences is not None
+    assert [(tally.name, tally.count) for tally in report.preferences.kinds] == [("lose", 6)]
+    assert report.preferences.margins == ((0.9, 6),)
+    assert [(stage.name, stage.count) for stage in report.funnel] == [
+        ("expert episodes", 6),
+        ("explored episodes", 6),
+        ("preference pairs", 6),
+        ("samples", 12),
+        ("trained rows", 12),
+    ]
+
+
+async def test_a_second_run_finds_everything_done(site: Sites) -> None:
+    one = site("eto.explore.samples=2")
+    made = await make_pairs(one)
+    built = await dataset(one.place, 1)
+    written = dataset_file(one.place, 1).read_bytes()
+    tables = ("trajectory", "step", "generation", "preference", "sample", "rejection", "dataset_row")
+    before = {table: one.ask(f"select count(*) from {table}") for table in tables}
+
+    again = site("eto.explore.samples=2")
+    assert await make_pairs(again) == made
+    dataset_file(again.place, 1).unlink()
+    assert await dataset(again.place, 1) == built
+    assert again.asked == []
+    assert dataset_file(again.place, 1).read_bytes() == written
+    assert {table: again.ask(f"select count(*) from {table}") for table in tables} == before
+
+
+async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites) -> None:
+    rough = await prepare(site("eto.explore.samples=3", strength=50))
+    await demonstrate(rough.place, 1)
+    with pytest.raises(EndpointError):
+        await explore(rough.place, 1)
+    kept = int(rough.ask("select count(*) from trajectory where source = 'rollout'")[0][0])
+    total = len(exploration(rough.place, 1))
+    assert 0 < kept < total
+
+    mended = site("eto.explore.samples=3")
+    assert (await explore(mended.place, 1))["new"] == total - kept
+    asked = len(mended.asked)
+    assert (await explore(mended.place, 1))["new"] == 0
+    assert len(mended.asked) == asked
+
+    calm = site("eto.explore.samples=3", folder="calm")
+    assert await make_pairs(calm) == await prefer(mended.place, 1)
+    assert await dataset(calm.place, 1) == await dataset(mended.place, 1)
+
+
+async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
+    one = site()
+    await prepare(one)
+    await demonstrate(one.place, 1)
+    hurt = site(broken=["door/train/2"])
+    await explore(hurt.place, 1)
+
+    assert await prefer(hurt.place, 1) == {"lose": 5, "rejected": 1}
+    ((reason, detail),) = hurt.ask("select reason, detail from rejection")
+    assert reason == "no-reward"
+    assert detail == "episode door/train/2#0 has no reward; table event has the error that ended it"
+
+
+async def test_without_an_expert_own_episodes_are_compared(site: Sites) -> None:
+    one = site("eto.preferences.against=own", "eto.explore.samples=6", expert=False)
+    await prepare(one)
+    await explore(one.place, 1)
+    made = await prefer(one.place, 1)
+
+    assert made["own"] > 0
+    assert made["own"] + made["rejected"] == 6
+    assert set(one.ask("select chosen_reward, rejected_reward from preference")) == {(1.0, 0.0)}
+
+
+async def test_a_missing_expert_is_told_in_one_sentence(site: Sites) -> None:
+    one = await prepare(site(expert=False))
+    with pytest.raises(ConfigError, match=r"^environment door has no expert; name a file of demonstrations"):
+        await demonstrate(one.place, 1)
+
+
+async def test_step_wise_the_policy_goes_on_from_the_experts_steps(site: Sites) -> None:
+    one = site("eto.preferences.level=step", "eto.explore.samples=3")
+    made = await make_pairs(one)
+
+    # Each instance is played from both forks of the expert, greedily and three times more.
+    assert len(exploration(one.place, 1)) == 48
+    assert made["step"] > 0
+    pairs = load_preferences(one.place.store, one.place.iteration_id(1)).values()
+    assert {p.chosen.provenance.split for p in pairs} == {0, 1}
+    for pair in pairs:
+        assert [m.text for m in pair.chosen.messages if m.train] == [
+            (CLOSED, OPENING)[pair.chosen.provenance.split or 0]
+        ]
+        assert sum(m.train for m in pair.rejected.messages) == 1
+    assert one.ask("select count(*) from rejection where reason = 'same-reply'") == [(6,)]
+
+
+async def test_own_successes_are_the_samples_of_rejection_sampling(site: Sites) -> None:
+    one = await prepare(site("eto.phases=[rft]", "eto.explore.samples=6"))
+    made = await explore(one.place, 1)
+
+    samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(1))
+    assert len(samples) == made["successes"] > 0
+    assert {str(sample.kind) for sample in samples.values()} == {"good"}
+    assert (await dataset(one.place, 1))["samples"]["good"] > 0
+    assert one.ask("select * from v_orphans") == []
+
+
+async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
+    other = site("search={dives: 3, width: 3, depth: 5, max_new_tokens: 8}", method="agent-r")
+    await prepare(other)
+    await collect(other.place, 1)
+    source = ("eto.preferences.source=trees", f"eto.preferences.trees={other.place.run_id[:8]}")
+    one = await prepare(site(*source))
+
+    made = await prefer(one.place, 1)
+
+    assert made["tree"] > 0
+    assert one.asked == []
+    rows = one.ask("select tree_id, good_leaf, bad_leaf, chosen_reward - rejected_reward from v_preferences")
+    known = set(other.ask("select tree_id, node_index from node"))
+    assert all({(tree, good), (tree, bad)} <= known and gap > 0 for tree, good, bad, gap in rows)
+    assert (await dataset(one.place, 1))["samples"]["chosen"] == made["tree"]
+    assert one.ask("select * from v_orphans") == []
+    # The same trees serve the next iteration, as pairs of its own.
+    await begin_next(one)
+    assert await prefer(one.place, 2) == made
+
+
+async def begin_next(one: Site) -> None:
+    one.place.store.update(
+        "iteration", {"iteration_id": one.place.iteration_id(1), "checkpoint_out": one.place.policy(1).id}
+    )
+    await begin(one.place, 2)
+
+
+async def test_a_run_without_trees_is_named(site: Sites) -> None:
+    plain = await prepare(site())
+    one = await prepare(site("eto.preferences.source=trees", f"eto.preferences.trees={plain.place.run_id}"))
+    with pytest.raises(ConfigError, match=f"run {plain.place.run_id} has no finished tree"):
+        await prefer(one.place, 1)
+    lost = await prepare(site("eto.preferences.source=trees", "eto.preferences.trees=nobody"))
+    with pytest.raises(ConfigError, match=r"0 runs of .* begin with 'nobody'"):
+        await prefer(lost.place, 1)
+
+
+async def test_demonstrations_come_from_a_file(site: Sites, tmp_path: Path) -> None:
+    file = write(tmp_path, *(demonstration(index, OPENING) for index in range(5)))
+    one = site(f"eto.expert.file={file}", expert=False)
+
+    assert await make_pairs(one) == {"lose": 5, "rejected": 1}
+    assert one.ask("select reason, count(*) from rejection group by all order by 1") == [
+        ("no-demonstration", 1),
+        ("no-expert", 1),
+    ]
+    assert one.ask("select distinct source, num_steps from trajectory where source = 'expert'") == [("expert", 1)]
+
+
+async def test_a_demonstration_that_fails_is_named_or_turned_away(site: Sites, tmp_path: Path) -> None:
+    file = write(tmp_path, demonstration(0, OPENING), demonstration(1, CLOSED))
+    strict = await prepare(site(f"eto.expert.file={file}"))
+    with pytest.raises(
+        DataFileError, match=r"data.jsonl:2: played again, .* reaches reward 0 and not 1; .*'Wrong 1\.'"
+    ):
+        await demonstrate(strict.place, 1)
+    lenient = await prepare(site(f"eto.expert.file={file}", "eto.expert.failed_replay=reject"))
+    assert await demonstrate(lenient.place, 1) == {"expert": 1, "rejected": 5}
+    reasons = lenient.ask("select reason, count(*) from rejection group by all order by 1")
+    assert reasons == [("failed-replay", 1), ("no-demonstration", 4)]
+
+
+async def test_a_file_with_nothing_of_use_stops_the_run(site: Sites, tmp_path: Path) -> None:
+    file = write(tmp_path, demonstration(77, OPENING))
+    one = await prepare(site(f"eto.expert.file={file}"))
+    with pytest.raises(ConfigError, match=r"data.jsonl has no sound demonstration of any training instance"):
+        await demonstrate(one.place, 1)
+
+
+async def test_another_file_makes_another_run(site: Sites, tmp_path: Path) -> None:
+    write(tmp_path, demonstration(0, OPENING))
+    one = site(f"eto.expert.file={tmp_path / 'data.jsonl'}")
+    write(tmp_path, demonstration(1, OPENING))
+    assert site(f"eto.expert.file={tmp_path / 'data.jsonl'}").place.run_id != one.place.run_id
+    with pytest.raises(DataFileError, match="cannot be read"):
+        site("eto.expert.file=missing.jsonl")
+
+
+async def test_ready_pairs_come_from_a_file(site: Sites, tmp_path: Path) -> None:
+    turns = {"prompt": ["Door."], "chosen": [OPENING], "rejected": [CLOSED, "Wrong 1.", CLOSED]}
+
+    def listed(key: str) -> list[dict[str, str]]:
+        first = 0 if key == "prompt" else 1
+        return [
+            {"role": ("user", "assistant")[(at + first) % 2], "content": text} for at, text in enumerate(turns[key])
+        ]
+
+    pair = {"id": 0} | {key: listed(key) for key in turns}
+    file = write(tmp_path, pair, pair | {"id": "door/train/1", "rejected": pair["chosen"]})
+    one = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
+
+    assert await prefer(one.place, 1) == {"file": 1, "rejected": 1}
+    assert (await dataset(one.place, 1))["samples"] == {"chosen": 1, "rejected": 1}
+    write(tmp_path, pair | {"id": "door/test/0"})
+    leak = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
+    await prefer(leak.place, 1)
+    with pytest.raises(DataFault, match="samples were made from 1 test instances: door/test/0"):
+        await dataset(leak.place, 1)
+
+
+async def test_nothing_to_compare_is_told_in_one_sentence(site: Sites) -> None:
+    one = site("eto.preferences.margin=1.0")
+    await make_pairs(one)
+    with pytest.raises(DataFault, match=r"^iteration 1 of run \w+ has no sample to train on; `select"):
+        await dataset(one.place, 1)
+
+
+async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
+    one = await prepare(site("evaluation.episodes=4", "evaluation.temperature=1.0"))
+    await evaluate(one.place, 0)
+
+    found = dict(one.ask("select name, value from metric where scope = 'evaluation'"))
+    ((mean,),) = one.ask("select success from v_evaluations")
+    assert set(found) == {"best_of_4_success", "best_of_4_reward"}
+    assert found["best_of_4_success"] == found["best_of_4_reward"] > mean
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["eto.phases=[]"], "eto.phases: name at least one of sft, rft and dpo"),
+        (["eto.phases=[ppo]"], "eto.phases.0: "),
+        (["eto.explore.greedy=false"], "without greedy and samples nothing is explored"),
+        (["eto.explore.samples=2", "eto.explore.temperature=0"], "at temperature 0 all samples are the greedy episode"),
+        (["eto.preferences.source=trees"], "eto.preferences.trees: source trees needs it"),
+        (["eto.preferences.file=x"], "eto.preferences.file: has no use with source exploration"),
+        (["eto.preferences.against=own"], "pairs of the policy's own episodes need at least two of each instance"),
+        (
+            ["eto.preferences.against=own", "eto.explore.samples=2", "eto.preferences.level=step"],
+            "step follows the expert's steps, so against must be expert",
+        ),
+        (["eto.dpo.beta=[]"], "eto.dpo.beta: give at least one"),
+        (["eto.dpo.loss_weights=[1.0, 2.0]"], "2 weights for 1 loss types"),
+        (["eto.dpo.loss_type=[best]"], "eto.dpo.loss_type.0: "),
+        (["splice.mode=direct"], "splice: belongs to another method than eto"),
+        (["data.use=expert"], "data.use: belongs to method agent-r"),
+        (["method=agent-r", "eto.phases=[sft]"], "eto: belongs to another method than agent-r"),
+    ],
+)
+def test_a_wrong_recipe_is_told(overrides: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", "method": "eto", "model": {"path": "m"}}, overrides)
+    assert fault in str(caught.value)
+
+
+def test_settings_go_by_preference_iteration() -> None:
+    from agentr_core.stages.train import training_of
+
+    recipe = parse(
+        {
+            "name": "x",
+            "method": "eto",
+            "model": {"path": "m"},
+            "training": {"learning_rate": 1.0, "lora_r": 4},
+            "eto": {"phases": ["sft", "dpo"], "dpo": {"beta": [0.1, 0.5], "learning_rate": [1e-6, 5e-7]}},
+        }
+    )
+
+    made = [training_of(recipe, iteration) for iteration in (1, 2, 3, 4)]
+
+    assert [settings.learning_rate for settings, _, _ in made] == [1.0, 1e-6, 5e-7, 5e-7]
+    assert [loss and loss.beta for _, _, loss in made] == [None, 0.1, 0.5, 0.5]
+    assert {settings.lora_r for settings, _, _ in made} == {4}

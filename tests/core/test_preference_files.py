@@ -1,0 +1,157 @@
+"""Files of demonstrations and of ready pairs: both layouts, what is of no use, and lines that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.errors import DataFileError
+from agentr_core.expert_file import read_demonstrations
+from agentr_core.export import pair_lines
+from agentr_core.pairs_file import read_pairs
+from agentr_core.types import Instance
+
+Record = dict[str, Any]
+
+
+def write(folder: Path, *records: Record | str) -> Path:
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records), "utf-8")
+    return path
+
+
+def spoken(*texts: str, first: str = "human") -> list[Record]:
+    roles = ("human", "gpt") if first == "human" else ("gpt", "human")
+    return [{"from": roles[at % 2], "value": text} for at, text in enumerate(texts)]
+
+
+def openai(*texts: str) -> list[Record]:
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+def demonstrations(path: Path, opening: int = 2) -> Any:
+    return read_demonstrations(path, environment="line", split="train", opening=opening)
+
+
+def pairs(path: Path) -> Any:
+    return read_pairs(path, environment="line", split="train")
+
+
+def pair(**changes: Any) -> Record:
+    sides = {"chosen": spoken("right", "At 1.", "right", first="gpt"), "rejected": spoken("stop", first="gpt")}
+    return {"id": 1, "prompt": spoken("Go.", "Ok.", "The goal."), **sides} | changes
+
+
+def test_demonstrations_are_the_replies_after_the_opening(tmp_path: Path) -> None:
+    texts = ("Walk.", "Ok.", "The goal is 2 away.", "right", "You are at 1.", "right", "You are at 2.")
+    file = write(
+        tmp_path,
+        {"id": 0, "conversations": spoken(*texts)},
+        {"id": "line/other/3", "messages": [{"role": "system", "content": "S"}, *openai(*texts)], "reward": 0.75},
+    )
+    found = demonstrations(file)
+
+    assert list(found) == ["line/train/0", "line/other/3"]
+    one, other = found.values()
+    assert one.instance == Instance(environment="line", split="train", index=0)
+    assert one.replies == other.replies == ("right", "right")
+    assert (one.reward, other.reward) == (1.0, 0.75)
+    assert other.where.endswith("data.jsonl:2")
+
+
+def test_an_opening_of_no_turns(tmp_path: Path) -> None:
+    file = write(tmp_path, {"id": "0", "conversations": spoken("The goal.", "right")})
+    assert demonstrations(file, opening=0)["line/train/0"].replies == ("right",)
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        ({"conversations": spoken("a", "b", "c", "d")}, "id is None; give the index of an instance of split train"),
+        ({"id": "x", "conversations": spoken("a", "b", "c", "d")}, "id is 'x'"),
+        ({"id": True, "conversations": spoken("a", "b", "c", "d")}, "id is True"),
+        ({"id": "door/train/1", "conversations": spoken("a", "b", "c", "d")}, "is of environment door"),
+        ({"id": 1, "conversations": spoken("a", "b")}, "set eto.expert.opening"),
+        ({"id": 1, "conversations": spoken("a", "b", "c")}, "set eto.expert.opening"),
+        ({"id": 1, "conversations": spoken("a", "b", "c", "d"), "reward": 7}, "reward is 7; it must be a number"),
+        ({"id": 1, "text": "a"}, "has no list of turns"),
+        ({"id": 0, "conversations": spoken("a", "b", "c", "d")}, "is a second demonstration of line/train/0"),
+    ],
+)
+def test_a_wrong_demonstration_is_named(tmp_path: Path, record: Record, fault: str) -> None:
+    good = {"id": 0, "conversations": spoken("a", "b", "c", "d")}
+    with pytest.raises(DataFileError, match=rf"data\.jsonl:2.*{fault}"):
+        demonstrations(write(tmp_path, good, record))
+
+
+def test_ready_pairs_carry_loss_on_the_replies_of_the_sides_alone(tmp_path: Path) -> None:
+    (made,), rejected = pairs(write(tmp_path, pair(chosen_reward=1, rejected_reward=0.5)))
+
+    assert rejected == ()
+    assert [(m.role, m.train) for m in made.chosen.messages] == [
+        ("user", False),
+        ("assistant", False),
+        ("user", False),
+        ("assistant", True),
+        ("user", False),
+        ("assistant", True),
+    ]
+    assert made.chosen.messages[:3] == made.rejected.messages[:3]
+    assert made.margin == 0.5
+    assert made.chosen.instance == Instance(environment="line", split="train", index=1)
+
+
+def test_pairs_of_no_use_are_rejected_by_their_line(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        pair(),
+        pair(rejected=spoken("stop", "You stopped.", first="gpt")),
+        pair(rejected=pair()["chosen"]),
+        pair(chosen_reward=1.0),
+        pair(chosen_reward=0.5, rejected_reward=0.5),
+    )
+    kept, rejected = pairs(file)
+
+    assert len(kept) == 1
+    assert kept[0].margin is None
+    assert [(r.subject, r.reason) for r in rejected] == [
+        ("data.jsonl:2", "no-agent-turn-at-the-end"),
+        ("data.jsonl:3", "same-sides"),
+        ("data.jsonl:4", "missing-reward"),
+        ("data.jsonl:5", "chosen-is-not-better"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        ("[1]", "is a list; write one JSON object"),
+        ("{", "is not JSON"),
+        ({"id": 1, "prompt": spoken("Go.")}, "lacks chosen and rejected"),
+        (pair(id=None), "id is None"),
+        (pair(prompt=[]), "the prompt must end with a turn of the user"),
+        (pair(prompt=spoken("Go.", "Ok.")), "the prompt must end with a turn of the user"),
+        (pair(chosen="right"), "chosen: there must be a list of turns, not str"),
+        (pair(rejected=spoken("Go.")), "rejected must begin with a turn of the assistant"),
+        (pair(rejected=[{"from": "tool", "value": "x"}]), "rejected, turn 0: from is 'tool' and must be one of"),
+        (pair(chosen=[{"from": "gpt"}]), "chosen, turn 0: a turn must be an object"),
+        (pair(rejected_reward="high"), "rejected_reward is 'high'"),
+    ],
+)
+def test_a_wrong_pair_is_named(tmp_path: Path, record: Record | str, fault: str) -> None:
+    with pytest.raises(DataFileError, match=rf"data\.jsonl:2.*{fault}"):
+        pairs(write(tmp_path, pair(), record))
+
+
+@pytest.mark.parametrize("form", ["trl", "sharegpt"])
+def test_exported_pairs_are_read_back(tmp_path: Path, form: str) -> None:
+    (made,), _ = pairs(write(tmp_path, pair(chosen_reward=1, rejected_reward=0.5)))
+    (again,), rejected = pairs(write(tmp_path, *pair_lines([made], form)))
+
+    assert rejected == ()
+    assert again.chosen.messages == made.chosen.messages
+    assert again.rejected.messages == made.rejected.messages
+    assert (again.margin, again.chosen.instance) == (made.margin, made.chosen.instance)

@@ -1,0 +1,70 @@
+"""The part of a report about preference pairs, in both formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+from agentr_core.reports import plots
+from agentr_core.reports.html import render_html
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.records import IterationReport, PreferenceRecord, PreferenceStep, Tally
+
+STEPS = tuple(
+    PreferenceStep(
+        step=number,
+        loss=0.7 - 0.05 * number,
+        accuracy=number / 10,
+        chosen_logps=-40.0 + number,
+        rejected_logps=-60.0 - number,
+        chosen_rewards=0.1 * number,
+        rejected_rewards=-0.2 * number,
+    )
+    for number in range(1, 11)
+)
+RECORD = PreferenceRecord(
+    kinds=(Tally(name="lose", count=1234), Tally(name="win", count=6)),
+    rejected=(Tally(name="no-reward", count=3),),
+    margins=((0.1, 40), (0.9, 1200)),
+    cut=17,
+    steps=STEPS,
+)
+REPORT = IterationReport(
+    recipe_name="eto", run_id="r", iteration=2, date="", environment="door", model="m", preferences=RECORD
+)
+
+
+def test_counts_margins_and_training_are_told() -> None:
+    page = render_markdown(REPORT)
+
+    section = page.partition("## Preference pairs\n")[2].partition("\n## ")[0]
+    assert "1,234" in section
+    assert "no-reward | 3 |" in section
+    assert "The rejected side of 17 pairs was cut." in section
+    assert "1,200" in section
+    # First, last and three steps between.
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
+    assert [row for row in rows if row.isdecimal()] == ["1", "3", "5", "8", "10"]
+    assert "100.0" in section
+
+
+def test_the_page_has_three_drawings() -> None:
+    html = render_html(REPORT)
+    section = html.partition("Preference pairs")[2]
+    assert section.count("<polyline") == 4
+    assert section.count('stroke-dasharray="4 3"') == 2
+
+
+def test_what_was_not_measured_is_said() -> None:
+    page = render_markdown(replace(REPORT, preferences=PreferenceRecord(kinds=(Tally(name="file", count=2),))))
+    assert "Not measured: margins; the pairs tell no rewards." in page
+    assert "Not measured: how training went; no steps were stored." in page
+
+
+def test_a_report_without_pairs_has_no_such_part() -> None:
+    assert "Preference pairs" not in render_markdown(replace(REPORT, preferences=None))
+
+
+def test_a_flat_curve_is_drawn() -> None:
+    svg = ET.fromstring(plots.curves({"one": [1.0, 1.0], "other": [1.0, 1.0]}, "flat"))
+    assert len([mark for mark in svg if mark.tag == "polyline"]) == 2

@@ -1,0 +1,249 @@
+"""Preference training: where the loss falls, against what reference, and that it survives interruptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from training_jobs import IGNORED, make_job, random_row
+from transformers import AutoModelForCausalLM
+
+from agentr_core.errors import DataFault
+from agentr_core.training import PreferenceLoss, TrainingJob, read_history, read_manifest
+from agentr_core.training.dpo import arguments, collate, make_trainer
+from agentr_core.training.packing import TokenPair, TokenRow, trained_tokens
+from agentr_core.training.parent import load_parent
+from agentr_core.training.plan import plan
+from agentr_core.training.run import run
+from agentr_core.training.trainer import samples_per_step
+
+pytestmark = [
+    pytest.mark.slow,
+    # peft reads an attribute that transformers renamed.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+LENGTHS = [(24, 40), (61, 33), (90, 120), (18, 18), (47, 80), (55, 21)]
+
+
+class Interrupted(Exception):
+    """Stands for a crash after a step."""
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def pairs() -> list[TokenPair]:
+    return [
+        TokenPair(TokenRow(*random_row(one, 2 * seed)), TokenRow(*random_row(other, 2 * seed + 1)))
+        for seed, (one, other) in enumerate(LENGTHS)
+    ]
+
+
+def columns(rows: list[TokenPair]) -> dict[str, list[Any]]:
+    return {
+        f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+        for side in ("chosen", "rejected")
+        for name in ("input_ids", "labels")
+    }
+
+
+def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None, **settings: Any) -> TrainingJob:
+    file = folder / "pairs.parquet"
+    if not file.exists():
+        parquet.write_table(pa.table(columns(pairs())), file)
+    plain = {"per_device_train_batch_size": 2, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
+    job = make_job(model_dir, folder, **(plain | settings))
+    return replace(job, dataset_file=file, preference=loss or PreferenceLoss(beta=0.1))
+
+
+def finish(job: TrainingJob, tell: Any = lambda step: None) -> Any:
+    job.work.root.mkdir(parents=True, exist_ok=True)
+    return run(job, tell)
+
+
+def trainer_of(job: TrainingJob, rows: list[TokenPair]) -> Any:
+    job.work.root.mkdir(parents=True, exist_ok=True)
+    made = plan(
+        [trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
+    )
+    parent = load_parent(job.model_dir, job.config, zero3=False)
+    settings = arguments(job, steps=len(made.steps))
+    return make_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+
+
+def log_probability(model: Any, row: TokenRow) -> torch.Tensor:
+    """Return the summed log-probability of the trained tokens of a row, by textbook means."""
+    scores = model(torch.tensor([row.input_ids])).logits[0].log_softmax(-1)
+    return sum((scores[at - 1, label] for at, label in enumerate(row.labels) if label != IGNORED), torch.zeros(()))
+
+
+def test_the_mask_covers_the_labels_and_nothing_else() -> None:
+    rows = pairs()[:2]
+    flat = columns(rows)
+    batch = collate([{name: values[at] for name, values in flat.items()} for at in range(2)])
+
+    order = [rows[0].chosen, rows[1].chosen, rows[0].rejected, rows[1].rejected]
+    assert batch["input_ids"].shape == (4, 64)
+    for ids, seen, mask, row in zip(
+        batch["input_ids"], batch["attention_mask"], batch["completion_mask"], order, strict=True
+    ):
+        length = len(row.input_ids)
+        assert ids[:length].tolist() == list(row.input_ids)
+        assert seen.tolist() == [1] * length + [0] * (64 - length)
+        assert mask.tolist() == [int(label != IGNORED) for label in row.labels] + [0] * (64 - length)
+
+
+def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """Source: ETO section 3.3, with log-probabilities summed over the tokens of replies."""
+    rows, beta = pairs()[:2], 0.3
+    job = dpo_job(tiny_model_dir, tmp_path, loss=PreferenceLoss(beta=beta))
+    trainer = trainer_of(job, rows)
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
+    with torch.no_grad():
+        # A policy that has moved: at its start the loss is log 2 whatever the data.
+        for mine, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
+            noise = torch.randn(mine.shape, generator=torch.Generator().manual_seed(mine.numel())) * 0.02
+            mine.add_(noise)
+            theirs.add_(noise)
+        before = [(log_probability(reference, row.chosen), log_probability(reference, row.rejected)) for row in rows]
+    terms = []
+    for row, (chosen, rejected) in zip(rows, before, strict=True):
+        ratio = (log_probability(policy, row.chosen) - chosen) - (log_probability(policy, row.rejected) - rejected)
+        terms.append(-torch.nn.functional.logsigmoid(beta * ratio))
+    expected = sum(terms, torch.zeros(())) / len(terms)
+    expected.backward()
+
+    (batch,) = trainer.get_train_dataloader()
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.training_step(trainer.model, batch)
+
+    assert abs(expected.item() - math.log(2)) > 1e-3
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
+    for mine, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-2)
+
+
+def test_training_prefers_the_chosen_side(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = dpo_job(tiny_model_dir, tmp_path, epochs=6.0)
+    told: list[Any] = []
+    manifest = finish(job, told.append)
+
+    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4), "policy and reference are still one"
+    assert told[-1].loss < 0.5
+    assert told[-1].scores["reward_accuracy"] == 1.0
+    assert set(told[0].scores) == {
+        "chosen_logps",
+        "rejected_logps",
+        "chosen_rewards",
+        "rejected_rewards",
+        "reward_accuracy",
+    }
+    assert told[-1].scores["chosen_rewards"] > told[-1].scores["rejected_rewards"]
+    assert [step.scores for step in read_history(job.output_dir)] == [step.scores for step in told]
+    assert manifest.trained_tokens == 6 * sum(trained_tokens(row) for row in pairs())
+
+
+def test_reference_log_probabilities_are_computed_once(tmp_path: Path, tiny_model_dir: Path, monkeypatch: Any) -> None:
+    from trl import DPOTrainer
+
+    calls: list[int] = []
+    compute = DPOTrainer.compute_ref_log_probs
+
+    def counted(self: Any, model: Any, inputs: Any) -> Any:
+        calls.append(len(inputs["input_ids"]) // 2)
+        return compute(self, model, inputs)
+
+    monkeypatch.setattr(DPOTrainer, "compute_ref_log_probs", counted)
+
+    def crash(step: Any) -> None:
+        if step.step == 3:
+            raise Interrupted
+
+    job = dpo_job(tiny_model_dir, tmp_path, epochs=3.0)
+    with pytest.raises(Interrupted):
+        finish(job, crash)
+    assert sum(calls) == len(pairs())
+    told: list[Any] = []
+    finish(job, told.append)
+
+    assert sum(calls) == len(pairs()), "the second attempt found them"
+    assert told[0].step == 3
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, tiny_model_dir: Path) -> None:
+    whole = finish(dpo_job(tiny_model_dir, tmp_path, name="whole", epochs=3.0))
+    cut = dpo_job(tiny_model_dir, tmp_path, name="cut", epochs=3.0)
+
+    def crash(step: Any) -> None:
+        if step.step == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        finish(cut, crash)
+
+    assert finish(cut).weights_sha256 == whole.weights_sha256
+    assert [step.loss for step in read_history(cut.output_dir)] == [
+        step.loss for step in read_history(tmp_path / "whole")
+    ]
+
+
+def test_lora_has_the_model_without_adapters_as_reference(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = dpo_job(tiny_model_dir, tmp_path, lora_r=4, learning_rate=1e-2, epochs=4.0)
+    told: list[Any] = []
+    finish(job, told.append)
+
+    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4)
+    assert told[-1].loss < told[0].loss
+    assert sorted(path.name for path in (job.output_dir / "adapter").iterdir() if path.is_dir()) == []
+
+
+def test_lora_on_an_adapter_has_that_adapter_as_reference(tmp_path: Path, tiny_model_dir: Path) -> None:
+    shape = {"lora_r": 4, "learning_rate": 1e-2, "publish": "adapter", "epochs": 3.0}
+    first = dpo_job(tiny_model_dir, tmp_path, name="first", **shape)
+    finish(first)
+    second = dpo_job(first.output_dir, tmp_path, name="second", **shape)
+    told: list[Any] = []
+    finish(second, told.append)
+
+    assert told[0].loss == pytest.approx(math.log(2), abs=1e-4), "not the base below the adapter"
+    assert [path.name for path in second.output_dir.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PreferenceLoss(beta=0.1, loss_type=("sigmoid", "sft"), loss_weights=(1.0, 0.5)),
+        PreferenceLoss(beta=0.1, loss_type=("ipo",)),
+        PreferenceLoss(beta=0.1, loss_type=("sigmoid_norm",)),
+        PreferenceLoss(beta=0.1, ld_alpha=0.5),
+    ],
+    ids=["rpo", "ipo", "length-normalised", "ld"],
+)
+def test_the_variants_of_the_library_train(tmp_path: Path, tiny_model_dir: Path, loss: PreferenceLoss) -> None:
+    plain = finish(dpo_job(tiny_model_dir, tmp_path, name="plain", epochs=1.0))
+    other = finish(dpo_job(tiny_model_dir, tmp_path, name="other", epochs=1.0, loss=loss))
+
+    assert other.weights_sha256 != plain.weights_sha256
+    assert other.job != plain.job
+    assert math.isfinite(read_manifest(tmp_path / "other").final_loss)
+
+
+def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = dpo_job(tiny_model_dir, tmp_path)
+    broken = columns(pairs())
+    broken["rejected_labels"][2] = [IGNORED] * len(broken["rejected_labels"][2])
+    parquet.write_table(pa.table(broken), job.dataset_file)
+
+    with pytest.raises(DataFault, match=r"row 2 \(rejected side\): no token is trained"):
+        finish(job)

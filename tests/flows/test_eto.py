@@ -1,0 +1,151 @@
+"""ETO under Prefect: own successes, then pairs and DPO, to a report; and again, with nothing left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from flows.flywheel import flywheel
+from tasks.checks import check
+from tasks.plan import describe
+from tasks.samples import export_lines
+from tasks.wiring import load_recipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    # Prefect leaves the sockets of its event clients to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+RECIPE = """\
+name: door-eto
+method: eto
+workspace: {workspace}
+iterations: 2
+environment: {{name: door}}
+model: {{path: {model}, device: cpu, max_batch: 16}}
+eto:
+  phases: [rft, dpo]
+  explore: {{samples: 8, max_steps: 4, max_new_tokens: 6}}
+  preferences: {{against: own}}
+  dpo:
+    learning_rate: [1.0e-3]
+    num_train_epochs: [2]
+    per_device_train_batch_size: 2
+    gradient_accumulation_steps: 1
+training:
+  num_train_epochs: [1]
+  per_device_train_batch_size: 4
+  learning_rate: 1.0e-3
+  bf16: false
+  num_threads: 1
+evaluation:
+  temperature: 1.0
+  episodes: 2
+  max_steps: 4
+  max_new_tokens: 6
+  revision_test: {{max_steps: 4}}
+"""
+
+
+class Turned:
+    """A run of the recipe that is over."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.recipe = folder / "door-eto.yaml"
+        self.root = folder / "runs"
+        self.recipe.write_text(RECIPE.format(workspace=self.root, model=model), encoding="utf-8")
+        self.result: dict[str, Any] = asyncio.run(flywheel(str(self.recipe)))
+
+    def ask(self, sql: str) -> pd.DataFrame:
+        return Store(self.root / "store.duckdb").query(sql)
+
+
+@pytest.fixture(scope="module")
+def turned(
+    prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Turned:
+    return Turned(tmp_path_factory.mktemp("eto"), door_model)
+
+
+def test_each_iteration_trains_the_model_of_the_one_before(turned: Turned) -> None:
+    rows = turned.ask(
+        "select i.iteration, c.parent_id, i.checkpoint_in, (c.config->'preference') is not null as dpo "
+        "from iteration i join checkpoint c on c.checkpoint_id = i.checkpoint_out order by 1"
+    )
+
+    assert rows["iteration"].tolist() == [0, 1, 2]
+    assert rows["dpo"].tolist() == [False, False, True]
+    assert (rows["parent_id"] == rows["checkpoint_in"])[1:].all()
+    assert turned.ask("select status from run")["status"].tolist() == ["finished"]
+    assert turned.ask("select iteration from v_iterations order by 1")["iteration"].tolist() == [0, 1, 2]
+    assert turned.ask("select * from v_orphans").empty
+    assert turned.ask("select * from event").empty
+
+
+def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: Turned) -> None:
+    lineage = turned.ask(
+        "select d.position, p.kind, s.source, s.instance_id, s.seed, p.margin from checkpoint c "
+        "join dataset_row d using (dataset_id) "
+        "join v_preferences p on d.sample_id in (p.chosen_sample_id, p.rejected_sample_id) "
+        "join v_steps s on s.trajectory_id = "
+        "if(d.sample_id = p.chosen_sample_id, p.chosen_trajectory_id, p.rejected_trajectory_id) "
+        "where (c.config->'preference') is not null"
+    )
+
+    assert set(lineage["kind"]) == {"own"}
+    assert set(lineage["source"]) == {"rollout"}
+    assert (lineage["margin"] == 1).all()
+    assert not lineage.isna().any(axis=None)
+    assert set(lineage["position"]) == set(range(2 * turned.ask("select count(*) n from preference")["n"][0]))
+
+
+def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
+    steps = turned.ask("select * from training_step where reward_accuracy is not null order by step")
+    page = Path(turned.result["report"]).with_suffix(".md").read_text(encoding="utf-8")
+
+    assert steps["loss"][0] == pytest.approx(0.6931, abs=1e-3), "policy and reference begin as one"
+    assert steps["chosen_rewards"].iloc[-1] > steps["rejected_rewards"].iloc[-1]
+    assert "## Preference pairs" in page
+    assert "Reward accuracy" in page
+    assert 'stroke-dasharray="4 3"' in Path(turned.result["report"]).read_text(encoding="utf-8")
+
+
+def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
+    growing = ("trajectory", "sample", "preference", "dataset", "checkpoint", "training_step", "episode")
+
+    def state() -> dict[str, Any]:
+        return {
+            name: turned.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0].tolist()
+            for name in growing
+        }
+
+    before = state()
+    assert asyncio.run(flywheel(str(turned.recipe))) == turned.result
+    assert state() == before
+
+
+def test_pairs_are_exported(turned: Turned) -> None:
+    lines = export_lines(turned.root, turned.result["run_id"], "trl", None)
+    assert len(lines) == turned.ask("select count(*) n from preference")["n"][0]
+    with pytest.raises(ConfigError, match="cannot be written as 'llamafactory'; choose trl or sharegpt"):
+        export_lines(turned.root, turned.result["run_id"], "llamafactory", None)
+
+
+def test_the_plan_names_phases_and_fields(turned: Turned) -> None:
+    text = describe(turned.recipe, [])
+    assert "iterations: rft, dpo; each ends with 6 held-out episodes" in text
+    assert "plays 6 instances, 9 times each" in text
+    assert "  eto.dpo.learning_rate = [0.001]" in text
+    assert "already done: 2 iterations" in text
+
+
+def test_an_expert_that_is_not_there_stops_before_anything_starts(turned: Turned) -> None:
+    with pytest.raises(ConfigError, match=r"^environment door has no expert; name a file of demonstrations"):
+        check(load_recipe(turned.recipe, ["eto.phases=[sft]"]))
