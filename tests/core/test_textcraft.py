@@ -6,7 +6,7 @@ from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.textcraft import TextCraft
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.types import Instance
+from agentr_core.types import Instance, Verdict
 
 
 @pytest.fixture
@@ -164,6 +164,23 @@ def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_d
         items = {recipe.output for recipe in task.commands} | {i.name for r in task.commands for i in r.inputs}
         assert not items & env.book.items
         assert env.depth(instance) == instance.index % 4 + 1
+
+
+def test_renamed_instances_are_training_instances_under_other_names():
+    env = TextCraft(expert="lazy")
+    train, renamed = env.instances("train"), env.instances("renamed")
+    for number in range(0, 400, 9):
+        origin, first, second = train[number % len(train)], renamed[number], renamed[number + len(train)]
+        assert env.depth(first) == env.depth(origin)
+        tasks = [env.task(instance) for instance in (origin, first, second)]
+        shapes = [sorted((r.count, tuple(i.count for i in r.inputs)) for r in task.commands) for task in tasks]
+        assert shapes[0] == shapes[1] == shapes[2]
+        assert len({frozenset(task.commands) for task in tasks}) == 3
+        env.reset(first)
+        for reply in env.expert(first):
+            last = env.step(env.parse(reply))
+        assert last.info["success"], first.key
+        assert set(env.oracle(first, [env.parse(reply) for reply in env.expert(first)])) == {Verdict.GOOD}
 
 
 def test_misuse_is_told_in_one_sentence(env):
