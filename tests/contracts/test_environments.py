@@ -24,8 +24,8 @@ def test_lazy_expert_keeps_the_contract():
 
 
 class Leaky(TextCraft):
-    def task(self, instance):
-        return super().task(replace(instance, split="train", index=7))
+    def reset(self, instance):
+        return super().reset(replace(instance, split="train", index=7))
 
 
 class Generous(TextCraft):
