@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -37,7 +38,7 @@ class Opened(NamedTuple):
     restarts: int
 
 
-class AgentGymWorld:
+class AgentGymWorld(ABC):
     """A world on an AgentGym server, which must run at `url`. A subclass `world="x"` is the environment `agentgym-x`.
 
     A step is sent once. Where nobody knows whether it was carried out (no answer in time, a broken connection, an
@@ -135,9 +136,9 @@ class AgentGymWorld:
             self._steps.append((action, turn))
         return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, {"success": turn.success})
 
+    @abstractmethod
     def parse(self, reply: str) -> str:
         """Return the action in a reply; each world says how."""
-        raise NotImplementedError
 
     def snapshot(self) -> Any:
         """Raise `EnvironmentFault`: a server copies no state."""
