@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= deployments/recipes/textcraft-tiny.yaml
 STAMP := $(VENV)/.installed
+# A worker for each of up to four processors; tests of one file stay together, for what they share is costly.
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 
 # Prefect must not look for a server or a network in the embedded default.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -15,7 +17,7 @@ run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
 
 test: $(STAMP) lint types contracts
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 # Installs vLLM for a CPU into an environment of its own (3.5 GB) and tests against a real server.
 test-vllm: $(STAMP)
@@ -28,7 +30,7 @@ bench: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .
-	$(BIN)/python -m pytest tests/core tests/properties -m "not slow"
+	$(BIN)/python -m pytest tests/core tests/properties -m "not slow" $(WORKERS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

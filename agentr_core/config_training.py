@@ -102,6 +102,8 @@ class BaseConfig:
     warmup_steps: Natural = 100
     judge_share: Unit = 0.2
     """Part of the samples that are judge examples."""
+    mistake_share: Unit = 0.0
+    """Part of the expert episodes in which the expert misreads a command for some replies, which are not trained."""
     procedural_share: Unit = 0.5
     """Part of the samples that come from procedural worlds; the others come from the training instances."""
     rename_share: Unit = 0.65

@@ -1,5 +1,7 @@
 """What the tiny base model learns from: drills in reading, expert episodes, judged steps, most with renamed items.
 
+In some of the episodes the expert goes wrong for a while and then right again; only what is right is learned.
+
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
 of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
 Sources are procedural worlds and the training instances; no test instance is ever touched.
@@ -7,15 +9,17 @@ Sources are procedural worlds and the training instances; no test instance is ev
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from agentr_core.base_model.mistakes import corrupt, misread
 from agentr_core.critique.prompt import judge_messages
 from agentr_core.environments import crafting_text as text
-from agentr_core.environments.crafting import CraftingTask, Plan, chain, plan
+from agentr_core.environments.crafting import CraftingTask, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
-from agentr_core.environments.crafting_oracle import judge
+from agentr_core.environments.crafting_oracle import Standing, judge
 from agentr_core.environments.crafting_recipes import RecipeBook, build_book
 from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.textcraft import TextCraft
@@ -23,6 +27,10 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 MAX_STEPS = 40
+MISREAD_SHARE = 0.5
+"""Of the errors in judged episodes; the others are actions out of place."""
+REFUSED = "that came to nothing."
+"""What a judge says of an action that was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +49,26 @@ class Curriculum:
     Args:
         seed: another seed is another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
+        mistake_share: part of the expert episodes in which the expert goes wrong for a while, in [0, 1].
         procedural_share: part of the samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
         drills: so many samples at the beginning only look up listed commands.
     """
 
     def __init__(
-        self, *, seed: int, judge_share: float, procedural_share: float, rename_share: float, drills: int
+        self,
+        *,
+        seed: int,
+        judge_share: float,
+        mistake_share: float,
+        procedural_share: float,
+        rename_share: float,
+        drills: int,
     ) -> None:
         self._seed = seed
         self._drills = drills
         self._judge_share = judge_share
+        self._mistake_share = mistake_share
         self._procedural_share = procedural_share
         self._rename_share = rename_share
         self._env = TextCraft(expert="lazy")
@@ -87,6 +104,8 @@ class Curriculum:
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
         if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
+        if rng.random() < self._mistake_share:
+            return mistake_sample(task, world, instance, rng)
         return expert_sample(task, instance)
 
 
@@ -100,11 +119,7 @@ def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
     chosen = plan(task, {})
     if chosen is None:
         return None
-    messages = [
-        Message(role="user", text=text.INSTRUCTION),
-        Message(role="assistant", text=TextCraft.acknowledgement),
-        Message(role="user", text=text.first_observation(task)),
-    ]
+    messages = opening(text.first_observation(task))
     inventory: dict[str, int] = {}
     for _ in range(MAX_STEPS):
         hops = chain(task, inventory, chosen)
@@ -116,6 +131,41 @@ def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
     return None
 
 
+def mistake_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
+    """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are not trained."""
+    game = CraftingGame(world)
+    chosen = plan(task, {})
+    if chosen is None:
+        return None
+    start = rng.randrange(chosen.steps)
+    stop = start + rng.randint(1, 4)
+    messages = opening(text.first_observation(task))
+    for number in range(MAX_STEPS):
+        if number == start:
+            chosen = misread(task, chosen, game.inventory, rng)
+        elif number == stop:
+            chosen = plan(task, game.inventory)
+        if chosen is None:
+            return None
+        hops = chain(task, game.inventory, chosen)
+        right = not start <= number < stop
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=right))
+        observation, made = game.act(text.action_of(hops[-1], chosen.items))
+        if made == task.goal:
+            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
+        messages.append(Message(role="user", text=observation))
+    return None
+
+
+def opening(first_observation: str) -> list[Message]:
+    """Return the turns before the first reply."""
+    return [
+        Message(role="user", text=text.INSTRUCTION),
+        Message(role="assistant", text=TextCraft.acknowledgement),
+        Message(role="user", text=first_observation),
+    ]
+
+
 def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random) -> Sample:
     """Return questions for the listed commands, each answered by what the command takes: reading, and nothing else.
 
@@ -123,16 +173,11 @@ def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random) -> 
     """
     listed = {recipe.output: recipe for recipe in reversed(task.commands)}
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))]
-    messages = [
-        Message(role="user", text=text.INSTRUCTION),
-        Message(role="assistant", text=TextCraft.acknowledgement),
-    ]
-    for number, item in enumerate(asked):
-        question = text.goal_line(item) if number else text.first_observation(replace(task, goal=item))
-        messages += [
-            Message(role="user", text=question),
-            Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True),
-        ]
+    messages = opening(text.first_observation(replace(task, goal=asked[0])))
+    for item, following in itertools.zip_longest(asked, asked[1:]):
+        messages.append(Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True))
+        if following is not None:
+            messages.append(Message(role="user", text=text.goal_line(following)))
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
@@ -158,46 +203,25 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
 
 
 def judged_episode(
-    task: CraftingTask, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.3
+    task: CraftingTask, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.5
 ) -> list[JudgedStep]:
     """Return up to `length` steps of an expert that errs at the given rate, each judged by the oracle."""
     game = CraftingGame(world)
     steps: list[JudgedStep] = []
-    present = plan(task, {})
-    while present is not None and len(steps) < length and not game.inventory.get(task.goal):
-        hops = chain(task, game.inventory, present)
-        expected = text.action_of(hops[-1], present.items)
-        action = corrupt(task, present, expected, steps, rng) if rng.random() < error_rate else expected
+    present = Standing(inventory={}, plan=plan(task, {}))
+    while present.plan is not None and len(steps) < length and not present.inventory.get(task.goal):
+        hops = chain(task, present.inventory, present.plan)
+        action = expected = text.action_of(hops[-1], present.plan.items)
+        if rng.random() < error_rate:
+            wrong = misread(task, present.plan, present.inventory, rng) if rng.random() < MISREAD_SHARE else None
+            if wrong is not None:
+                action = text.action_of(chain(task, present.inventory, wrong)[-1], wrong.items)
+            else:
+                action = corrupt(task, present.plan, expected, [step.action for step in steps], rng)
         observation, made = game.act(action)
-        after = plan(task, game.inventory)
-        verdict = judge(present, after, action, expected, made)
-        steps.append(
-            JudgedStep(
-                action=action, observation=observation, verdict=verdict, reason=text.chain_text(hops, present.items)
-            )
-        )
+        after = Standing(inventory=game.inventory, plan=plan(task, game.inventory))
+        verdict = judge(task, present, after, action, expected=expected, made=made)
+        reason = text.chain_text(hops, present.plan.items) if made or action == "inventory" else REFUSED
+        steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
     return steps
-
-
-def corrupt(task: CraftingTask, present: Plan, expected: str, steps: Sequence[JudgedStep], rng: random.Random) -> str:
-    """Return an action such as a confused agent takes in place of the expected one."""
-    kind = rng.randrange(6)
-    recipe = rng.choice(task.commands)
-    item = rng.choice(recipe.inputs).name
-    if kind == 0:
-        return "inventory"
-    if kind == 1 and steps:
-        return rng.choice(steps).action
-    if kind == 2:
-        return text.command(recipe)
-    if kind == 3:
-        return f"get {rng.randint(1, 9)} {text.display(item)}"
-    words = expected.split()
-    numbers = [i for i, word in enumerate(words) if word.isdigit()]
-    if kind == 4 and numbers:
-        spot = rng.choice(numbers)
-        words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
-        return " ".join(words)
-    wanted = rng.choice([*present.recipes] or [task.goal])
-    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(task.goal)}"

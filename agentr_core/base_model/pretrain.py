@@ -36,6 +36,7 @@ def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum
     return Curriculum(
         seed=seed,
         judge_share=config.judge_share,
+        mistake_share=config.mistake_share,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,
         drills=drills,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agentr_core.environments.crafting_recipes import Ingredient, Recipe
@@ -105,6 +105,24 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
         if lacking is None or lacking[0] not in chosen.recipes:
             return tuple(hops)
         item = lacking[0]
+
+
+def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None:
+    """Return a plan that makes the recipe's item by it, listed or not; None where that would be circular."""
+    recipes = {**chosen.recipes, recipe.output: recipe}
+    if _topological(task.goal, recipes, chosen.items) is None:
+        return None
+    return replace(chosen, recipes=recipes)
+
+
+def brings_nearer(task: CraftingTask, before: Inventory, after: Inventory) -> bool:
+    """Return whether some way to the goal, be it not the shortest, takes fewer steps after than before."""
+    for recipes, items in itertools.islice(_choices(task, after), MAX_CHOICES):
+        left = _expand(task, after, recipes, items)
+        had = _expand(task, before, recipes, items)
+        if left is not None and had is not None and left.steps < had.steps:
+            return True
+    return False
 
 
 def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, ...]:

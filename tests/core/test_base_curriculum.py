@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.base_model.curriculum import Curriculum, drill_sample, expert_sample, judged_episode, shuffled
+from agentr_core.base_model.curriculum import REFUSED, Curriculum, drill_sample, expert_sample, judged_episode, mistake_sample, shuffled
 from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.crafting_game import CraftingGame
@@ -18,9 +18,22 @@ from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 
 def make(
-    seed: int = 0, *, judge: float = 0.3, procedural: float = 0.4, renamed: float = 0.5, drills: int = 0
+    seed: int = 0,
+    *,
+    judge: float = 0.3,
+    mistakes: float = 0.3,
+    procedural: float = 0.4,
+    renamed: float = 0.5,
+    drills: int = 0,
 ) -> Curriculum:
-    return Curriculum(seed=seed, judge_share=judge, procedural_share=procedural, rename_share=renamed, drills=drills)
+    return Curriculum(
+        seed=seed,
+        judge_share=judge,
+        mistake_share=mistakes,
+        procedural_share=procedural,
+        rename_share=renamed,
+        drills=drills,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +159,38 @@ def test_expert_replies_win_the_game_and_its_answers_are_real(
     assert played > 0.9 * len(some)
 
 
+def test_of_an_episode_with_mistakes_the_right_replies_are_trained_and_win(env: TextCraft, some: list[Instance]) -> None:
+    made = {True: 0, False: 0}
+    for number, instance in enumerate(some):
+        task = env.task(instance)
+        world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        sample = mistake_sample(task, world, instance, random.Random(number))
+        if sample is None:
+            continue
+        assert sample.messages[:3] == expert_sample(task, instance).messages[:3]  # type: ignore[union-attr]
+        turns = sample.messages[3:]
+        replies, answers = turns[::2], turns[1::2]
+        flags = [reply.train for reply in replies]
+        assert flags[-1]
+        assert 1 <= flags.count(False) <= 4
+        start = flags.index(False)
+        assert not any(flags[start : start + flags.count(False)]), "mistakes are in one stretch"
+        game = CraftingGame(world)
+        won = ""
+        for reply, answer in zip(replies, [*answers, None], strict=True):
+            observation, won = game.act(env.parse(reply.text))
+            if answer is not None:
+                assert observation == answer.text
+        assert won == task.goal
+        commands = {crafting_text.takes(recipe) for recipe in task.commands}
+        for reply in replies:
+            read = reply.text.removeprefix("Thought: ").partition("\n")[0].split("; lacking ")[0]
+            made[read in commands] += 1
+            if reply.train:
+                assert read in commands
+    assert min(made.values()) > 10
+
+
 def test_every_step_of_a_faultless_expert_is_good(env: TextCraft, some: list[Instance]) -> None:
     for instance in some:
         task = env.task(instance)
@@ -180,6 +225,17 @@ def test_a_judge_sample_ends_with_the_oracles_word() -> None:
         if (sample := curriculum.sample(i)) is not None
     )
     assert set(words) == {"Good", "Bad", "Uncertain"}
+
+
+def test_a_judge_says_of_a_refused_action_that_it_came_to_nothing() -> None:
+    curriculum = make(judge=1.0)
+    refused = 0
+    for sample in filter(None, (curriculum.sample(i) for i in range(100))):
+        observation = sample.messages[0].text.rpartition("\nObservation: ")[2]
+        came_to_nothing = observation.startswith(("Could not", "Wrong item format"))
+        refused += came_to_nothing
+        assert (REFUSED in sample.messages[-1].text) == came_to_nothing
+    assert refused > 10
 
 
 def test_drills_come_first_and_change_nothing_after_them() -> None:

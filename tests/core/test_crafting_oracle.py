@@ -70,6 +70,17 @@ def test_doing_it_again_or_wasting_it_is_bad() -> None:
     assert judged("get 2 nail", "get 1 nail") == [UNCERTAIN, GOOD]
 
 
+def test_a_longer_way_is_uncertain_and_pays_off() -> None:
+    commands = (recipe(1, "lamp", (2, "oil")), recipe(1, "lamp", (1, "wick")), recipe(1, "wick", (1, "wool")))
+    task = CraftingTask(goal="minecraft:lamp", commands=commands, item_to_tag={})
+    world = build_book(commands)
+    shortest = ["get 2 oil", "craft 1 lamp using 2 oil"]
+    longer = ["get 1 wool", "craft 1 wick using 1 wool", "craft 1 lamp using 1 wick"]
+    assert verdicts(task, world, shortest) == (GOOD, GOOD)
+    assert verdicts(task, world, longer) == (UNCERTAIN, GOOD, GOOD)
+    assert verdicts(task, world, ["get 1 wool", "get 1 wool"]) == (UNCERTAIN, BAD)
+
+
 def test_a_mistake_does_not_spoil_what_follows() -> None:
     assert judged("dance", *TO_THE_BOARDS) == [BAD, GOOD, GOOD]
     wasted = (*TO_THE_BOARDS, "craft 1 toy using 2 board")

@@ -28,6 +28,8 @@ from agentr_core.store import Store
 from agentr_core.store.codec import load_preferences, load_samples
 from agentr_core.types import Generation, Instance, Request, Transition
 
+pytestmark = pytest.mark.slow
+
 OPENING = next(word for word in map(str, range(99)) if Door().parse(word) == "open")
 CLOSED = next(word for word in map(str, range(99)) if Door().parse(word) == "wrong")
 

@@ -147,6 +147,7 @@ async def run(place: Workplace) -> None:
     await collect(place, 1)
 
 
+@pytest.mark.slow
 async def test_workers_make_the_same_as_this_process(make: Make) -> None:
     here, (there, workers) = make("here"), hire(make("there"))
     await run(here)
@@ -161,6 +162,7 @@ async def test_workers_make_the_same_as_this_process(make: Make) -> None:
     assert (spent["tokens"] > 0).all()
 
 
+@pytest.mark.slow
 async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make: Make) -> None:
     here, lost = make("here"), make("there")
     await run(here)
@@ -183,6 +185,7 @@ async def test_what_came_back_before_the_cluster_was_lost_is_not_done_again(make
     assert same(content(here), content(again))
 
 
+@pytest.mark.slow
 async def test_a_half_grown_tree_grows_on_with_a_worker(make: Make) -> None:
     here, there = make("here"), make("there")
     await run(here)

@@ -147,6 +147,7 @@ def count(place: Workplace, sql: str) -> int:
     return int(place.all(sql)[0][0])
 
 
+@pytest.mark.slow
 async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[..., Site]) -> None:
     one = site()
     made = await make_data(one.place)
@@ -236,6 +237,7 @@ async def test_a_further_try_of_a_tree_goes_on_where_the_last_one_was(site: Call
     assert shaken.asked.act == calm.asked.act + 1, "only the expansion that failed is sampled again"
 
 
+@pytest.mark.slow
 async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callable[..., Site]) -> None:
     one = site(mute="Door 0 of the train")
     made = await make_data(one.place)
@@ -245,6 +247,7 @@ async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callabl
     assert lost == unjudged > 0
 
 
+@pytest.mark.slow
 async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Callable[..., Site]) -> None:
     one = site()
     await prepare(one.place)
@@ -259,6 +262,7 @@ async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Call
     assert {e.cut for e in load_episodes(one.place.store, evaluation_id(one.place, 0, TEST))} == {0}
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[..., Site]) -> None:
     one = site()
     await prepare(one.place)
@@ -274,6 +278,7 @@ async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[
         await evaluate(one.place, 1)
 
 
+@pytest.mark.slow
 async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
     one = site("data.use=expert")
     made = await make_data(one.place)
@@ -312,6 +317,7 @@ async def test_the_same_weights_in_another_place_are_found_there(
     assert second.place.trained(0).path == moved
 
 
+@pytest.mark.slow
 async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[..., Site]) -> None:
     one = site()
     await make_data(one.place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from door import Door
 from served import answer
 from worlds import World, served_world
@@ -69,6 +70,7 @@ async def collected(place: Workplace) -> dict[str, Tree]:
     return finished_trees(place, 1)
 
 
+@pytest.mark.slow
 async def test_collection_from_a_broken_server_gives_the_trees_of_the_world(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_program_that_does_not_know_the_lock_is_waited_for_too(path: Path) -> 
     assert len(Store(path).query("select 1")) == 1
 
 
+@pytest.mark.slow
 def test_killed_while_writing_no_acknowledged_row_is_lost_and_no_unit_is_halved(path: Path) -> None:
     store = Store(path)
     acknowledged: set[str] = set()

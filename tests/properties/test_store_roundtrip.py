@@ -181,6 +181,7 @@ def test_tree(store: Store, fresh: Iterator[str], tree: Tree) -> None:
     assert load_tree(store, tree_id) == tree
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(tree=trees(), data=st.data())
 def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.DataObject) -> None:
