@@ -7,7 +7,15 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.base_model.curriculum import REFUSED, Curriculum, drill_sample, expert_sample, judged_episode, mistake_sample, shuffled
+from agentr_core.base_model.curriculum import (
+    REFUSED,
+    Curriculum,
+    drill_sample,
+    expert_sample,
+    judged_episode,
+    mistake_sample,
+    shuffled,
+)
 from agentr_core.environments import crafting_text
 from agentr_core.environments.crafting import CraftingTask, plan
 from agentr_core.environments.crafting_game import CraftingGame
@@ -159,7 +167,7 @@ def test_expert_replies_win_the_game_and_its_answers_are_real(
     assert played > 0.9 * len(some)
 
 
-def test_of_an_episode_with_mistakes_the_right_replies_are_trained_and_win(env: TextCraft, some: list[Instance]) -> None:
+def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: list[Instance]) -> None:
     made = {True: 0, False: 0}
     for number, instance in enumerate(some):
         task = env.task(instance)

@@ -94,18 +94,19 @@ def test_nothing_is_clear_where_the_goal_is_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "splits"),
-    # Where a kind of item is asked for, the optimal expert may choose one that another plan would not.
-    [("lazy", ("test", "train", "rest", "procedural")), ("optimal", ("procedural",))],
+    ("style", "allowed"),
+    # Where a kind of item is asked for, the optimal expert may choose one that takes a step more.
+    [("lazy", {GOOD}), ("optimal", {GOOD, UNCERTAIN})],
 )
-def test_the_environment_is_an_oracle_and_finds_its_experts_good(style: str, splits: tuple[str, ...]) -> None:
+def test_the_environment_is_an_oracle_and_finds_its_experts_good(style: str, allowed: set[Verdict]) -> None:
     env = TextCraft(expert=style)  # type: ignore[arg-type]
     assert isinstance(env, Oracle)
+    splits = ("test", "train", "rest", "procedural", "renamed")
     for instance in [instance for split in splits for instance in env.instances(split)[:60:2]]:
         replies = env.expert(instance)
         assert replies is not None
         actions = [env.parse(reply) for reply in replies]
-        assert list(env.oracle(instance, actions)) == [GOOD] * len(actions), instance.key
+        assert set(env.oracle(instance, actions)) <= allowed, instance.key
 
 
 def test_asking_the_oracle_leaves_the_episode_alone() -> None:
