@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -28,7 +29,9 @@ def make_and_publish(
     from agentr_core.base_model.pretrain import pretrain
 
     output = Path(config.output)
-    key = fingerprint("base-model", config, seed)
+    # Where a model lies is no part of what it is made of.
+    made_of = replace(config, output="")  # type: ignore[type-var]
+    key = fingerprint("base-model", made_of, seed)
     record = output / "recipe.json"
     if record.exists() and json.loads(record.read_text(encoding="utf-8")).get("key") == key:
         return output
@@ -57,7 +60,8 @@ def make_and_publish(
     model.float().save_pretrained(draft)
     tokenizer.save_pretrained(draft)
     (draft / "recipe.json").write_text(
-        json.dumps({"key": key, "seed": seed, "base": json.loads(canonical(config))}, indent=2) + "\n", encoding="utf-8"
+        json.dumps({"key": key, "seed": seed, "base": json.loads(canonical(made_of))}, indent=2) + "\n",
+        encoding="utf-8",
     )
     if output.exists():
         output.rename(output.with_name(f"{output.name}.before-{key}"))
