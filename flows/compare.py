@@ -15,6 +15,7 @@ from flows import stages
 from flows.flywheel import iterate
 from tasks import reporting, runs
 from tasks import stages as steps
+from tasks.progress import tell
 from tasks.wiring import load_recipe, reference
 
 
@@ -68,6 +69,7 @@ async def held_against(recipe: Recipe) -> dict[str, Any]:
 
 async def _learn(arm: Arm) -> None:
     run = reference(arm.recipe)
+    tell(f"arm {arm.name}, seed {arm.seed}: run {run.run_id}")
     with runs.alone(run):
         await steps.start(run, arm.recipe)
         async with runs.kept(run):

@@ -11,8 +11,8 @@ from agentr_core.reports.records import IterationScore
 
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
-    "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may differ "
-    "by more than the intervals show. The difference is paired by seed. Steps are those of successful episodes; "
+    "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may "
+    "differ by more than the intervals show. The difference is paired by seed. Steps are those of successful episodes; "
     "recovered is the revision test, on the same failed prefixes of the base model."
 )
 BUDGET_NOTE = (

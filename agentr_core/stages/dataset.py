@@ -81,8 +81,9 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             general=general,
         )
     if not built.rows:
+        wanted = f" for {recipe.name} (data.use {recipe.data.use})" if recipe.compare.pool else ""
         raise DataFault(
-            f"iteration {iteration} of run {place.run_id} has no sample to train on; "
+            f"iteration {iteration} of run {recipe.compare.pool or place.run_id} has no sample to train on{wanted}; "
             "`select * from v_funnel` and `select * from v_rejections` show where they were lost"
         )
     if stored is not None and stored[0] != built.manifest.dataset_hash:
