@@ -84,7 +84,7 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     return (
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE),
         Section("budget", f"Budget: {wording.count(report.budget)} trained tokens", (budget(report),), BUDGET_NOTE),
-        Section("runs", "Runs", (runs(report),), "`agentr report RUN` writes the page of one."),
+        Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
     )
 
