@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
+from agentr_core.config_compare import CompareConfig, Use
 from agentr_core.config_eto import (
     DpoConfig,
     EtoConfig,
@@ -40,6 +41,7 @@ from agentr_core.errors import ConfigError
 
 __all__ = [
     "BaseConfig",
+    "CompareConfig",
     "CritiqueConfig",
     "DataConfig",
     "DpoConfig",
@@ -165,10 +167,11 @@ class GeneralDataConfig:
 class DataConfig:
     """What the training set of an iteration is made of."""
 
-    use: Literal["revision", "good", "both", "expert"] = "both"
+    use: Use = "both"
     """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is searched."""
     good_per_tree: Natural = 0
-    """The most good trajectories taken from one tree, shortest first; 0 means no cap (as published)."""
+    """The most good trajectories taken from one tree (in a comparison also from one explored instance), shortest first;
+    0 means no cap (as published)."""
     replay: bool = False
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
@@ -205,7 +208,7 @@ class Recipe:
     """One runnable configuration."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    method: Literal["agent-r", "eto", "base"] = "agent-r"
+    method: Literal["agent-r", "eto", "base", "compare"] = "agent-r"
     description: str = ""
     workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""
@@ -221,6 +224,7 @@ class Recipe:
     pairs: PairsConfig = PairsConfig()
     splice: SpliceConfig = SpliceConfig()
     eto: EtoConfig = EtoConfig()
+    compare: CompareConfig = CompareConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -243,8 +247,13 @@ class Recipe:
         return {role: model for role, model in named.items() if model is not None}
 
     def phase(self, iteration: int) -> Phase | None:
-        """Return what an iteration of method `eto`, counted from 1, trains on; None with other methods."""
-        return self.eto.phase(iteration) if self.method == "eto" else None
+        """Return what an iteration of method `eto`, counted from 1, trains on.
+
+        None with other methods, but for the arm of a comparison that trains on preferences.
+        """
+        if self.method == "eto":
+            return self.eto.phase(iteration)
+        return "dpo" if self.data.use == "preferences" else None
 
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
@@ -305,7 +314,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
         for role, model in recipe.own_models().items():
             faults += model_faults("model" if role == "actor" else f"models.{role}", model)
     faults += _foreign_sections(recipe)
-    faults += eto_faults(recipe.eto)
+    faults += eto_faults(recipe.eto, own_trees=recipe.method == "compare")
     if recipe.method == "base" and not recipe.base.output:
         faults.append("base.output: name the directory in which the finished model goes")
     if not recipe.pairs.alpha:
@@ -332,7 +341,12 @@ def _cross_check(recipe: Recipe) -> list[str]:
 def _foreign_sections(recipe: Recipe) -> list[str]:
     """A section of another method would be read by nobody."""
     plain = _ADAPTER.validate_python({"name": recipe.name})
-    foreign = {"agent-r": ("eto",), "eto": ("search", "critique", "pairs", "splice"), "base": ()}[recipe.method]
+    foreign = {
+        "agent-r": ("eto", "compare"),
+        "eto": ("search", "critique", "pairs", "splice", "compare"),
+        "base": ("compare",),
+        "compare": ("iterations",),
+    }[recipe.method]
     faults = [
         f"{section}: belongs to another method than {recipe.method}; leave it out"
         for section in foreign
@@ -344,6 +358,10 @@ def _foreign_sections(recipe: Recipe) -> list[str]:
             for name in ("use", "good_per_tree")
             if getattr(recipe.data, name) != getattr(plain.data, name)
         ]
+    if recipe.method != "compare" and recipe.data.use in ("successes", "preferences"):
+        faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
+    if recipe.method == "compare" and recipe.data.replay:
+        faults.append("data.replay: a comparison has no earlier iterations; leave it out")
     return faults
 
 

@@ -50,7 +50,8 @@ class PreferencesConfig:
 
     source: Literal["exploration", "trees", "file"] = "exploration"
     trees: str = ""
-    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of its id will do."""
+    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of its id will do.
+    A comparison takes its own if none is named."""
     file: str = ""
     """With source `file`: a JSONL file of ready pairs, `prompt`, `chosen` and `rejected` each a list of turns."""
     against: Literal["expert", "own"] = "expert"
@@ -116,8 +117,11 @@ class EtoConfig:
         return sum(self.phase(earlier) == "dpo" for earlier in range(1, iteration))
 
 
-def eto_faults(eto: EtoConfig) -> list[str]:
-    """Return what is wrong with the section `eto` of a recipe, one sentence each."""
+def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
+    """Return what is wrong with the section `eto` of a recipe, one sentence each.
+
+    `own_trees` says that the run grows trees itself, and need not be told which run has them.
+    """
     faults = []
     if not eto.phases:
         faults.append("eto.phases: name at least one of sft, rft and dpo")
@@ -125,14 +129,14 @@ def eto_faults(eto: EtoConfig) -> list[str]:
         faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
     if eto.explore.samples and eto.explore.temperature == 0:
         faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
-    faults += _preference_faults(eto) + _dpo_faults(eto.dpo)
+    faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)
     return faults
 
 
-def _preference_faults(eto: EtoConfig) -> list[str]:
+def _preference_faults(eto: EtoConfig, own_trees: bool) -> list[str]:
     made, faults = eto.preferences, []
     for source, name in (("trees", made.trees), ("file", made.file)):
-        if made.source == source and not name:
+        if made.source == source and not name and not (source == "trees" and own_trees):
             faults.append(f"eto.preferences.{source}: source {source} needs it")
         if made.source != source and name:
             faults.append(f"eto.preferences.{source}: has no use with source {made.source}")

@@ -6,8 +6,9 @@ Filters are idempotent: applied to what they kept, they reject nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from agentr_core.config_compare import Use
 from agentr_core.errors import DataFault
 from agentr_core.rows import TokenRow
 from agentr_core.samples import conversation_key, sample_id
@@ -25,13 +26,25 @@ class Filtered(NamedTuple, Generic[T]):
     rejected: tuple[Rejection, ...]
 
 
-Use = Literal["revision", "good", "both", "expert"]
+def of_use(samples: Iterable[Sample], use: Use) -> tuple[Sample, ...]:
+    """Return the samples of a pool that an arm of a comparison trains on; none for preferences, which are pairs.
+
+    A good path of a tree and a success of an explored episode are of one kind, and only the former has a tree.
+    """
+
+    def role(sample: Sample) -> str:
+        if sample.kind is SampleKind.GOOD:
+            return "good" if sample.provenance.tree_id else "successes"
+        return str(sample.kind)
+
+    wanted = {"revision", "good"} if use == "both" else {use}
+    return tuple(sample for sample in samples if role(sample) in wanted)
 
 
 def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
     """Return the samples without the kinds that the recipe does not train on: revision or good ones, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD
-    unused = {"revision": {good}, "good": {revision}, "both": set[SampleKind](), "expert": {revision, good}}[use]
+    unused = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
     kept, rejected = [], []
     for sample in samples:
         if sample.kind in unused:
@@ -57,13 +70,14 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
 def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     """Return the samples with at most `cap` good ones of each tree, the shortest first; a cap of 0 keeps all.
 
-    Samples of other kinds are kept. Equally short ones are preferred by the index of their leaf, then by their id.
+    What was explored without a tree is counted by instance. Samples of other kinds are kept. Equally short ones are
+    preferred by the index of their leaf, then by their id.
     """
     samples = tuple(samples)
     by_tree: dict[str, list[int]] = {}
     for position, sample in enumerate(samples):
         if sample.kind is SampleKind.GOOD:
-            by_tree.setdefault(sample.provenance.tree_id, []).append(position)
+            by_tree.setdefault(_origin(sample), []).append(position)
     over = set()
     for positions in by_tree.values():
         positions.sort(key=lambda position: _preference(samples[position]))
@@ -71,7 +85,7 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     return Filtered(
         tuple(sample for position, sample in enumerate(samples) if position not in over),
         tuple(
-            _reject(sample_id(samples[p]), "good-per-tree-cap", f"tree {samples[p].provenance.tree_id} keeps {cap}")
+            _reject(sample_id(samples[p]), "good-per-tree-cap", f"{_origin(samples[p])} keeps {cap}")
             for p in sorted(over)
         ),
     )
@@ -98,6 +112,12 @@ def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> N
             f"samples were made from {len(leaked)} test instances: {', '.join(leaked)}; collect from another split and "
             "build the samples again"
         )
+
+
+def _origin(sample: Sample) -> str:
+    if sample.provenance.tree_id or sample.instance is None:
+        return f"tree {sample.provenance.tree_id}"
+    return f"instance {sample.instance.key}"
 
 
 def _preference(sample: Sample) -> tuple[int, int, str]:

@@ -13,6 +13,8 @@ critique    the verdicts on one bad path, and where its first error is.
 sample      messages with a train flag each: what fine-tuning sees.
 preference  two samples that go on from the same conversation, the chosen one better than the rejected one.
 recipe      one configuration file; run: one execution of it; iteration: one turn of its wheel.
+comparison  a run whose samples are the pool that arms are trained on, each with several seeds, on an equal budget.
+arm         a way of learning: what it takes of the pool, and how it is trained on that.
 """
 
 from __future__ import annotations

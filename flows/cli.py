@@ -66,6 +66,22 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str) -> None:
 @cli.command()
 @_recipe
 @_override
+@click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
+@click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Instead of the recipe's seeds.")
+def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], seeds: tuple[int, ...]) -> None:
+    """Train each arm of a recipe on one pool with an equal budget, over several seeds, and show one table.
+
+    The same command again goes on where it stopped; other arms, seeds and budgets use the same pool.
+    """
+    _quiet_prefect()
+    from flows.local import compare_recipe
+
+    click.echo(compare_recipe(recipe, overrides, arms, seeds))
+
+
+@cli.command()
+@_recipe
+@_override
 def plan(recipe: Path, overrides: tuple[str, ...]) -> None:
     """Show what a recipe would run, and which field reaches which stage."""
     from tasks.plan import describe

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
 from agentr_core.config import Recipe, replace
+from agentr_core.errors import ConfigError
 from flows import stages
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -30,8 +32,10 @@ async def flywheel(recipe: str, overrides: list[str] | None = None, iterations: 
 async def turn(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
 
-    Raises `RunBusy` when another process is at the same run.
+    Raises `RunBusy` when another process is at the same run, and `ConfigError` for a comparison.
     """
+    if recipe.method == "compare":
+        raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
     run = reference(recipe)
     with runs.alone(run):
         return await _turn(run, recipe)
@@ -56,6 +60,17 @@ def construction(recipe: Recipe, iteration: int) -> list[Any]:
     return [*([stages.demonstrate] if made.against == "expert" else []), stages.explore, stages.prefer]
 
 
+async def iterate(run: RunRef, iteration: int, constructs: Sequence[Any]) -> None:
+    """Make the data of an iteration by the given stages, build its dataset, train on it and evaluate."""
+    await steps.begin(run, iteration)
+    for construct in constructs:
+        await construct(run.run_id, iteration, run.workspace)
+    await stages.dataset(run.run_id, iteration, run.workspace)
+    await stages.train(run.run_id, iteration, run.workspace)
+    await stages.evaluate(run.run_id, iteration, run.workspace)
+    await steps.end(run, iteration)
+
+
 async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
     await steps.start(run, recipe)
     async with runs.kept(run):
@@ -63,12 +78,6 @@ async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
         await steps.end(run, 0)
         report = ""
         for iteration in range(1, recipe.iterations + 1):
-            await steps.begin(run, iteration)
-            for construct in construction(recipe, iteration):
-                await construct(run.run_id, iteration, run.workspace)
-            await stages.dataset(run.run_id, iteration, run.workspace)
-            await stages.train(run.run_id, iteration, run.workspace)
-            await stages.evaluate(run.run_id, iteration, run.workspace)
-            await steps.end(run, iteration)
+            await iterate(run, iteration, construction(recipe, iteration))
             report = await stages.report(run.run_id, iteration, run.workspace)
     return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}

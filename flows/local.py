@@ -15,6 +15,7 @@ from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
 from flows import server
 from flows.base import make_base
+from flows.compare import comparison, held_against
 from flows.flywheel import turn
 from tasks import progress, reporting, runs, stages
 from tasks.checks import check
@@ -43,6 +44,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
                 f"run {run_id} cannot go on: the weights in {recipe.model.label}, or the fields that recipes have, "
                 "are not those it began with; bring the model back, or run the recipe anew"
             )
+    if recipe.method == "compare":
+        raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
     if recipe.method == "base":
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
@@ -50,6 +53,17 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
         f'ask     agentr sql "select * from v_funnel" -w {recipe.workspace}'
+    )
+
+
+def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> str:
+    """Compare the arms of a recipe and return their table as text. Raises `UserError` before anything is started."""
+    recipe = comparison(path, overrides, arms, seeds)
+    result = _run(_comparison, recipe)
+    return (
+        f"\nHeld-out scores, means over seeds with 95% intervals\n{result['table']}\n"
+        f"run     {result['run_id']}\nreport  {result['report']}\n"
+        f'ask     agentr sql "select * from v_arms" -w {recipe.workspace}'
     )
 
 
@@ -64,6 +78,11 @@ def evaluate_recipe(path: Path, overrides: Sequence[str]) -> str:
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _flywheel(recipe: Recipe) -> dict[str, Any]:
     return await turn(recipe)
+
+
+@flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _comparison(recipe: Recipe) -> dict[str, Any]:
+    return await held_against(recipe)
 
 
 @flow(name="base-model", flow_run_name="{recipe.name}", validate_parameters=False)

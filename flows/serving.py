@@ -1,4 +1,4 @@
-"""Serve deployments of the flywheel, one for each recipe: run them from Prefect's UI, schedules or command line."""
+"""Serve deployments, one for each recipe: run them from Prefect's UI, schedules or command line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentr_core import config
 from agentr_core.errors import ConfigError
 from flows import server, stages
 from flows.base import make_base_from
+from flows.compare import compare
 from flows.flywheel import flywheel
 
 RECIPES = Path("deployments/recipes")
@@ -25,7 +26,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     made = []
     for path in paths:
         recipe = config.load(path)
-        flow: Any = make_base_from if recipe.method == "base" else flywheel
+        flow: Any = {"base": make_base_from, "compare": compare}.get(recipe.method, flywheel)
         made.append(
             flow.to_deployment(
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]

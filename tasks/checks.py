@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentr_core.arms import pool_stages
 from agentr_core.config import ModelConfig, Recipe
 from agentr_core.errors import ConfigError, EndpointError, ModelFault
 from agentr_core.expert_file import read_demonstrations
@@ -41,7 +42,7 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
     try:
         instances = training_instances(recipe, env, 1)
         test_instances(recipe, env)
-        if trains and recipe.method == "eto":
+        if trains and recipe.method in ("eto", "compare"):
             _check_expert(recipe, env, instances)
     finally:
         env.close()
@@ -55,11 +56,17 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
     """Raise `UserError` when an iteration wants an expert that is not there, or a file is malformed."""
     eto = recipe.eto
     environment, split = recipe.environment.name, recipe.instances.train
-    phases = {recipe.phase(iteration) for iteration in range(1, recipe.iterations + 1)}
-    if "dpo" in phases and eto.preferences.source == "file":
+    if recipe.method == "compare":
+        stages = pool_stages(recipe)
+        paired, wanted = "prefer" in stages, "demonstrate" in stages
+    else:
+        phases = {recipe.phase(iteration) for iteration in range(1, recipe.iterations + 1)}
+        paired = "dpo" in phases
+        contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
+        wanted = "sft" in phases or (paired and contrast)
+    if paired and eto.preferences.source == "file":
         read_pairs(Path(eto.preferences.file), environment=environment, split=split)
-    contrast = "dpo" in phases and (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
-    if "sft" not in phases and not contrast:
+    if not wanted:
         return
     if eto.expert.file:
         read_demonstrations(Path(eto.expert.file), environment=environment, split=split, opening=eto.expert.opening)

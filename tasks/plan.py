@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentr_core.arms import arms_of, pool_stages
 from agentr_core.config import Recipe, resolved
 from agentr_core.stages.instances import test_instances, training_instances
 from agentr_core.stages.start import run_id_of
@@ -43,6 +44,8 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
         train, test = len(training_instances(recipe, env, 1)), len(test_instances(recipe, env))
     finally:
         env.close()
+    if recipe.method == "compare":
+        return "\n".join(_of_comparison(recipe, train, test, plain))
     method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
     where = f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
@@ -64,6 +67,26 @@ def _of_agent_r(recipe: Recipe, train: int, test: int) -> list[str]:
     ]
 
 
+def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any]) -> list[str]:
+    run_id, made = run_id_of(recipe), pool_stages(recipe)
+    arms = arms_of(recipe, run_id)
+    sections = dict.fromkeys(
+        section for stage in made for section in (_AGENT_R | _ETO)[stage] if section not in ("data", "training")
+    )
+    lines = [
+        f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}",
+        f"the pool: {', '.join(made)} on {train} instances, once",
+        f"each arm: {recipe.training.max_tokens} trained tokens, {len(recipe.compare.seeds)} seeds, "
+        f"then {test} held-out episodes",
+        *(f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()),
+        f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings",
+        *_section("pool", tuple(sections), plain),
+    ]
+    for stage, names in (("dataset", ("data",)), ("train", _ETO["train"]), ("evaluate", _ETO["evaluate"])):
+        lines += _section(stage, names, plain)
+    return lines
+
+
 def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:
     each = recipe.eto.explore.samples + recipe.eto.explore.greedy
     phases = ", ".join(str(recipe.phase(i)) for i in range(1, recipe.iterations + 1))
@@ -82,6 +105,17 @@ def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> li
             values = values[part]
         fields += [f"  {section}.{key} = {json.dumps(value)}" for key, value in values.items()]
     return ["", stage, *fields]
+
+
+def _arms_done(runs: Sequence[str], recipe: Recipe) -> int:
+    store = open_store(Path(recipe.workspace))
+    if not store.path.exists():
+        return 0
+    frame = store.query(
+        "select count(*) as n from run where status = 'finished' and run_id in (select unnest($runs))",
+        {"runs": list(runs)},
+    )
+    return int(frame["n"][0])
 
 
 def _done(recipe: Recipe) -> str:

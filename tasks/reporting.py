@@ -10,10 +10,13 @@ from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from agentr_core.errors import ConfigError
-from agentr_core.reports.html import render_html, render_index
-from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.comparison import ComparisonReport
+from agentr_core.reports.comparison import scores as arm_scores
+from agentr_core.reports.html import render_comparison, render_html, render_index
+from agentr_core.reports.markdown import render_comparison_markdown, render_markdown, table_markdown
 from agentr_core.reports.records import IterationReport
-from agentr_core.reports.summary import report_name, summary_markdown, summary_table
+from agentr_core.reports.summary import report_name, summary_markdown, summary_table, table_text
+from agentr_core.stages.compare import build_comparison
 from agentr_core.stages.report import build_report, roles
 from agentr_core.stages.report_scores import scores
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
@@ -35,6 +38,34 @@ async def report(run: RunRef, iteration: int) -> str:
         key=f"report-{name}-{iteration}", link=path.resolve().as_uri(), link_text=f"Report of iteration {iteration}"
     )
     return str(path)
+
+
+@task(task_run_name="report", cache_policy=NO_CACHE, persist_result=False)
+async def compared(run: RunRef) -> str:
+    """Write the report of a comparison; return the path of the HTML file."""
+    built = build_comparison(quiet_workplace(run))
+    path = _write_comparison(run, built)
+    name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
+    await acreate_markdown_artifact(
+        key=f"arms-{name}", markdown=table_markdown(arm_scores(built)), description="Held-out scores of each arm"
+    )
+    await acreate_link_artifact(
+        key=f"comparison-{name}", link=path.resolve().as_uri(), link_text="Report of the comparison"
+    )
+    return str(path)
+
+
+def arm_table(run: RunRef) -> str:
+    """Return the scores of the arms of a comparison, as text for a terminal."""
+    return table_text(arm_scores(build_comparison(quiet_workplace(run))))
+
+
+def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
+    html = report_folder(run) / "comparison.html"
+    html.parent.mkdir(parents=True, exist_ok=True)
+    html.write_text(render_comparison(built), encoding="utf-8")
+    html.with_suffix(".md").write_text(render_comparison_markdown(built), encoding="utf-8")
+    return html
 
 
 def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
@@ -62,6 +93,9 @@ def write_reports(workspace: Path, prefix: str) -> list[Path]:
     Raises `ConfigError` if there is no such run, or several, or nothing to report.
     """
     run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix), iterations=0)
+    place = quiet_workplace(run)
+    if place.recipe.compare.arms:
+        return [_write_comparison(run, build_comparison(place))]
     finished = _finished(run)
     if not finished:
         raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")

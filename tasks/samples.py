@@ -33,7 +33,7 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
     rows = load_dataset(store, dataset_id(place, wanted))
     if place.recipe.phase(wanted) == "dpo":
         used = {(chosen, rejected) for (chosen, _), (rejected, _) in zip(rows[::2], rows[1::2], strict=True)}
-        preferences = load_preferences(store, place.iteration_id(wanted)).values()
+        preferences = load_preferences(store, place.source_id(wanted)).values()
         return list(pair_lines([p for p in preferences if (sample_id(p.chosen), sample_id(p.rejected)) in used], form))
     return list(lines_of([sample for _, sample in rows], form))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import config
+from agentr_core.arms import arms_of
 from agentr_core.config import ModelConfig, ModelRole, Recipe
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, StoreError
@@ -72,8 +73,13 @@ def reference(recipe: Recipe) -> RunRef:
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file, its environment's options and its cluster's extra checked. Raises `ConfigError`."""
+    """Return the recipe in a file, its arms, its environment's options and its cluster's extra checked.
+
+    Raises `ConfigError`.
+    """
     recipe = config.load(path, overrides)
+    if recipe.method == "compare":
+        arms_of(recipe)
     runners.check(recipe.scale)
     make_environment(recipe).close()
     return recipe

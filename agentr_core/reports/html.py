@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from agentr_core.reports import document, sections, summary, wording
+from agentr_core.reports import comparison, document, sections, summary, wording
 from agentr_core.reports.records import IterationReport
 
 
@@ -27,6 +27,11 @@ def render_index(reports: Sequence[IterationReport]) -> str:
     last = ordered[-1]
     parts = [section for section in sections.sections(last) if section.key in ("headline", "scores")]
     return _render("index.html.jinja", report=last, entries=entries, sections=parts)
+
+
+def render_comparison(report: comparison.ComparisonReport) -> str:
+    """Return the page of a comparison. The same report gives the same page, byte for byte."""
+    return _render("comparison.html.jinja", report=report, sections=comparison.sections(report))
 
 
 def _render(template: str, **values: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agentr_core.reports import document, wording
+from agentr_core.reports import comparison, document, wording
 from agentr_core.reports.records import IterationReport, RevisionExample, Turn
 from agentr_core.reports.sections import sections
 
@@ -22,6 +22,15 @@ def render_markdown(report: IterationReport) -> str:
         f"{escape(report.date)}\n"
     )
     return head + "".join(_section(section) for section in sections(report))
+
+
+def render_comparison_markdown(report: comparison.ComparisonReport) -> str:
+    """Return a comparison as Markdown."""
+    head = (
+        f"# {escape(report.recipe_name)}, comparison\n\n"
+        f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)} · {escape(report.date)}\n"
+    )
+    return head + "".join(_section(section) for section in comparison.sections(report))
 
 
 def escape(text: str) -> str:

@@ -16,22 +16,31 @@ def summary_table(reports: Sequence[IterationReport]) -> str:
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
     """
-    table = _table(reports)
-    lines = [[column.title for column in table.columns], *([str(cell) for cell in row.cells] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(
-        "  ".join(
-            cell.ljust(width) if column.kind == "text" else cell.rjust(width)
-            for cell, width, column in zip(line, widths, table.columns, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in lines
-    )
+    return table_text(_table(reports))
 
 
 def summary_markdown(reports: Sequence[IterationReport]) -> str:
     """Return the same table in Markdown. Raises `ValueError` as `summary_table` does."""
     return table_markdown(_table(reports))
+
+
+def table_text(table: Table) -> str:
+    """Return a table as aligned plain text, one line a row; drawn columns are left out."""
+    kept = [position for position, column in enumerate(table.columns) if not column.drawn]
+    columns = [table.columns[position] for position in kept]
+    lines = [
+        [column.title for column in columns],
+        *([str(row.cells[position]) for position in kept] for row in table.rows),
+    ]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.ljust(width) if column.kind == "text" else cell.rjust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
 
 
 def report_name(report: IterationReport) -> str:

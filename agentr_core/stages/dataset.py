@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from agentr_core.chat_file import read_chat
 from agentr_core.datasets import Dataset, build_dataset
 from agentr_core.errors import DataFault
+from agentr_core.filters import of_use
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pair_dataset import build_pairs
 from agentr_core.rendering import load_renderer
@@ -51,7 +52,7 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     recipe = place.recipe
     pairs = recipe.phase(iteration) == "dpo"
-    iteration_id = place.iteration_id(iteration)
+    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
     stored = place.one("select hash, counts from dataset where dataset_id = ?", key)
     if stored is not None and file.exists():
@@ -66,11 +67,12 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     renderer = load_renderer(place.policy(iteration).path)
     seed = derive_seed(recipe.seed, "dataset", iteration)
     if pairs:
-        preferences = load_preferences(place.store, iteration_id)
+        preferences = load_preferences(place.store, source_id)
         built = build_pairs(preferences, recipe.data, renderer, test=held_out, seed=seed)
     else:
+        samples = tuple(load_samples(place.store, iteration_id=source_id).values())
         built = build_dataset(
-            load_samples(place.store, iteration_id=iteration_id).values(),
+            of_use(samples, recipe.data.use) if recipe.compare.pool else samples,
             recipe.data,
             renderer,
             test=held_out,
@@ -79,8 +81,9 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             general=general,
         )
     if not built.rows:
+        wanted = f" for {recipe.name} (data.use {recipe.data.use})" if recipe.compare.pool else ""
         raise DataFault(
-            f"iteration {iteration} of run {place.run_id} has no sample to train on; "
+            f"iteration {iteration} of run {recipe.compare.pool or place.run_id} has no sample to train on{wanted}; "
             "`select * from v_funnel` and `select * from v_rejections` show where they were lost"
         )
     if stored is not None and stored[0] != built.manifest.dataset_hash:

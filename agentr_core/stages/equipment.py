@@ -64,6 +64,13 @@ class Equipment:
         """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
         return fingerprint("iteration", self.run_id, iteration)
 
+    def source_id(self, iteration: int) -> str:
+        """Return the id of the iteration whose samples an iteration trains on: its own, or for an arm the pool's.
+
+        The arms of a comparison begin with its model, so their iteration 0 is the pool's, too.
+        """
+        return fingerprint("iteration", self.recipe.compare.pool or self.run_id, iteration)
+
     @asynccontextmanager
     async def sampling(self, path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
         """Lend what asks the model of a role for the length of the block; `path` is that of the acting policy."""

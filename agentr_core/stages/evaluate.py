@@ -28,7 +28,8 @@ TEST, REVISION = "test", "revision_test"
 def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
     """Return the id of an evaluation of the checkpoint that an iteration made (0: the base model)."""
     recipe = place.recipe
-    return fingerprint("evaluation", VERSION, place.iteration_id(iteration), name, recipe.evaluation, recipe.instances)
+    iteration_id = place.iteration_id(iteration) if iteration else place.source_id(0)
+    return fingerprint("evaluation", VERSION, iteration_id, name, recipe.evaluation, recipe.instances)
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -57,13 +58,19 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         if instances and not base:
             raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
         cuts, rejected = revision_plans(
-            [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=place.recipe.seed
+            [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=_cut_seed(place)
         )
         place.store.write(rejection_rows(rejected, iteration_id=place.iteration_id(iteration)))
         limit = min(config.revision_test.limit or len(cuts), len(cuts))
         cuts = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
         scores[REVISION] = await _play(place, iteration, REVISION, cuts, checkpoint, config.revision_test.max_steps)
     return scores
+
+
+def _cut_seed(place: Workplace) -> int:
+    """Return the seed of the cuts of the revision test: all arms of a comparison go on from the same ones."""
+    row = place.one("select (config->>'$.seed')::bigint from run where run_id = ?", place.recipe.compare.pool)
+    return place.recipe.seed if row is None else int(row[0])
 
 
 def _best_of(key: str, played: list[Episode]) -> list[Rows]:

@@ -45,11 +45,12 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def demonstrate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play the expert on the training instances of an iteration; in an sft iteration its episodes become samples.
+    """Play the expert on the training instances of an iteration.
 
-    Raises as `expert_samples`.
+    In an sft iteration, and in the pool of a comparison, its episodes become samples. Raises as `expert_samples`.
     """
-    return await _demonstrate(place, iteration, samples=place.recipe.phase(iteration) == "sft")
+    kept = place.recipe.method == "compare" or place.recipe.phase(iteration) == "sft"
+    return await _demonstrate(place, iteration, samples=kept)
 
 
 async def _demonstrate(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
@@ -174,12 +175,12 @@ def _last_word(trajectory: Trajectory) -> str:
 
 def no_expert(recipe: Recipe) -> str:
     """Return what to say where the environment of a recipe has no expert and one is wanted."""
-    cure = (
-        "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
-        "eto.preferences.against own"
-        if recipe.method == "eto"
-        else "data.use must be revision, good or both"
-    )
+    cure = {
+        "eto": "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
+        "eto.preferences.against own",
+        "compare": "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert, "
+        "and eto.preferences.against own",
+    }.get(recipe.method, "data.use must be revision, good or both")
     return f"environment {recipe.environment.name} has no expert; {cure}"
 
 

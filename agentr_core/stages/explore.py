@@ -42,7 +42,9 @@ def exploration(place: Workplace, iteration: int) -> dict[str, EpisodePlan]:
 
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration; in an rft iteration the successes become samples.
+    """Play what is missing of an iteration's exploration.
+
+    In an rft iteration, and in the pool of a comparison, the successes become samples.
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
@@ -73,7 +75,7 @@ async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
             clock.add({"store": writer.seconds})
     played = load_trajectories(place.store, list(wanted))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
-    if recipe.phase(iteration) == "rft":
+    if recipe.method == "compare" or recipe.phase(iteration) == "rft":
         _keep(place, iteration, successes)
     return {"episodes": len(wanted), "new": len(missing), "successes": len(successes)}
 

@@ -103,7 +103,7 @@ def _of_episodes(place: Workplace, iteration: int, env: Environment) -> Made:
 
 def _of_trees(place: Workplace, env: Environment) -> Made:
     config = place.recipe.eto.preferences
-    runs = place.all("select run_id from run where starts_with(run_id, ?)", config.trees)
+    runs = place.all("select run_id from run where starts_with(run_id, ?)", config.trees or place.run_id)
     if len(runs) != 1:
         raise ConfigError(
             f"eto.preferences.trees: {len(runs)} runs of {place.root} begin with {config.trees!r}; "

@@ -11,18 +11,18 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
     """Return what is known of the pairs of an iteration; None where none was looked for."""
     if place.recipe.phase(iteration) != "dpo":
         return None
-    iteration_id = place.iteration_id(iteration)
+    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
     kinds = place.all(
         "select kind, count(*) from preference where iteration_id = ? group by kind order by count(*) desc, kind",
-        iteration_id,
+        source_id,
     )
     # A margin of 1 belongs to the last tenth.
     margins = place.all(
         "select least(floor(margin * 10 + 1e-6), 9) / 10 as low, count(*) from preference "
         "where iteration_id = ? and margin is not null group by low order by low",
-        iteration_id,
+        source_id,
     )
-    cut = place.one("select count(*) from preference where iteration_id = ? and dropped_steps > 0", iteration_id)
+    cut = place.one("select count(*) from preference where iteration_id = ? and dropped_steps > 0", source_id)
     steps = place.all(
         "select t.step, t.loss, t.reward_accuracy, t.chosen_logps, t.rejected_logps, t.chosen_rewards, "
         "t.rejected_rewards from iteration i join training_step t on t.checkpoint_id = i.checkpoint_out "
@@ -31,7 +31,7 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
     )
     return PreferenceRecord(
         kinds=tuple(Tally(name=kind, count=count) for kind, count in kinds),
-        rejected=_rejected(place, iteration_id, STAGE),
+        rejected=_rejected(place, source_id, STAGE),
         margins=tuple((float(low), count) for low, count in margins),
         cut=int(cut[0]) if cut else 0,
         steps=tuple(

@@ -27,13 +27,19 @@ def run_id_of(recipe: Recipe) -> str:
 
     How far it goes, where, on how many machines and at what prices is not part of it.
 
-    More iterations of the same recipe go on with the same run. What every role's model holds is part of it, and so of
-    the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is what
-    files of demonstrations and of pairs hold.
+    More iterations of the same recipe go on with the same run, and so do other arms, seeds and trainings of the same
+    comparison: its run is the pool, and each arm has a run of its own. What every role's model holds is part of it, and
+    so of the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is
+    what files of demonstrations and of pairs hold.
     """
     anywhere = recipe.training.anywhere()
     plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
     del plain["scale"]
+    pool = plain.pop("compare")["pool"]
+    if recipe.method == "compare" and not pool:
+        # Whatever the arms may change says nothing about the pool.
+        del plain["training"], plain["eto"]["dpo"]
+        plain["data"] = plain["data"]["use"]
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"]
     own = recipe.own_models()
@@ -42,7 +48,7 @@ def run_id_of(recipe: Recipe) -> str:
     }
     files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
     models = {role: identity(model) for role, model in own.items()}
-    return fingerprint("run", plain, models, behaviour, *([files] if files else []))
+    return fingerprint("run", plain, models, behaviour, *filter(None, (files, pool)))
 
 
 def identity(model: ModelConfig) -> str:

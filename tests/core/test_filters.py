@@ -49,6 +49,15 @@ def test_the_shortest_good_paths_of_each_tree_are_kept() -> None:
     assert good_per_tree([long, short, middle], 0) == ((long, short, middle), ())
 
 
+def test_explored_successes_are_counted_by_instance() -> None:
+    paths = [good(*["look"] * looks, "right", "right") for looks in (1, 0, 2)]
+    explored = [replace(sample, provenance=Provenance()) for sample in paths]
+    elsewhere = replace(explored[0], instance=instance(7))
+    kept, rejected = good_per_tree([*explored, elsewhere], 1)
+    assert kept == (explored[1], elsewhere)
+    assert {r.detail for r in rejected} == {f"instance {instance(0).key} keeps 1"}
+
+
 def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
     rows = [token_row(good(*["look"] * n), renderer()) for n in (1, 3)]
     limit = len(rows[0].input_ids)

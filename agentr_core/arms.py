@@ -1,0 +1,126 @@
+"""The arms of a comparison: a recipe of its own for each arm and seed, and what their pool must hold for them.
+
+All arms take their samples from one pool: the comparison's own run, in which they were made once. So arms differ in
+what they are trained on and how, and in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentr_core.config import CompareConfig, EtoConfig, Recipe, parse, replace, resolved
+from agentr_core.config_compare import Use
+from agentr_core.errors import ConfigError
+
+OPEN = ("data.", "training.", "eto.dpo.")
+"""What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
+BUDGET = ("training.max_tokens", "eto.dpo.max_tokens")
+OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One training of a comparison: the recipe of its run."""
+
+    name: str
+    seed: int
+    recipe: Recipe
+
+
+def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
+    """Return each arm with each seed, in the order of the recipe, seed by seed within an arm.
+
+    Args:
+        pool: the id of the comparison's run.
+
+    Raises `ConfigError`, which lists every fault of the comparison.
+    """
+    faults = _faults(recipe)
+    arms: list[Arm] = []
+    for name, changes in recipe.compare.arms.items():
+        strange = [change for change in changes if not change.startswith(OPEN) or change.startswith(BUDGET)]
+        faults += [
+            f"compare.arms.{name}: {change!r} is the same for all arms; an arm changes fields of data, training and "
+            "eto.dpo, and not the budget"
+            for change in strange
+        ]
+        if strange:
+            continue
+        try:
+            arms += [
+                Arm(name=name, seed=seed, recipe=_trained(recipe, name, seed, pool)) for seed in recipe.compare.seeds
+            ]
+        except ConfigError as error:
+            faults.append(str(error))
+    uses = {arm.name: arm.recipe.data.use for arm in arms}
+    if recipe.data.use == "good":
+        faults += [
+            f"compare.arms.{name}: trains on revisions, and with data.use good the pool has none; set data.use to both"
+            for name, use in uses.items()
+            if use in ("revision", "both")
+        ]
+    if faults:
+        raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
+    return tuple(arms)
+
+
+def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does not have."""
+    unknown = [name for name in names if name not in recipe.compare.arms]
+    if unknown:
+        raise ConfigError(
+            f"recipe {recipe.name} has no arm {', '.join(unknown)}; it has {', '.join(recipe.compare.arms) or 'none'}"
+        )
+    kept = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
+    return replace(recipe, compare=CompareConfig(arms=kept, seeds=recipe.compare.seeds))
+
+
+def pool_stages(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the stages that make what the arms of a comparison are trained on, in their order."""
+    uses = {arm.recipe.data.use for arm in arms_of(recipe)}
+    made = recipe.eto.preferences
+    paired = made.source if "preferences" in uses else None
+    searched = bool(uses & OF_TREES)
+    wanted = {
+        "collect": searched or (paired == "trees" and not made.trees),
+        "critique": searched,
+        "splice": searched,
+        "demonstrate": "expert" in uses or (paired == "exploration" and made.against == "expert"),
+        "explore": "successes" in uses or paired == "exploration",
+        "prefer": paired is not None,
+    }
+    return tuple(name for name, needed in wanted.items() if needed)
+
+
+def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
+    plain = resolved(recipe)
+    plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown"}}
+    plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
+    return parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}")
+
+
+def _faults(recipe: Recipe) -> list[str]:
+    compare, faults = recipe.compare, []
+    if compare.pool:
+        faults.append("compare.pool: comparisons set it for their arms; leave it out")
+    if not compare.arms:
+        faults.append("compare.arms: name at least one")
+    if not compare.seeds:
+        faults.append("compare.seeds: name at least one")
+    if len(set(compare.seeds)) < len(compare.seeds):
+        faults.append("compare.seeds: a seed comes twice, and would count twice")
+    if not recipe.training.max_tokens:
+        faults.append("training.max_tokens: give the number of trained tokens that every arm gets")
+    if recipe.data.use not in OF_TREES:
+        faults.append(
+            f"data.use: {recipe.data.use} is for an arm; here it says what the pool makes of trees: both, or only good "
+            "(nobody is judged)"
+        )
+    if recipe.eto.phases != EtoConfig().phases:
+        faults.append("eto.phases: has no use in a comparison; leave it out")
+    if recipe.eto.preferences.level != "trajectory":
+        faults.append(
+            "eto.preferences.level: a comparison takes trajectory, since its exploration also gives whole successes"
+        )
+    return faults

@@ -1,0 +1,224 @@
+"""A comparison of arms as tables: what each reached on the same budget, and which runs it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentr_core.reports import wording
+from agentr_core.reports.document import Cell, Column, Listing, Row, Section, Table, Whisker
+from agentr_core.reports.records import IterationScore
+
+SCORE_NOTE = (
+    "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
+    "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may "
+    "differ by more than the intervals show. The difference is paired by seed. Steps are those of successful episodes; "
+    "recovered is the revision test, on the same failed prefixes of the base model."
+)
+BUDGET_NOTE = (
+    "Every arm is trained until the budget is reached; the last sample goes over it. Tokens of preference pairs are "
+    "those of both sides."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedMean:
+    """A mean over `n` seeds; `low` and `high` are its 95% interval, None where one seed gives none."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRun:
+    """One training of an arm and where to find it. `seconds` were spent in training."""
+
+    seed: int
+    run_id: str
+    checkpoint_id: str
+    dataset_hash: str
+    rows: int
+    trained_tokens: int
+    passes: float
+    seconds: float
+    score: IterationScore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmReport:
+    """What an arm reached. `runs` are those that were evaluated; a mean is None where nothing was measured.
+
+    `against` is its success minus that of the first arm.
+    """
+
+    name: str
+    trains_on: str
+    runs: tuple[ArmRun, ...]
+    success: SeedMean | None = None
+    reward: SeedMean | None = None
+    steps: SeedMean | None = None
+    revision: SeedMean | None = None
+    against: SeedMean | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonReport:
+    """Arms that were trained on one pool with one budget. `base` is the score of the model they all start from."""
+
+    recipe_name: str
+    run_id: str
+    date: str
+    environment: str
+    model: str
+    budget: int
+    seeds: tuple[int, ...]
+    base: IterationScore | None
+    arms: tuple[ArmReport, ...]
+    recipe_yaml: str = ""
+
+
+def sections(report: ComparisonReport) -> tuple[Section, ...]:
+    """Return the sections of the page: the table of scores, the budget, the runs, the recipe."""
+    return (
+        Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE),
+        Section("budget", f"Budget: {wording.count(report.budget)} trained tokens", (budget(report),), BUDGET_NOTE),
+        Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),
+        Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
+    )
+
+
+def scores(report: ComparisonReport) -> Table:
+    """Return one row for each arm: success, reward, steps to success and the revision test, with their intervals."""
+    first = report.arms[0].name if report.arms else ""
+    columns = (
+        Column("Arm", "text"),
+        Column("Trained on", "text"),
+        Column("Success %"),
+        Column("", "whisker"),
+        Column(f"Against {first}"),
+        Column(f"Reward {wording.TIMES}100"),
+        Column("Steps to success"),
+        Column("Recovered %"),
+        Column("Seeds"),
+    )
+    base = [] if report.base is None else [Row(("base", "", *_base(report.base), ""), "minor")]
+    rows = [
+        Row(
+            (
+                arm.name,
+                wording.label(arm.trains_on),
+                _cell(arm.success, wording.percent),
+                _whisker(arm.success),
+                "" if arm.name == first else _cell(arm.against, _points),
+                _cell(arm.reward, wording.percent),
+                _cell(arm.steps, _steps),
+                _cell(arm.revision, wording.percent),
+                _seeds(len(arm.runs), len(report.seeds)),
+            )
+        )
+        for arm in report.arms
+    ]
+    return Table(columns, (*base, *rows))
+
+
+def budget(report: ComparisonReport) -> Table:
+    """Return what was spent on each arm, as means over its runs."""
+    columns = (
+        Column("Arm", "text"),
+        Column("Rows"),
+        Column("Trained tokens"),
+        Column("Passes"),
+        Column("Training", "text"),
+    )
+    rows = (
+        Row(
+            (
+                arm.name,
+                wording.count(round(_mean([run.rows for run in arm.runs]))),
+                wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
+                wording.decimal(_mean([run.passes for run in arm.runs]), 1),
+                wording.duration(_mean([run.seconds for run in arm.runs])),
+            )
+        )
+        for arm in report.arms
+        if arm.runs
+    )
+    return Table(columns, tuple(rows))
+
+
+def runs(report: ComparisonReport) -> Table:
+    """Return each training with its scores and the ids that lead into the store."""
+    columns = (
+        Column("Arm", "text"),
+        Column("Seed"),
+        Column("Success %"),
+        Column(f"Reward {wording.TIMES}100"),
+        Column("Steps to success"),
+        Column("Recovered %"),
+        Column("Run", "code"),
+        Column("Checkpoint", "code"),
+        Column("Dataset", "code"),
+    )
+    rows = (
+        Row(
+            (
+                arm.name,
+                str(run.seed),
+                wording.percent(run.score.success.value),
+                wording.percent(run.score.reward.value),
+                wording.decimal(run.score.steps_to_success, 1),
+                wording.percent(run.score.revision.value if run.score.revision else None),
+                run.run_id,
+                run.checkpoint_id,
+                run.dataset_hash,
+            )
+        )
+        for arm in report.arms
+        for run in arm.runs
+    )
+    return Table(columns, tuple(rows))
+
+
+def _base(score: IterationScore) -> tuple[Cell, ...]:
+    value = score.success.value
+    return (
+        wording.percent(value),
+        Whisker(value, value, value),
+        "",
+        wording.percent(score.reward.value),
+        wording.decimal(score.steps_to_success, 1),
+        wording.percent(score.revision.value if score.revision else None),
+    )
+
+
+def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> str:
+    if mean is None:
+        return wording.NOTHING
+    if mean.low is None or mean.high is None:
+        return say(mean.value)
+    return f"{say(mean.value)} ({say(mean.low)} to {say(mean.high)})"
+
+
+def _points(difference: float) -> str:
+    return wording.points(difference)
+
+
+def _steps(number: float) -> str:
+    return wording.decimal(number, 1)
+
+
+def _whisker(mean: SeedMean | None) -> Whisker | None:
+    if mean is None:
+        return None
+    low, high = (mean.value if bound is None else bound for bound in (mean.low, mean.high))
+    return Whisker(low, mean.value, high)
+
+
+def _seeds(done: int, wanted: int) -> str:
+    return str(done) if done == wanted else f"{done} of {wanted}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,106 @@
+"""The report of a comparison, filled from the store alone: every arm and seed of its recipe that was evaluated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import yaml
+
+from agentr_core.arms import Arm, arms_of
+from agentr_core.config import resolved
+from agentr_core.evaluation.metrics import over_seeds
+from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.report_scores import scores
+from agentr_core.stages.start import run_id_of
+
+BASE, TRAINED = 0, 1
+"""The iterations of an arm: the model that all arms begin with, and the one it made."""
+
+
+def build_comparison(place: Workplace) -> ComparisonReport:
+    """Return the report of the comparison whose run a workplace is of; arms may still be without runs."""
+    recipe = place.recipe
+    by_name: dict[str, list[ArmRun]] = {name: [] for name in recipe.compare.arms}
+    uses: dict[str, str] = {}
+    for arm in arms_of(recipe, place.run_id):
+        uses[arm.name] = arm.recipe.data.use
+        made = _run(place, arm)
+        if made is not None:
+            by_name[arm.name].append(made)
+    first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
+    base = next((score for score in scores(place, BASE)), None)
+    return ComparisonReport(
+        recipe_name=recipe.name,
+        run_id=place.run_id,
+        date=_date(place),
+        environment=recipe.environment.name,
+        model=recipe.model.label,
+        budget=recipe.training.max_tokens,
+        seeds=recipe.compare.seeds,
+        base=base,
+        arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
+        recipe_yaml=yaml.safe_dump(resolved(recipe), sort_keys=False),
+    )
+
+
+def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float]) -> ArmReport:
+    found = [run.score for run in runs]
+    return ArmReport(
+        name=name,
+        trains_on=trains_on,
+        runs=tuple(runs),
+        success=_mean((score.success.value for score in found), 0, 1),
+        reward=_mean((score.reward.value for score in found), 0, 1),
+        steps=_mean((score.steps_to_success for score in found if score.steps_to_success is not None), 0, math.inf),
+        revision=_mean((score.revision.value for score in found if score.revision), 0, 1),
+        against=_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
+    )
+
+
+def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
+    """Return the mean over seeds with its interval, which ends where the values themselves must end."""
+    estimate = over_seeds(list(values))
+    if not estimate.n:
+        return None
+    if estimate.n == 1:
+        return SeedMean(value=estimate.mean, low=None, high=None, n=1)
+    return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
+
+
+def _run(place: Workplace, arm: Arm) -> ArmRun | None:
+    """Return what is known of one training, once it was evaluated."""
+    here = replace(place, recipe=arm.recipe, run_id=run_id_of(arm.recipe))
+    score = next((found for found in scores(here, TRAINED) if found.iteration == TRAINED), None)
+    row = here.one(
+        "select c.checkpoint_id, d.hash, d.counts, max(t.trained_tokens), max(t.seconds) from iteration i "
+        "join checkpoint c on c.checkpoint_id = i.checkpoint_out "
+        "join dataset d on d.iteration_id = i.iteration_id "
+        "join training_step t on t.checkpoint_id = c.checkpoint_id "
+        "where i.iteration_id = ? and i.status = 'finished' group by all",
+        here.iteration_id(TRAINED),
+    )
+    if score is None or row is None:
+        return None
+    checkpoint_id, dataset_hash, counts, trained_tokens, seconds = row
+    known = json.loads(counts)
+    return ArmRun(
+        seed=arm.seed,
+        run_id=here.run_id,
+        checkpoint_id=checkpoint_id,
+        dataset_hash=dataset_hash,
+        rows=known["rows"],
+        trained_tokens=trained_tokens,
+        passes=trained_tokens / sum(known["trained_tokens"].values()),
+        seconds=seconds,
+        score=score,
+    )
+
+
+def _date(place: Workplace) -> str:
+    row = place.one("select finished_at from run where run_id = ?", place.run_id)
+    return (row[0] if row and row[0] else datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")

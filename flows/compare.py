@@ -1,0 +1,76 @@
+"""The comparison: one pool of trajectories, and each arm trained on what it takes of it, with each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from agentr_core.arms import Arm, arms_of, chosen, pool_stages
+from agentr_core.config import Recipe
+from agentr_core.errors import ConfigError
+from flows import stages
+from flows.flywheel import iterate
+from tasks import reporting, runs
+from tasks import stages as steps
+from tasks.progress import tell
+from tasks.wiring import load_recipe, reference
+
+
+@flow(name="compare", flow_run_name="{recipe}")
+async def compare(
+    recipe: str, overrides: list[str] | None = None, arms: list[str] | None = None, seeds: list[int] | None = None
+) -> dict[str, Any]:
+    """Compare the arms of a recipe; return the id of the comparison, its table and the path of its report.
+
+    Args:
+        recipe: path of the recipe file.
+        overrides: `section.field=value`, each.
+        arms: only these of the recipe's arms.
+        seeds: these instead of the recipe's seeds.
+    """
+    return await held_against(comparison(Path(recipe), overrides or [], arms or [], seeds or []))
+
+
+def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:
+    """Return the recipe of a comparison with some of its arms, or other seeds.
+
+    Raises `ConfigError` for a recipe that compares nothing, or has no such arm.
+    """
+    changes = [*overrides, f"compare.seeds={list(seeds)}"] if seeds else overrides
+    recipe = load_recipe(path, changes)
+    if recipe.method != "compare":
+        raise ConfigError(f"recipe {path} is of method {recipe.method} and has no arms; run it with `agentr run`")
+    return chosen(recipe, arms) if arms else recipe
+
+
+async def held_against(recipe: Recipe) -> dict[str, Any]:
+    """Run a parsed comparison within a flow run. What is done is found in the store.
+
+    Raises `RunBusy` when another process is at the same comparison, or at one of its arms.
+    """
+    pool = reference(recipe)
+    with runs.alone(pool):
+        await steps.start(pool, recipe)
+        async with runs.kept(pool):
+            await stages.evaluate(pool.run_id, 0, pool.workspace)
+            await steps.end(pool, 0)
+            await steps.begin(pool, 1)
+            for name in pool_stages(recipe):
+                await getattr(stages, name)(pool.run_id, 1, pool.workspace)
+            await steps.end(pool, 1)
+            for arm in arms_of(recipe, pool.run_id):
+                await _learn(arm)
+            report = await reporting.compared(pool)
+    return {"run_id": pool.run_id, "table": reporting.arm_table(pool), "report": report}
+
+
+async def _learn(arm: Arm) -> None:
+    run = reference(arm.recipe)
+    tell(f"arm {arm.name}, seed {arm.seed}: run {run.run_id}")
+    with runs.alone(run):
+        await steps.start(run, arm.recipe)
+        async with runs.kept(run):
+            await iterate(run, 1, [])

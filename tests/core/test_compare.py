@@ -1,0 +1,377 @@
+"""Comparisons without Prefect: what arms share, what each is trained on, one table, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import pytest
+from door import Door
+
+from agentr_core.arms import Arm, arms_of, chosen, pool_stages
+from agentr_core.config import Recipe, parse, resolved
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
+from agentr_core.reports.html import render_comparison
+from agentr_core.reports.markdown import render_comparison_markdown
+from agentr_core.reports.summary import table_text
+from agentr_core.stages.collect import collect
+from agentr_core.stages.compare import build_comparison
+from agentr_core.stages.critique import critique
+from agentr_core.stages.dataset import dataset
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.expert import demonstrate
+from agentr_core.stages.explore import explore
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.prefer import prefer
+from agentr_core.stages.report import build_report
+from agentr_core.stages.splice import splice_pairs
+from agentr_core.stages.start import begin, end, run_id_of, start
+from agentr_core.stages.train import training_of
+from agentr_core.store import Store
+from agentr_core.store.codec import checkpoint_rows, training_step_rows
+from agentr_core.store.tables import merge
+from agentr_core.types import Instance, Message
+
+STAGES = {
+    "collect": collect,
+    "critique": critique,
+    "splice": splice_pairs,
+    "demonstrate": demonstrate,
+    "explore": explore,
+    "prefer": prefer,
+}
+OPENING, CLOSED = (
+    next(word for word in map(str, range(99)) if Door().parse(word) == said) for said in ("open", "wrong")
+)
+ARMS = {
+    "good": ["data.use=good"],
+    "revision": ["data.use=revision"],
+    "both": ["data.use=both", "training.learning_rate=1e-4"],
+    "cloning": ["data.use=expert"],
+    "rft": ["data.use=successes"],
+    "eto": ["data.use=preferences", "eto.dpo.beta=[0.3]"],
+}
+SOURCES = {
+    "good": {"good"},
+    "revision": {"revision"},
+    "both": {"good", "revision"},
+    "cloning": {"expert"},
+    "rft": {"good"},
+    "eto": {"chosen", "rejected"},
+}
+
+
+class House(Door):
+    """Doors whose expert says one wrong word and then the right one."""
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        return [CLOSED, OPENING]
+
+
+def recipe(*overrides: str, arms: dict[str, list[str]] = ARMS, model: Path = Path("m")) -> Recipe:
+    return parse(
+        {
+            "name": "doors",
+            "method": "compare",
+            "environment": {"name": "door"},
+            "model": {"path": str(model)},
+            "instances": {"train_limit": 0},
+            "search": {"dives": 2, "width": 2, "depth": 4},
+            "critique": {"unparsable": "bad"},
+            "eto": {"explore": {"samples": 4, "max_steps": 4}},
+            "compare": {"arms": arms, "seeds": [5, 6]},
+            "training": {"max_tokens": 700},
+            "evaluation": {"max_steps": 3, "revision_test": {"max_steps": 3}},
+        },
+        overrides,
+    )
+
+
+class Site:
+    """A comparison in a workspace, and how often its model was asked."""
+
+    def __init__(self, folder: Path, wanted: Recipe) -> None:
+        self.asked = 0
+        self.pool = self._place(folder, wanted)
+
+    def _place(self, folder: Path, wanted: Recipe) -> Workplace:
+        def said(messages: Sequence[Message], seed: int, number: int) -> str:
+            self.asked += 1
+            return f"word {fingerprint(seed, number)}"
+
+        return Workplace(
+            recipe=wanted,
+            run_id=run_id_of(wanted),
+            root=folder,
+            store=Store(folder / "store.duckdb"),
+            make_environment=House,
+            load_model=lambda role, path: ScriptedModel(said),
+            progress=lambda done, total, note: None,
+        )
+
+    def ask(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        return self.pool.all(sql, *params)
+
+    async def collected(self) -> Site:
+        """Evaluate the base and make the pool, as the flow does."""
+        await start(self.pool)
+        await evaluate(self.pool, 0)
+        await begin(self.pool, 1)
+        for name in pool_stages(self.pool.recipe):
+            await STAGES[name](self.pool, 1)
+        await end(self.pool, 1)
+        return self
+
+    async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
+        """Return the workplace of an arm with its dataset, and what that is made of."""
+        place = self._place(self.pool.root, arm.recipe)
+        await start(place)
+        await begin(place, 1)
+        return place, await dataset(place, 1)
+
+    async def learned(self, arm: Arm) -> Workplace:
+        """Return the workplace of an arm that was evaluated; its training is only said to have been."""
+        place, made = await self.built(arm)
+        key = fingerprint("checkpoint", place.run_id)
+        row = self.ask("select dataset_id from dataset where hash = ?", made["dataset_hash"])
+        head = checkpoint_rows(
+            key,
+            path=place.recipe.model.path,
+            weights_sha256=key,
+            config={},
+            parent_id=place.policy(1).id,
+            dataset_id=row[0][0],
+            iteration_id=place.iteration_id(1),
+        )
+        step = training_step_rows(key, 1, loss=0.1, trained_tokens=710, seconds=2.0, scores={})
+        place.store.write(merge([head, step]))
+        place.store.update("iteration", {"iteration_id": place.iteration_id(1), "checkpoint_out": key})
+        await evaluate(place, 1)
+        await end(place, 1)
+        return place
+
+
+@pytest.fixture
+def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
+    return lambda *overrides, **more: Site(tmp_path / "runs", recipe(*overrides, model=tiny_model_dir, **more))
+
+
+async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[..., Site]) -> None:
+    one = await site().collected()
+    asked, grown = one.asked, one.ask("select (from (select count(*) from tree)), count(*) from trajectory")
+    hashes: dict[str, set[str]] = {}
+    for arm in arms_of(one.pool.recipe, one.pool.run_id):
+        place, made = await one.built(arm)
+        hashes.setdefault(arm.name, set()).add(made["dataset_hash"])
+        used = one.ask(
+            "select distinct s.kind, t.source, s.tree_id is not null, s.iteration_id from dataset d "
+            "join dataset_row using (dataset_id) join sample s using (sample_id) "
+            "left join trajectory t using (trajectory_id) where d.iteration_id = ?",
+            place.iteration_id(1),
+        )
+        assert {kind for kind, *_ in used} == SOURCES[arm.name]
+        assert {origin for *_, origin in used} == {one.pool.iteration_id(1)}
+        if arm.name in ("good", "rft"):
+            assert [(source, tree) for _, source, tree, _ in used] == [
+                ("tree", True) if arm.name == "good" else ("rollout", False)
+            ]
+        assert (training_of(arm.recipe, 1)[2] is not None) == (arm.name == "eto")
+
+    assert one.asked == asked, "no arm asks the model for anything"
+    assert one.ask("select (from (select count(*) from tree)), count(*) from trajectory") == grown
+    assert {len(found) for found in hashes.values()} == {2}, "each seed has its own order"
+    assert len(set.union(*hashes.values())) == 12
+    assert one.ask("select * from v_orphans") == []
+    assert one.ask("select distinct comparison, arm, trains_on from v_arms order by arm") == sorted(
+        ("doors", name, changes[0].removeprefix("data.use=")) for name, changes in ARMS.items()
+    )
+    assert one.ask("select distinct reason from v_rejections where run_id <> ?", one.pool.run_id) in (
+        [],
+        [("duplicate",)],
+    )
+
+
+async def test_the_pool_is_made_once(site: Callable[..., Site]) -> None:
+    one = await site().collected()
+    counts = "select (from (select count(*) from node)), (from (select count(*) from trajectory)), count(*) from sample"
+    asked, before = one.asked, one.ask(counts)
+    other = await site("compare.seeds=[9]", "training.max_tokens=20", "eto.dpo.beta=[0.2]").collected()
+    assert (other.asked, other.ask(counts), other.pool.run_id) == (0, before, one.pool.run_id)
+    assert asked
+
+
+async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Site]) -> None:
+    one = await site(arms={"good": ["data.use=good"]}).collected()
+    cuts = (
+        "select e.instance_id, e.cut from episode e join evaluation v using (evaluation_id) "
+        "where v.name = 'revision_test' and v.iteration_id = ? order by all"
+    )
+    base = one.ask(cuts, one.pool.iteration_id(0))
+    assert base
+    for arm in arms_of(one.pool.recipe, one.pool.run_id):
+        place = await one.learned(arm)
+        assert one.ask(cuts, place.iteration_id(1)) == base
+        assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
+        assert build_report(place, 1).score(0) == build_comparison(one.pool).base
+
+
+async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callable[..., Site]) -> None:
+    one = await site(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]}).collected()
+    good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)
+    assert [arm.runs for arm in build_comparison(one.pool).arms] == [(), ()]
+    for arm in (good, again, eto):
+        await one.learned(arm)
+    report = build_comparison(one.pool)
+    first, second = report.arms
+
+    assert (report.budget, report.seeds) == (700, (5, 6))
+    assert [run.seed for run in first.runs] == [5, 6]
+    assert first.success is not None
+    assert first.success.n == 2
+    assert first.success.value == pytest.approx(sum(run.score.success.value for run in first.runs) / 2)
+    assert first.success.low is not None
+    assert 0 <= first.success.low <= first.success.value
+    assert {run.trained_tokens for run in (*first.runs, *second.runs)} == {710}
+    assert second.success is not None
+    assert (second.success.low, second.success.n) == (None, 1)
+    assert second.against is not None
+    assert second.against.value == second.runs[0].score.success.value - first.runs[0].score.success.value
+    assert one.ask("select arm, seed, success from v_arms order by arm, seed") == [
+        ("eto", 5, second.runs[0].score.success.value),
+        *(("good", run.seed, run.score.success.value) for run in first.runs),
+    ]
+    page = render_comparison_markdown(report)
+    for run in (*first.runs, *second.runs):
+        assert f"`{run.run_id}` | `{run.checkpoint_id}` | `{run.dataset_hash}`" in page
+
+
+async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> None:
+    one = site(arms={"rft": ["data.use=successes"]})
+    await start(one.pool)
+    with pytest.raises(DataFault, match=r"has no sample to train on for doors\.rft \(data\.use successes\)"):
+        await one.built(arms_of(one.pool.recipe, one.pool.run_id)[0])
+
+
+async def test_pairs_may_come_from_the_trees_of_the_pool(site: Callable[..., Site]) -> None:
+    one = site("eto.preferences.source=trees", arms={"eto": ["data.use=preferences"]})
+    assert pool_stages(one.pool.recipe) == ("collect", "prefer")
+    _, made = await (await one.collected()).built(arms_of(one.pool.recipe, one.pool.run_id)[0])
+    assert set(made["samples"]) == {"chosen", "rejected"}
+    assert one.ask("select distinct kind from preference") == [("tree",)]
+
+
+def test_arms_differ_in_what_they_change_and_in_their_seed() -> None:
+    arms = arms_of(recipe(), "pool")
+    assert [(arm.name, arm.seed) for arm in arms] == [(name, seed) for name in ARMS for seed in (5, 6)]
+    for arm in arms:
+        assert training_of(arm.recipe, 1)[0].max_tokens == 700
+        assert arm.recipe.compare.pool == "pool"
+        assert parse(resolved(arm.recipe)) == arm.recipe, "it can be read back from the store"
+        plain, own = resolved(recipe()), resolved(arm.recipe)
+        same = set(plain) - {"name", "seed", "compare", "data", "training", "eto"}
+        assert {field: own[field] for field in same} == {field: plain[field] for field in same}
+    assert {arm.recipe.training.learning_rate for arm in arms if arm.name == "both"} == {1e-4}
+    assert {arm.recipe.eto.dpo.beta for arm in arms if arm.name == "eto"} == {(0.3,)}
+
+
+def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -> None:
+    wanted = recipe(model=tiny_model_dir)
+    pool = run_id_of(wanted)
+    ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
+    assert len({pool, *ids}) == 25
+    assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
+    for change in ("search.width=3", "data.use=good", "eto.explore.samples=1", "seed=1", "evaluation.max_steps=9"):
+        assert run_id_of(recipe(change, model=tiny_model_dir)) != pool
+
+
+def test_a_pool_has_what_its_arms_need() -> None:
+    def stages(*uses: str, overrides: Sequence[str] = ()) -> tuple[str, ...]:
+        return pool_stages(recipe(*overrides, arms={use: [f"data.use={use}"] for use in uses}))
+
+    assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
+    assert stages("successes") == ("explore",)
+    assert stages("preferences") == ("demonstrate", "explore", "prefer")
+    assert stages("preferences", overrides=["eto.preferences.against=own"]) == ("explore", "prefer")
+    assert stages("preferences", overrides=["eto.preferences.source=file", "eto.preferences.file=f"]) == ("prefer",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["compare.arms={}"], "compare.arms: name at least one"),
+        (["compare.seeds=[]"], "compare.seeds: name at least one"),
+        (["compare.seeds=[1, 1]"], "compare.seeds: a seed comes twice"),
+        (["training.max_tokens=0"], "training.max_tokens: give the number of trained tokens that every arm gets"),
+        (["data.use=expert"], "data.use: expert is for an arm"),
+        (["data.use=good"], "compare.arms.revision: trains on revisions, and with data.use good the pool has none"),
+        (["eto.phases=[dpo]"], "eto.phases: has no use in a comparison"),
+        (["eto.preferences.level=step"], "eto.preferences.level: a comparison takes trajectory"),
+        (["compare.pool=abc"], "compare.pool: comparisons set it"),
+        (["compare.arms.rft=[search.width=9]"], "compare.arms.rft: 'search.width=9' is the same for all arms"),
+        (["compare.arms.rft=[training.max_tokens=9]"], "compare.arms.rft: 'training.max_tokens=9' is the same"),
+        (["compare.arms.rft=[data.use=dagger]"], "compare.arms.rft: data.use: "),
+        (["compare.arms.rft=[training.lr=1]"], "compare.arms.rft: training.lr: unknown field"),
+    ],
+)
+def test_a_comparison_that_would_not_be_one_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        arms_of(recipe(*overrides))
+    assert str(caught.value).startswith("recipe doors: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"method": "agent-r", "compare": {"seeds": [1]}}, "compare: belongs to another method than agent-r"),
+        ({"method": "agent-r", "data": {"use": "successes"}}, "data.use: successes is for the arms of method compare"),
+        ({"method": "compare", "iterations": 2}, "iterations: belongs to another method than compare"),
+        ({"method": "compare", "data": {"replay": True}}, "data.replay: a comparison has no earlier iterations"),
+        ({"method": "compare", "compare": {"arms": {"A B": []}}}, "compare.arms.A B"),
+    ],
+)
+def test_fields_that_belong_elsewhere_are_refused(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse({"name": "r", "model": {"path": "m"}, **data})
+
+
+def test_only_arms_that_are_there_can_be_chosen() -> None:
+    assert list(chosen(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
+    with pytest.raises(
+        ConfigError, match="recipe doors has no arm dagger; it has good, revision, both, cloning, rft, eto"
+    ):
+        chosen(recipe(), ["good", "dagger"])
+
+
+def test_the_table_shows_intervals_where_there_are_some() -> None:
+    several = SeedMean(value=0.5, low=0.25, high=0.75, n=3)
+    alone = SeedMean(value=0.25, low=None, high=None, n=1)
+    report = ComparisonReport(
+        recipe_name="doors",
+        run_id="r",
+        date="2026-11-21",
+        environment="door",
+        model="m",
+        budget=700,
+        seeds=(0, 1, 2),
+        base=None,
+        arms=(
+            ArmReport(name="good", trains_on="good", runs=(), success=several, steps=changed(several, value=2.5)),
+            ArmReport(name="eto", trains_on="preferences", runs=(), success=alone, against=changed(alone, value=-0.25)),
+        ),
+    )
+    first, second = table_text(scores(report)).splitlines()[1:]
+    assert first.split("  ")[0] == "good"
+    assert "50.0 (25.0 to 75.0)" in first
+    assert " 25.0 " in second
+    assert "(" not in second, "one seed has no interval"
+    assert "\N{MINUS SIGN}25.0" in second
+    assert second.endswith("0 of 3")
+    page = render_comparison(report)
+    assert page.count("<h2>") == 4
+    assert "50.0 (25.0 to 75.0)" in page

@@ -1,0 +1,186 @@
+"""Comparisons under Prefect: a part of one, then the whole on the same pool, and again with nothing left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from flows.cli import cli
+from flows.compare import compare
+from flows.flywheel import flywheel
+from flows.local import run_recipe
+from flows.serving import deployments
+from tasks.plan import describe
+from tasks.reporting import write_reports
+from tasks.samples import export_lines
+from tasks.wiring import load_recipe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    # Prefect leaves the sockets of its event clients to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+RECIPE = """\
+name: doors
+method: compare
+workspace: {workspace}
+environment: {{name: door}}
+model: {{path: {model}, device: cpu, max_batch: 16}}
+search: {{dives: 2, width: 2, depth: 4, max_new_tokens: 6}}
+eto:
+  explore: {{samples: 4, max_steps: 4, max_new_tokens: 6}}
+  preferences: {{against: own}}
+  dpo: {{learning_rate: [1.0e-3], per_device_train_batch_size: 2, gradient_accumulation_steps: 1}}
+compare:
+  seeds: [0, 1]
+  arms:
+    good: [data.use=good]
+    eto: [data.use=preferences]
+data: {{use: good}}
+training:
+  max_tokens: 60
+  per_device_train_batch_size: 4
+  learning_rate: 1.0e-3
+  bf16: false
+  num_threads: 1
+evaluation:
+  max_steps: 4
+  max_new_tokens: 6
+  revision_test: {{max_steps: 4}}
+"""
+
+
+class Compared:
+    """A part of the recipe, then all of it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.recipe = folder / "doors.yaml"
+        self.root = folder / "runs"
+        self.recipe.write_text(RECIPE.format(workspace=self.root, model=model), encoding="utf-8")
+        self.part: dict[str, Any] = asyncio.run(compare(str(self.recipe), arms=["good"], seeds=[1]))
+        self.pool = self.ask(POOL)
+        self.whole: dict[str, Any] = asyncio.run(compare(str(self.recipe)))
+
+    def ask(self, sql: str) -> pd.DataFrame:
+        return Store(self.root / "store.duckdb").query(sql)
+
+
+POOL = "select tree_id, node_index, visits, created_at from node order by all"
+
+
+@pytest.fixture(scope="module")
+def compared(
+    prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Compared:
+    return Compared(tmp_path_factory.mktemp("compare"), door_model)
+
+
+def test_all_arms_and_seeds_are_trained_from_one_model_on_one_pool(compared: Compared) -> None:
+    arms = compared.ask("select * from v_arms order by arm, seed")
+    parents = compared.ask(
+        "select distinct c.parent_id, b.checkpoint_out as base from v_arms a join checkpoint c using (checkpoint_id) "
+        "join iteration b on b.run_id = a.comparison_id and b.iteration = 0"
+    )
+
+    assert arms[["arm", "seed", "status"]].values.tolist() == [
+        [arm, seed, "finished"] for arm in ("eto", "good") for seed in (0, 1)
+    ]
+    assert set(arms["comparison_id"]) == {compared.whole["run_id"]} == {compared.part["run_id"]}
+    assert arms["checkpoint_id"].nunique() == 4
+    assert (arms["trained_tokens"] >= 60).all()
+    assert len(parents) == 1
+    assert (parents["parent_id"] == parents["base"]).all()
+    assert compared.ask(POOL).equals(compared.pool), "the pool was not touched again"
+    assert compared.ask("select count(*) n from evaluation where name = 'test'")["n"].tolist() == [5]
+    assert compared.ask("select status from run")["status"].tolist() == ["finished"] * 5
+    assert compared.ask("select * from v_orphans").empty
+
+
+def test_a_checkpoint_leads_back_to_the_trees_of_the_pool(compared: Compared) -> None:
+    rows = compared.ask(
+        "select l.run_id, l.tree_seed from v_arms a join v_lineage l using (checkpoint_id) where a.arm = 'good'"
+    )
+    assert set(rows["run_id"]) == {compared.whole["run_id"]}
+    assert not rows["tree_seed"].isna().any()
+
+
+def test_one_table_has_intervals_once_there_are_several_seeds(compared: Compared) -> None:
+    (part,) = (line for line in compared.part["table"].splitlines() if line.startswith("good"))
+    (good, eto) = (line for line in compared.whole["table"].splitlines() if line.startswith(("good", "eto")))
+    page = Path(compared.whole["report"])
+
+    assert " to " not in part
+    assert " to " in good
+    assert " to " in eto
+    assert "eto" not in compared.part["table"]
+    assert page.read_text("utf-8").count("<tr") == 3 + len(("base", "good", "eto")) + len(("good", "eto")) + 4
+    for run in compared.ask("select run_id from v_arms")["run_id"]:
+        assert f"`{run}`" in page.with_suffix(".md").read_text("utf-8")
+    assert write_reports(compared.root, compared.whole["run_id"]) == [page]
+    (own,) = write_reports(compared.root, compared.ask("select run_id from v_arms where arm = 'eto'")["run_id"][0])
+    assert "Reward accuracy" in own.with_suffix(".md").read_text("utf-8")
+
+
+def test_the_same_flow_again_does_nothing_new(compared: Compared) -> None:
+    tables = ("node", "trajectory", "sample", "preference", "dataset", "checkpoint", "training_step", "episode")
+
+    def state() -> dict[str, Any]:
+        return {
+            name: compared.ask(f"select count(*) n, max(created_at) as latest from {name}").iloc[0].tolist()
+            for name in tables
+        }
+
+    before = state()
+    assert asyncio.run(compare(str(compared.recipe))) == compared.whole
+    assert state() == before
+
+
+def test_pairs_of_an_arm_are_exported(compared: Compared) -> None:
+    run, rows = compared.ask(
+        "select a.run_id, count(*) n from v_arms a join dataset_row using (dataset_id) where arm = 'eto' "
+        "group by a.run_id order by 1"
+    ).iloc[0]
+    assert len(export_lines(compared.root, run, "trl", None)) == rows // 2
+
+
+def test_the_plan_names_the_pool_and_the_arms(compared: Compared) -> None:
+    text = describe(compared.recipe, [])
+    assert "the pool: collect, critique, splice, explore, prefer on 6 instances, once" in text
+    assert "each arm: 60 trained tokens, 2 seeds, then 6 held-out episodes" in text
+    assert "  eto: data.use=preferences" in text
+    assert "already done: 4 of 4 trainings" in text
+
+
+def test_what_cannot_be_compared_is_said_in_one_sentence(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
+    monkeypatch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+
+    def said(*words: str) -> str:
+        error = CliRunner().invoke(cli, ["compare", str(compared.recipe), *words]).exception
+        assert isinstance(error, ConfigError)
+        return str(error)
+
+    assert said("--arm", "dagger") == "recipe doors has no arm dagger; it has good, eto"
+    assert "training.max_tokens: give the number of trained tokens" in said("-o", "training.max_tokens=0")
+    assert "environment door has no expert" in said("-o", "eto.preferences.against=expert")
+    assert "is of method agent-r and has no arms" in said("-o", "method=agent-r", "-o", "compare={}", "-o", "eto={}")
+
+
+def test_the_wheel_does_not_take_a_comparison(compared: Compared) -> None:
+    with pytest.raises(ConfigError, match="recipe doors compares arms; run it with `agentr compare"):
+        run_recipe(compared.recipe, [])
+    with pytest.raises(ConfigError, match="recipe doors compares arms"):
+        asyncio.run(flywheel(str(compared.recipe)))
+
+
+def test_a_comparison_is_served_as_one(compared: Compared) -> None:
+    assert load_recipe(compared.recipe, []).method == "compare"
+    assert deployments([compared.recipe])[0].flow_name == "compare"
