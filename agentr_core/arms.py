@@ -6,10 +6,11 @@ what they are trained on and how, and in nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentr_core.config import CompareConfig, EtoConfig, Recipe, parse, replace, resolved
+from agentr_core.config import EtoConfig, Recipe, parse, replace, resolved
 from agentr_core.config_compare import Use
 from agentr_core.errors import ConfigError
 
@@ -73,7 +74,7 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
             f"recipe {recipe.name} has no arm {', '.join(unknown)}; it has {', '.join(recipe.compare.arms) or 'none'}"
         )
     kept = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
-    return replace(recipe, compare=CompareConfig(arms=kept, seeds=recipe.compare.seeds))
+    return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))  # type: ignore[type-var]
 
 
 def pool_stages(recipe: Recipe) -> tuple[str, ...]:
