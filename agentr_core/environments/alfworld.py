@@ -166,7 +166,7 @@ class AlfWorld:
     def step(self, action: str) -> Transition:
         """Return what an action leads to; a task that is done is reward 1 and ends the episode."""
         game = self._present()
-        valid = action in game.commands
+        valid = action.strip() in game.commands
         observation = game.act(action)
         self._actions += (action,)
         return Transition(
@@ -205,6 +205,7 @@ class AlfWorld:
         if self._game is not None:
             self._game.release()
         self._game = self._instance = self._start = None
+        self._opening += 1
 
     def _open(self, instance: Instance) -> None:
         game = self._find(instance)
