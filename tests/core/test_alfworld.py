@@ -91,11 +91,11 @@ def test_a_snapshot_outlives_another_game_and_a_close(homes: Path) -> None:
 async def test_a_search_tree_replays(homes: Path) -> None:
     env = opened(homes)
     instance = env.instances("train")[0]
-    replies = env.expert(instance) or ()
-    wrong = ["Action: look", *["Action: go to the moon"] * (len(replies) - 1)]
-    config = SearchConfig(dives=2 ** len(replies), width=2, depth=len(replies))
+    actions = [env.parse(reply) for reply in env.expert(instance) or ()]
+    wrong = ["look", *["go to the moon"] * (len(actions) - 1)]
+    config = SearchConfig(dives=2 ** len(actions), width=2, depth=len(actions))
 
-    tree = await grow(instance, env, Script(*zip(replies, wrong, strict=True)), config, seed=7)
+    tree = await grow(instance, env, Script(*zip(actions, wrong, strict=True)), config, seed=7)
 
     paths = [path.trajectory for path in leaf_paths(tree, "tree")]
     assert {path.success for path in paths} == {True, False}
