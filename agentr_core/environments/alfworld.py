@@ -201,7 +201,7 @@ class AlfWorld:
         return [f"Thought: {_THOUGHTS.get(each.split()[0], _LOOK)}\nAction: {each}" for each in commands]
 
     def close(self) -> None:
-        """Unload the engine."""
+        """Leave the engine to the next environment."""
         if self._game is not None:
             self._game.release()
         self._game = self._instance = self._start = None
@@ -274,8 +274,8 @@ def _check_packages() -> None:
 
 def _engine() -> HouseGame:
     try:
-        from agentr_core.environments.alfworld_engine import HouseGame
+        from agentr_core.environments.alfworld_engine import borrow
 
-        return HouseGame()
+        return borrow()
     except (ImportError, AttributeError, OSError) as error:
         raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fast_downward
 from textworld.core import EnvInfos, GameState
 from textworld.envs import PddlEnv
 
@@ -102,8 +101,11 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             self._gather_infos()
 
     def release(self) -> None:
-        """Unload the library; the object is of no use then."""
-        fast_downward.close_lib(self.downward_lib)
+        """Leave the game to the next who borrows one.
+
+        Its library is never unloaded: copies of it share registries, so that the next one to be loaded would crash.
+        """
+        _IDLE.append(self)
 
     def _gather_infos(self) -> None:
         """Fill the state with what `step` needs, and make the text of each command once.
@@ -135,6 +137,17 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             "mapping": mapping,
             "entity_infos": self._entity_infos,
         }
+
+
+_IDLE: list[HouseGame] = []
+
+
+def borrow() -> HouseGame:
+    """Return a game that was released, or a new one."""
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return HouseGame()
 
 
 def named(ids: Iterable[str]) -> dict[str, str]:
