@@ -268,7 +268,7 @@ def _check_packages() -> None:
         version("fast-downward-textworld")
     except PackageNotFoundError as error:
         raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
-    if not (1, 6) <= tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < (2,):
+    if not (1, 6) <= tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < (1, 8):
         raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, and {found} is installed: {_EXTRA}")
 
 

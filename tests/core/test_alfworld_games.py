@@ -143,8 +143,9 @@ def test_misuse_is_told_in_one_sentence(
     (root / "valid_seen").rename(root / "elsewhere")
     assert f"{root / 'valid_seen'} cannot be read" in told(ConfigError, lambda: env.instances("seen"))
 
-    monkeypatch.setattr(alfworld, "version", lambda name: "1.5.4")
-    assert "TextWorld 1.6 or 1.7, and 1.5.4 is installed" in told(ConfigError, lambda: AlfWorld(data_dir=str(root)))
+    for wrong in ("1.5.4", "1.8.0"):
+        monkeypatch.setattr(alfworld, "version", lambda name, found=wrong: found)
+        assert f"TextWorld 1.6 or 1.7, and {wrong} is installed" in told(ConfigError, AlfWorld)
 
     def none(name: str) -> str:
         raise PackageNotFoundError(name)
