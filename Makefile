@@ -11,7 +11,7 @@ WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test test-vllm bench quick lint types contracts golden clean
+.PHONY: run test test-vllm test-alfworld bench quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -23,6 +23,11 @@ test: $(STAMP) lint types contracts
 test-vllm: $(STAMP)
 	$(BIN)/agentr models install --device cpu
 	AGENTR_TEST_VLLM=1 $(BIN)/python -m pytest tests/vllm
+
+# Builds ALFWorld's engine from source, which takes minutes, and plays real games on it.
+test-alfworld: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[alfworld]'
+	$(BIN)/python -m pytest tests/core/test_alfworld.py tests/golden/test_golden_alfworld.py tests/flows/test_alfworld_wheel.py
 
 # Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
 bench: $(STAMP)

@@ -1,0 +1,166 @@
+"""One game of ALFWorld at a time, on TextWorld's engine for PDDL games.
+
+Besides what the engine does, a state can be kept and put back: Fast Downward's library, which holds it, numbers all
+states that were seen. This module needs the packages of the extra `alfworld`, and is imported when a game is played.
+
+Source: the naming of things is that of ALFWorld (arXiv 2010.03768), so that walkthroughs and transcripts fit.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from textworld.core import EnvInfos, GameState
+from textworld.envs import PddlEnv
+
+# The translator of problems and the parser of grammars keep what they are at in their modules.
+_ENGINE = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state of the game that is open: its number, and how its facts differ from those at the start."""
+
+    number: int
+    added: frozenset[Any]
+    removed: frozenset[Any]
+
+
+class HouseGame(PddlEnv):  # type: ignore[misc]
+    """A game, with things named as ALFWorld names them. Each object has a copy of Fast Downward's library (33 MB)."""
+
+    def __init__(self) -> None:
+        """Load the library. Raises `AttributeError` for one that is too old to number its states."""
+        super().__init__(EnvInfos(admissible_commands=True))
+        self._number = self.downward_lib.get_state_id
+        self._return_to = self.downward_lib.set_state_id
+        self._start: frozenset[Any] = frozenset()
+        self._commands: dict[tuple[str, ...], str] = {}
+
+    def open(self, content: Mapping[str, Any]) -> str:
+        """Return the first text of a game, given the content of its file."""
+        with _ENGINE:
+            arguments = sys.argv
+            try:
+                self.load(dict(content))
+            finally:
+                # The translator takes the process's arguments for its own.
+                sys.argv = arguments
+            for each, name in named(self._entity_infos).items():
+                self._entity_infos[each].name = name
+            self._start = frozenset(self._pddl_state.facts)
+            self._commands = {}
+            text = str(self._logic.grammar.derive("#intro#", self._context({})))
+        # `reset` would translate the problem once more.
+        self._moves = 0
+        self.go_back(Mark(self._number(), frozenset(), frozenset()))
+        return text
+
+    def act(self, command: str) -> str:
+        """Return what the game says to a command; to one that is not possible, that nothing happens."""
+        with _ENGINE:
+            self.step(command)
+        return str(self.state.feedback)
+
+    @property
+    def won(self) -> bool:
+        """Whether the task is done in the present state."""
+        return bool(self.state["won"])
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that are possible in the present state, sorted."""
+        return list(self.state["admissible_commands"])
+
+    def plan(self) -> list[str]:
+        """Return commands that lead from the present state to a won one; none if there is no way."""
+        with _ENGINE:
+            return list(self._pddl_state.replan(self._entity_infos))
+
+    def mark(self) -> Mark:
+        """Return the present state, to go back to until another game is opened."""
+        facts = frozenset(self._pddl_state.facts)
+        return Mark(self._number(), facts - self._start, self._start - facts)
+
+    def go_back(self, mark: Mark) -> None:
+        """Put the game back into a state that `mark` returned."""
+        facts = defaultdict(set)
+        for fact in (self._start - mark.removed) | mark.added:
+            facts[fact.signature].add(fact)
+        with _ENGINE:
+            self._return_to(mark.number)
+            # Not by its own `remove_fact`, which miscounts the things in facts that an effect has made false.
+            self._pddl_state._facts = facts
+            self.state = GameState()
+            self._last_action = None
+            self._gather_infos()
+
+    def release(self) -> None:
+        """Leave the game to the next who borrows one.
+
+        Its library is never unloaded: copies of it share registries, so that the next one to be loaded would crash.
+        """
+        _IDLE.append(self)
+
+    def _gather_infos(self) -> None:
+        """Fill the state with what `step` needs, and make the text of each command once.
+
+        The engine's own method makes all anew in each state, which is nearly all of its time. A text may name what
+        stands at a place, and that never changes.
+        """
+        actions = list(self._pddl_state.all_applicable_actions())
+        commands = [self._command(action) for action in actions]
+        self.state["won"] = self._pddl_state.check_goal()
+        self.state["lost"] = False
+        self.state["_valid_actions"] = actions
+        self.state["_valid_commands"] = commands
+        self.state["admissible_commands"] = sorted(set(commands))
+
+    def _command(self, action: Any) -> str:
+        key = (action.name, *(each.name for each in action.mapping.values()))
+        if key not in self._commands:
+            action.command_template = self._logic.grammar.derive(action.command_template, self._context(action.mapping))
+            names = {each: info.name for each, info in self._entity_infos.items()}
+            self._commands[key] = str(action.format_command(names))
+        return self._commands[key]
+
+    def _context(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
+        return {
+            "state": self._pddl_state,
+            "facts": list(self._pddl_state.facts),
+            "variables": {placeholder.name: self._entity_infos[each.name] for placeholder, each in mapping.items()},
+            "mapping": mapping,
+            "entity_infos": self._entity_infos,
+        }
+
+
+_IDLE: list[HouseGame] = []
+
+
+def borrow() -> HouseGame:
+    """Return a game that was released, or a new one."""
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return HouseGame()
+
+
+def named(ids: Iterable[str]) -> dict[str, str]:
+    """Return what things are called, by id: `Cabinet_bar__minus_00...` becomes `cabinet 2`.
+
+    Things of a kind are counted from 1, the last id first. Those that are no things of the room keep their id.
+    """
+    counts: Counter[str] = Counter()
+    names = {}
+    for each in sorted(ids, reverse=True):
+        kind, bar, _ = each.partition("_bar_")
+        if bar:
+            kind += "basin" if "basin" in each else ""
+            counts[kind] += 1
+        names[each] = f"{kind} {counts[kind]}" if bar else each
+    return names
