@@ -102,6 +102,6 @@ def _transition(instance: Instance, action: str, transition: Transition) -> Iter
 
 
 def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:
-    """Return instances from the whole length of a split."""
-    step = max(1, len(instances) // count)
-    return [instances[position] for position in range(0, min(len(instances), step * count), step)]
+    """Return instances from the whole length of a split, each from the middle of its part."""
+    count = min(count, len(instances))
+    return [instances[(2 * part + 1) * len(instances) // (2 * count)] for part in range(count)]

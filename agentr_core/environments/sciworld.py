@@ -120,13 +120,13 @@ class SciWorld:
                 raise ConfigError(f"environment.options.{option} must be a whole number from {least}, not {number!r}")
         if type(match) is not bool:
             raise ConfigError(f"environment.options.match must be true or false, not {match!r}")
-        if type(timeout_s) not in (int, float) or not timeout_s > 0:
-            raise ConfigError(f"environment.options.timeout_s must be above 0, not {timeout_s!r}")
+        if type(timeout_s) not in (int, float) or not 0 < timeout_s <= 86400:
+            raise ConfigError(f"environment.options.timeout_s must be above 0 and at most 86400, not {timeout_s!r}")
         check_packages(java)
         self._setting = setting
         self._rules = RULES[setting]
         self._numbering: Numbering = numbering or self._rules.numbering
-        self._listed = _listed(FilePath(ids_dir), self._numbering) if ids_dir else None
+        self._listed = _read_lists(FilePath(ids_dir), self._numbering) if ids_dir else None
         self._match = match
         self._java = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
         self._limit = simulators
@@ -276,7 +276,7 @@ class SciWorld:
         return self._episode
 
 
-def _listed(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
+def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
     """Return the numbers in AgentGym's files.
 
     Raises `DataFileError`, and `ConfigError` when the two overlap or have a number that the numbering lacks.

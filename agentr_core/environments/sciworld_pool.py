@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from agentr_core.environments.sciworld_simulator import Answer, JavaSettings, Simulator
-from agentr_core.environments.sciworld_tasks import VARIATIONS, Variation
+from agentr_core.environments.sciworld_tasks import Variation
 from agentr_core.errors import EnvironmentFault, ReplayDiverged
 from agentr_core.fingerprint import fingerprint
 
@@ -110,8 +110,7 @@ class SimulatorPool:
         """Return the simulator's own splits of the variations of a task."""
         if task not in self._splits:
             with self._lend(None, None) as standing:
-                # All at once: a recipe that asks for one task asks for its neighbours next.
-                self._splits = {each: standing.simulator.splits(each) for each in VARIATIONS}
+                self._splits[task] = standing.simulator.splits(task)
         return self._splits[task]
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import subprocess
@@ -9,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple, TypeVar
@@ -79,7 +81,11 @@ class Simulator:
     """A running simulator with one episode at a time. After a fault it is of no more use; `close` ends it."""
 
     def __init__(self, settings: JavaSettings) -> None:
-        """Start the process. Raises `ConfigError` if it does not start, or is not the ScienceWorld that we number."""
+        """Start the process.
+
+        Raises `ConfigError` if it cannot be started or is not the ScienceWorld that we number, and
+        `EnvironmentUnavailable` if it does not answer in time.
+        """
         self._timeout_s = settings.timeout_s
         # The simulator writes a file into its working directory.
         self._folder = TemporaryDirectory(prefix="agentr-sciworld-")
@@ -89,8 +95,9 @@ class Simulator:
             self._folder.cleanup()
             raise
         self._output = _Output(self._process)
+        self._client: Any = None
         try:
-            self._client, self._java = self._connect()
+            self._java = self._connect()
             self._check_version()
         except BaseException:
             self.close()
@@ -119,7 +126,7 @@ class Simulator:
 
     def valid_actions(self) -> tuple[str, ...]:
         """Return every action that is possible now, in the simulator's order. Takes as long as several steps."""
-        return tuple(self._ask("valid actions", self._java.getValidActionObjectCombinations))
+        return self._texts("valid actions", self._java.getValidActionObjectCombinations)
 
     def surroundings(self) -> str:
         """Return what the agent sees and, in lower case, what it has; asking takes no time in the episode."""
@@ -129,14 +136,17 @@ class Simulator:
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
         """Return the simulator's own solution of a variation; the present episode is lost."""
         self._load(variation, simplifications, gold=True)
-        return tuple(self._ask("gold path", self._java.getGoldActionSequence))
+        return self._texts("gold path", self._java.getGoldActionSequence)
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
         """Return the simulator's own splits of the variations of a task; the present episode is lost."""
         self._load(Variation(task, 0), "", gold=False)
         java = self._java
         methods = {"train": java.getVariationsTrain, "dev": java.getVariationsDev, "test": java.getVariationsTest}
-        return {split: tuple(self._ask(split, method)) for split, method in methods.items()}
+        texts = {
+            split: self._ask(split, lambda method=method: method().toString()) for split, method in methods.items()
+        }
+        return {split: tuple(json.loads(text)) for split, text in texts.items()}
 
     def close(self) -> None:
         """End the process and the connection. Calling it twice is harmless."""
@@ -144,7 +154,7 @@ class Simulator:
         self._process.wait()
         self._output.join()
         self._folder.cleanup()
-        if hasattr(self, "_client"):
+        if self._client is not None:
             self._client.close()
             # Java objects that are collected later would call the process otherwise.
             self._client.is_connected = False
@@ -154,19 +164,25 @@ class Simulator:
         if error := self._ask("load", self._java.errorStr):
             raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
 
-    def _connect(self) -> tuple[Any, Any]:
+    def _texts(self, what: str, method: Callable[[], Any]) -> tuple[str, ...]:
+        """Return a list of Java's in one call; element by element it would be one call each."""
+        joined = self._ask(what, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
+        return tuple(joined.split("\n")) if joined else ()
+
+    def _connect(self) -> Any:
+        """Return the simulator's interface in Java."""
         from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway
 
         port, token = self._output.address(self._timeout_s)
         parameters = GatewayParameters(port=port, auth_token=token, read_timeout=self._timeout_s)
-        client = GatewayClient(gateway_parameters=parameters)
-        gateway = JavaGateway(gateway_parameters=parameters)
-        gateway.set_gateway_client(client)
-        return client, self._ask("start", gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
+        self._client = GatewayClient(gateway_parameters=parameters)
+        self._gateway = JavaGateway(gateway_parameters=parameters)
+        self._gateway.set_gateway_client(self._client)
+        return self._ask("start", self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
 
     def _check_version(self) -> None:
         for task, count in VARIATIONS.items():
-            if (found := self._ask(task, lambda task=task: self._java.getTaskMaxVariations(task))) != count:
+            if (found := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
                 from scienceworld import __version__
 
                 raise ConfigError(
@@ -205,11 +221,17 @@ class _Output:
         self._thread.start()
 
     def address(self, timeout_s: float) -> tuple[int, str]:
-        """Return the port and the password that the process wrote. Raises `ConfigError` if it did not."""
+        """Return the port and the password that the process wrote.
+
+        Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not come.
+        """
         try:
             port, token = (self._address.get(timeout=timeout_s) for _ in range(2))
         except queue.Empty:
-            raise ConfigError(f"no simulator of ScienceWorld within {timeout_s:g} seconds; is that Java?") from None
+            raise EnvironmentUnavailable(
+                f"no simulator of ScienceWorld started within {timeout_s:g} seconds; on a slow machine, raise "
+                "environment.options.timeout_s"
+            ) from None
         if not port:
             raise ConfigError(f"Java does not start a simulator of ScienceWorld: {self.last() or 'it says nothing'}")
         return int(port), token

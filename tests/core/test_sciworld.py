@@ -8,12 +8,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from worlds import served_world
 
 from agentr_core.environments import sciworld_simulator
+from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.worlds import SciWorld as Client
 from agentr_core.environments.contract import check
 from agentr_core.environments.sciworld import UNKNOWN, SciWorld
 from agentr_core.environments.sciworld_pool import SimulatorPool
@@ -38,9 +41,21 @@ def env() -> Iterator[SciWorld]:
     world.close()
 
 
-@pytest.mark.parametrize("setting", ["agentgym", "eto"])
-def test_each_setting_keeps_the_contract(setting: str) -> None:
-    assert check(lambda: SciWorld(setting=setting), instances_per_split=1) == ()  # type: ignore[arg-type]
+def write_lists(folder: Path, train: Sequence[int], test: Sequence[int]) -> str:
+    """Write files like AgentGym's and return the folder."""
+    for split, numbers in (("train", train), ("test", test)):
+        items = [{"item_id": f"sciworld_{number}", "conversations": []} for number in numbers]
+        (folder / f"sciworld_{split}.json").write_text(json.dumps(items))
+    return str(folder)
+
+
+def test_each_setting_keeps_the_contract(tmp_path: Path) -> None:
+    short = first_numbers("eto")["identify-life-stages-2"]
+    lists = write_lists(tmp_path, [short], [short + 9])
+    assert check(lambda: SciWorld(setting="eto", ids_dir=lists)) == ()
+    short = first_numbers("agentgym")["identify-life-stages-2"]
+    lists = write_lists(tmp_path, [short], [short + 9])
+    assert check(lambda: SciWorld(ids_dir=lists)) == ()
 
 
 def test_splits_are_the_simulators_own(env: SciWorld) -> None:
@@ -144,6 +159,19 @@ def test_matching_executes_the_nearest_action_and_tells_both() -> None:
     env.close()
 
 
+def test_the_same_experiment_over_http(env: SciWorld) -> None:
+    begun = instance("find-living-thing")
+    with served_world(SciWorld, WIRES["sciworld"], {begun.index: begun}) as world:
+        client = Client(url=world.url, train=str(begun.index), test="0")
+        there, here = client.reset(client.instances("train")[0]), env.reset(begun)
+        assert there == here
+        for action in ("look around", "dance", "focus on air"):
+            told, known = client.step(action), env.step(action)
+            assert told[:4] == known[:4]
+            assert told.info["success"] == known.info["success"]
+        client.close()
+
+
 @pytest.fixture
 def lone() -> Iterator[tuple[SciWorld, SimulatorPool]]:
     """An environment with a simulator that no other test uses."""
@@ -224,7 +252,7 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"^no simulator of ScienceWorld within 0.1 seconds; is that Java\?$"):
+    with pytest.raises(EnvironmentUnavailable, match=r"^no simulator of ScienceWorld started within 0.1 seconds; on a"):
         SciWorld(java=str(slow), timeout_s=0.1).reset(instance("boil"))
 
     monkeypatch.setattr(sciworld_simulator, "find_spec", lambda package: None if package == "scienceworld" else package)
@@ -239,25 +267,18 @@ def test_another_version_of_the_simulator_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_published_lists_are_the_splits(tmp_path: Path) -> None:
-    def write(split: str, *numbers: int) -> None:
-        items = [{"item_id": f"sciworld_{number}"} for number in numbers]
-        (tmp_path / f"sciworld_{split}.json").write_text(json.dumps(items))
-
     with pytest.raises(DataFileError, match=r"^environment\.options\.ids_dir: .*sciworld_train\.json is neither"):
         SciWorld(ids_dir=str(tmp_path))
-    write("train", 5, 1100)
-    write("test", 4338)
-    listed, shipped = (SciWorld(ids_dir=str(tmp_path), numbering=n) for n in ("agentgym", "agentgym-shipped"))
+    lists = write_lists(tmp_path, [5, 1100], [4338])
+    listed, shipped = (SciWorld(ids_dir=lists, numbering=n) for n in ("agentgym", "agentgym-shipped"))  # type: ignore[arg-type]
     assert listed.splits() == ("train", "test")
     assert [i.index for i in listed.instances("train")] == [5, 1100]
     assert listed.identity(listed.instances("train")[1]) == "power-component/4"
     assert shipped.identity(shipped.instances("train")[1]) == "measure-melting-point-unknown-substance/4"
-    write("test", 4339)
     with pytest.raises(ConfigError, match=r"ids_dir: the numbering agentgym has no variation 4339"):
-        SciWorld(ids_dir=str(tmp_path))
-    write("test", 5)
+        SciWorld(ids_dir=write_lists(tmp_path, [5], [4339]))
     with pytest.raises(ConfigError, match=r"ids_dir: instance 5 is in both train and test"):
-        SciWorld(ids_dir=str(tmp_path))
+        SciWorld(ids_dir=write_lists(tmp_path, [5], [5]))
 
 
 @pytest.mark.parametrize(
