@@ -237,10 +237,10 @@ class SciWorld:
         actions = self._pool.gold_actions(self.variation(instance), self._rules.simplifications)
         kept = self._episode
         try:
-            solved = self._solves(instance, actions)
+            needed = self._needed(instance, actions)
         finally:
             self._episode = kept
-        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions] if solved else None
+        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:needed]] if needed else None
 
     def close(self) -> None:
         """Let others have the simulator. The processes go on for later environments, until this process ends."""
@@ -262,13 +262,14 @@ class SciWorld:
         limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
         return limit is not None and len(path.deeds) >= limit
 
-    def _solves(self, instance: Instance, actions: Sequence[str]) -> bool:
+    def _needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
+        """Return after how many of some actions an instance is solved, or None if it is not."""
         self.reset(instance)
-        for action in actions:
+        for count, action in enumerate(actions, start=1):
             _, _, terminated, truncated, info = self.step(action)
             if terminated or truncated:
-                return bool(info["success"])
-        return False
+                return count if info["success"] else None
+        return None
 
     def _present(self) -> Episode:
         if self._episode is None:
