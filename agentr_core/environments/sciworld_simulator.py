@@ -143,10 +143,8 @@ class Simulator:
         self._load(Variation(task, 0), "", gold=False)
         java = self._java
         methods = {"train": java.getVariationsTrain, "dev": java.getVariationsDev, "test": java.getVariationsTest}
-        texts = {
-            split: self._ask(split, lambda method=method: method().toString()) for split, method in methods.items()
-        }
-        return {split: tuple(json.loads(text)) for split, text in texts.items()}
+        lists = {split: self._ask(split, method) for split, method in methods.items()}
+        return {split: tuple(json.loads(self._ask(split, numbers.toString))) for split, numbers in lists.items()}
 
     def close(self) -> None:
         """End the process and the connection. Calling it twice is harmless."""
