@@ -79,6 +79,15 @@ class Oracle(Protocol):
 
 
 @runtime_checkable
+class Identifying(Protocol):
+    """What an environment may have besides: what tells its instances apart where their beginnings do not."""
+
+    def identity(self, instance: Instance) -> str:
+        """Return a text that two instances share only if they are one problem. Raises `EnvironmentFault`."""
+        ...
+
+
+@runtime_checkable
 class ChatModel(Protocol):
     """A model that continues conversations. Batches in, batches out."""
 

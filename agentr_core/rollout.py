@@ -13,7 +13,7 @@ from agentr_core.conversation import conversation
 from agentr_core.errors import EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Identifying
 from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
 
 T = TypeVar("T")
@@ -134,6 +134,11 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
         if terminated or truncated:
             raise ReplayDiverged(f"{instance.key}: the episode ended at step {position} of a replay; {_REPLAY_HINT}")
     return seen
+
+
+def identity(env: Environment, instance: Instance) -> str:
+    """Return the text by which an instance is known again: the environment's own, or else its first observation."""
+    return env.identity(instance) if isinstance(env, Identifying) else env.reset(instance)
 
 
 async def episode(

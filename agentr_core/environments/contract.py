@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentr_core.protocols import Environment
+from agentr_core.rollout import identity
 from agentr_core.types import Instance, Transition
 
 MAX_STEPS = 60
@@ -21,12 +22,14 @@ class Violation:
     detail: str
 
 
-def check(make: Callable[[], Environment], *, instances_per_split: int = 3) -> tuple[Violation, ...]:
+def check(make: Callable[[], Environment], *, instances_per_split: int | None = None) -> tuple[Violation, ...]:
     """Return what breaks the contract, nothing if all is well. Two environments are made and closed.
 
-    Checked are: names and texts; splits that are not empty and do not overlap by first observation; determinism
-    across objects; rewards in [0, 1] or negative for a disaster, success flags; nonsense that is answered, not raised;
-    snapshots; the expert, whose replies must parse and succeed.
+    Three instances of each split are played unless said otherwise, and one where the calls of an environment block.
+
+    Checked are: names and texts; splits that are not empty and do not overlap by first observation, or by `identity`
+    where there is one; determinism across objects; rewards in [0, 1] or negative for a disaster, success flags;
+    nonsense that is answered, not raised; snapshots; the expert, whose replies must parse and succeed.
     """
     one, other = make(), make()
     try:
@@ -37,7 +40,7 @@ def check(make: Callable[[], Environment], *, instances_per_split: int = 3) -> t
         other.close()
 
 
-def _violations(one: Environment, other: Environment, per_split: int) -> Iterator[Violation]:
+def _violations(one: Environment, other: Environment, per_split: int | None) -> Iterator[Violation]:
     if not isinstance(one, Environment):
         yield Violation(rule="protocol", detail=f"{type(one).__name__} lacks members of Environment")
         return
@@ -53,11 +56,11 @@ def _violations(one: Environment, other: Environment, per_split: int) -> Iterato
         instances = one.instances(split)
         if not len(instances):
             yield Violation(rule="splits", detail=f"split {split} is empty")
-        for instance in _spread(instances, per_split):
-            first = one.reset(instance)
-            if first in seen and seen[first].split != split:
-                yield Violation(rule="leakage", detail=f"{instance.key} and {seen[first].key} begin alike")
-            seen[first] = instance
+        for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
+            known = identity(one, instance)
+            if known in seen and seen[known].split != split:
+                yield Violation(rule="leakage", detail=f"{instance.key} and {seen[known].key} are alike")
+            seen[known] = instance
             yield from _episode(one, other, instance)
 
 
@@ -99,6 +102,6 @@ def _transition(instance: Instance, action: str, transition: Transition) -> Iter
 
 
 def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:
-    """Return instances from the whole length of a split."""
-    step = max(1, len(instances) // count)
-    return [instances[position] for position in range(0, min(len(instances), step * count), step)]
+    """Return instances from the whole length of a split, each from the middle of its part."""
+    count = min(count, len(instances))
+    return [instances[(2 * part + 1) * len(instances) // (2 * count)] for part in range(count)]

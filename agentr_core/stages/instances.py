@@ -9,6 +9,7 @@ from agentr_core.config import Recipe
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
+from agentr_core.rollout import identity
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import instance_row
 from agentr_core.types import Instance
@@ -49,13 +50,13 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
 
 
 def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
-    """Raise `DataFault` if a training instance begins like a test instance, under whatever name.
+    """Raise `DataFault` if a training instance is a test instance, under whatever name.
 
     Blocks as `reset` of the environment does.
     """
-    held_out = {env.reset(instance): instance.key for instance in test}
+    held_out = {identity(env, instance): instance.key for instance in test}
     for instance in train:
-        twin = held_out.get(env.reset(instance))
+        twin = held_out.get(identity(env, instance))
         if twin is not None:
             raise DataFault(
                 f"training instance {instance.key} is test instance {twin}; change instances.train or instances.test"

@@ -10,10 +10,9 @@ from agentr_core.environments.textcraft import TextCraft
 from agentr_core.errors import ConfigError
 from agentr_core.types import Transition
 
-# The others need an address, the name of an environment of Gymnasium, or games; they have tests of their own.
-COMPLETE = [
-    name for name in registry.names() if name not in ("alfworld", "gymnasium") and not name.startswith("agentgym-")
-]
+# The others need an address, games or the name of an environment, or take long; they have tests of their own.
+ELSEWHERE = ("alfworld", "gymnasium", "sciworld")
+COMPLETE = [name for name in registry.names() if name not in ELSEWHERE and not name.startswith("agentgym-")]
 
 
 @pytest.mark.parametrize("name", COMPLETE)

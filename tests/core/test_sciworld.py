@@ -1,0 +1,323 @@
+"""ScienceWorld on its real simulator: rules of the two settings, restored states, faults of Java, misuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from worlds import served_world
+
+from agentr_core.environments import sciworld_simulator
+from agentr_core.environments.agentgym.wire import WIRES
+from agentr_core.environments.agentgym.worlds import SciWorld as Client
+from agentr_core.environments.contract import check
+from agentr_core.environments.sciworld import UNKNOWN, SciWorld
+from agentr_core.environments.sciworld_pool import SimulatorPool
+from agentr_core.environments.sciworld_simulator import JavaSettings, Simulator
+from agentr_core.environments.sciworld_tasks import first_numbers
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
+from agentr_core.types import Instance
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 600.0
+
+
+def instance(task: str, number: int = 0, *, numbering: str = "agentgym", split: str = "train") -> Instance:
+    index = first_numbers(numbering)[task] + number  # type: ignore[arg-type]
+    return Instance(environment="sciworld", split=split, index=index)
+
+
+@pytest.fixture
+def env() -> Iterator[SciWorld]:
+    world = SciWorld()
+    yield world
+    world.close()
+
+
+def write_lists(folder: Path, train: Sequence[int], test: Sequence[int]) -> str:
+    """Write files like AgentGym's and return the folder."""
+    for split, numbers in (("train", train), ("test", test)):
+        items = [{"item_id": f"sciworld_{number}", "conversations": []} for number in numbers]
+        (folder / f"sciworld_{split}.json").write_text(json.dumps(items))
+    return str(folder)
+
+
+def test_the_setting_of_eto_keeps_the_contract(tmp_path: Path) -> None:
+    # The other setting is checked by `agentr env doctor`, in tests/flows/test_env_cli.py.
+    short = first_numbers("eto")["identify-life-stages-2"]
+    lists = write_lists(tmp_path, [short], [short + 9])
+    assert check(lambda: SciWorld(setting="eto", ids_dir=lists)) == ()
+
+
+def test_splits_are_the_simulators_own(env: SciWorld) -> None:
+    sizes = {split: len(env.instances(split)) for split in env.splits()}
+    assert sum(sizes.values()) == 4339
+    boil = [i.index for split in env.splits() for i in env.instances(split) if i.index < 30]
+    assert boil == list(range(30))
+    assert [len([i for i in env.instances(split) if i.index < 30]) for split in env.splits()] == [14, 7, 9]
+
+
+def test_the_first_observation_is_the_task_and_the_room(env: SciWorld) -> None:
+    task, _, room = env.reset(instance("boil")).partition("\n")
+    assert task.startswith("Your task is to boil water.")
+    assert room.startswith("This ")
+    assert "\nYou also see:\n" in room
+
+
+def test_time_passes_only_with_what_takes_time(env: SciWorld) -> None:
+    env.reset(instance("boil"))
+    moves = [env.step(action).info["moves"] for action in ("look around", "inventory", "dance", "wait1", "wait")]
+    assert moves[:3] == [0, 0, 0]
+    assert moves[3] > 0
+    assert moves[4] - moves[3] == 11
+
+
+def test_what_is_no_action_is_told_and_marked(env: SciWorld) -> None:
+    env.reset(instance("boil"))
+    for action in ("dance", "", "focus", "öffne\ndie Tür"):
+        transition = env.step(action)
+        assert (transition.observation, transition.reward, transition.terminated) == (UNKNOWN, 0.0, False)
+        assert transition.info["valid"] is False
+    assert env.step("look around").info["valid"] is True
+
+
+def test_a_wrong_focus_is_a_disaster_and_in_eto_keeps_the_best_score(env: SciWorld) -> None:
+    begun = instance("find-living-thing")
+    env.reset(begun)
+    last = env.step("focus on agent")
+    assert (last.reward, last.terminated, last.info["success"]) == (-1.0, True, False)
+    assert (last.info["raw_score"], last.info["wrong_focus"]) == (-100, True)
+    with pytest.raises(EnvironmentFault, match="the episode is over; call reset first"):
+        env.step("look around")
+
+    eto = SciWorld(setting="eto")
+    begun = instance("find-living-thing", numbering="eto")
+    actions = [eto.parse(reply) for reply in eto.expert(begun) or ()]
+    eto.reset(begun)
+    rewards = []
+    for action in actions:
+        if rewards and 0 < rewards[-1] < 1:
+            break
+        rewards.append(eto.step(action).reward)
+    last = eto.step("focus on agent")
+    assert last.reward == rewards[-1] > 0
+    assert (last.terminated, last.info["success"], last.info["raw_score"]) == (True, False, -100)
+    eto.close()
+
+
+def test_the_clock_of_the_simulator_and_the_steps_of_eto_cut_an_episode(env: SciWorld) -> None:
+    env.reset(instance("boil"))
+    ends = [env.step("wait").truncated for _ in range(10)]
+    assert ends == [False] * 9 + [True]
+
+    eto = SciWorld(setting="eto")
+    eto.reset(instance("lifespan-longest-lived", numbering="eto"))
+    cut = [eto.step("look around") for _ in range(10)]
+    assert [(each.terminated, each.truncated) for each in cut] == [(False, False)] * 9 + [(False, True)]
+    eto.close()
+
+
+def test_a_restored_state_answers_as_before_whoever_else_plays(env: SciWorld) -> None:
+    # Animals wander there; it is the task in which the plain simulator lists them in another order each time.
+    begun = instance("identify-life-stages-2")
+    actions = [env.parse(reply) for reply in env.expert(begun) or ()]
+    env.reset(begun)
+    seen = [env.step(action) for action in actions[:6]]
+    kept = env.snapshot()
+    seen += [env.step(action) for action in actions[6:]]
+    assert seen[-1].info["success"]
+
+    others = [SciWorld() for _ in range(5)]
+    for other in others:
+        other.reset(instance("boil"))
+        other.step("wait1")
+    env.restore(kept)
+    assert [env.step(action) for action in actions[6:]] == seen[6:]
+    for other in others:
+        other.close()
+
+
+def test_matching_executes_the_nearest_action_and_tells_both() -> None:
+    env = SciWorld(match=True)
+    env.reset(instance("boil", 3))
+    told = env.step("please open the kitchen door")
+    assert told.info["executed"] == "open door to kitchen"
+    assert told.observation == "The door is now open."
+    kept = env.snapshot()
+    moved = env.step("go kitchen")
+    env.restore(kept)
+    assert env.step("go kitchen") == moved
+    assert "open door to kitchen" not in env.valid_actions()
+    env.close()
+
+
+def test_the_same_experiment_over_http(env: SciWorld) -> None:
+    begun = instance("find-living-thing")
+    with served_world(SciWorld, WIRES["sciworld"], {begun.index: begun}) as world:
+        client = Client(url=world.url, train=str(begun.index), test="0")
+        there, here = client.reset(client.instances("train")[0]), env.reset(begun)
+        assert there == here
+        for action in ("look around", "dance", "focus on agent"):
+            told, known = client.step(action), env.step(action)
+            assert told[:4] == known[:4]
+            assert told.info["success"] == known.info["success"]
+        client.close()
+
+
+@pytest.fixture
+def lone() -> Iterator[tuple[SciWorld, SimulatorPool]]:
+    """An environment with a simulator that no other test uses."""
+    pool = SimulatorPool(lambda: Simulator(JavaSettings()), 1)
+    env = SciWorld()
+    env.__dict__["_pool"] = pool
+    yield env, pool
+    pool.close()
+
+
+def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episode_works(
+    lone: tuple[SciWorld, SimulatorPool],
+) -> None:
+    env, pool = lone
+    begun = instance("boil")
+    first = env.reset(begun)
+    with pool.at(env.snapshot().path, env) as standing:
+        simulator = standing.simulator
+    os.kill(simulator.pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentUnavailable, match=r"simulator ended at 'look around' with code -9"):
+        env.step("look around")
+
+    assert env.reset(begun) == first
+    with pool.at(env.snapshot().path, env) as standing:
+        simulator = standing.simulator
+    # The answer may take minutes where a machine is slow; for this one, which never comes, nobody should wait.
+    for connection in simulator._client.deque:
+        connection.socket.settimeout(0.2)
+    os.kill(simulator.pid, signal.SIGSTOP)
+    os.waitpid(simulator.pid, os.WUNTRACED)
+    with pytest.raises(EnvironmentUnavailable, match=r"gave no answer to 'look around' within"):
+        env.step("look around")
+    assert not Path(f"/proc/{simulator.pid}").exists()
+    assert env.reset(begun) == first
+
+
+_PLAYER = """
+import sys, time
+from agentr_core.environments.sciworld import SciWorld
+from agentr_core.types import Instance
+env = SciWorld()
+env.reset(Instance(environment="sciworld", split="train", index=0))
+with env._pool.at(env.snapshot().path, env) as standing:
+    print(standing.simulator.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["of itself", "by a kill"])
+def test_nothing_is_left_running_when_the_process_ends(end: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PLAYER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        watched = os.pidfd_open(int(process.stdout.readline()))
+        if end == "by a kill":
+            process.kill()
+        else:
+            process.stdin.close()
+        ended, _, _ = select.select([watched], [], [], PATIENCE)
+        os.close(watched)
+    assert ended, "the Java process lives on"
+
+
+def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^Java cannot be run as /no/java \(No such file or directory\); set envi"):
+        SciWorld(java="/no/java").reset(instance("boil"))
+    silent = tmp_path / "java"
+    silent.write_text("#!/bin/sh\necho Unrecognized option\nexit 1\n")
+    silent.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"^Java does not start a simulator of ScienceWorld: Unrecognized option$"):
+        SciWorld(java=str(silent)).reset(instance("boil"))
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o755)
+    with pytest.raises(EnvironmentUnavailable, match=r"^no simulator of ScienceWorld started within 0.1 seconds; on a"):
+        SciWorld(java=str(slow), timeout_s=0.1).reset(instance("boil"))
+
+    monkeypatch.setattr(sciworld_simulator, "find_spec", lambda package: None if package == "scienceworld" else package)
+    with pytest.raises(ConfigError, match=r"^the environment sciworld needs scienceworld: pip install 'agentr\[sci"):
+        SciWorld()
+
+
+def test_another_version_of_the_simulator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sciworld_simulator, "VARIATIONS", {"boil": 31})
+    with pytest.raises(ConfigError, match=r"scienceworld 1\.2\.3 has 30 variations of boil and should have 31"):
+        Simulator(JavaSettings())
+
+
+def test_published_lists_are_the_splits(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=r"^environment\.options\.ids_dir: .*sciworld_train\.json is neither"):
+        SciWorld(ids_dir=str(tmp_path))
+    lists = write_lists(tmp_path, [5, 1100], [4338])
+    listed, shipped = (SciWorld(ids_dir=lists, numbering=n) for n in ("agentgym", "agentgym-shipped"))  # type: ignore[arg-type]
+    assert listed.splits() == ("train", "test")
+    assert [i.index for i in listed.instances("train")] == [5, 1100]
+    assert listed.identity(listed.instances("train")[1]) == "power-component/4"
+    assert shipped.identity(shipped.instances("train")[1]) == "measure-melting-point-unknown-substance/4"
+    with pytest.raises(ConfigError, match=r"ids_dir: the numbering agentgym has no variation 4339"):
+        SciWorld(ids_dir=write_lists(tmp_path, [5], [4339]))
+    with pytest.raises(ConfigError, match=r"ids_dir: instance 5 is in both train and test"):
+        SciWorld(ids_dir=write_lists(tmp_path, [5], [5]))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("setting", "hard"),
+        ("numbering", "mine"),
+        ("simulators", 0),
+        ("simulators", True),
+        ("memory_mb", 8),
+        ("timeout_s", 0),
+        ("match", "yes"),
+    ],
+)
+def test_a_wrong_option_is_told(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^environment\.options\.{option} must be .*not {value!r}$"):
+        SciWorld(**{option: value})  # type: ignore[arg-type]
+
+
+def test_misuse_is_told(env: SciWorld) -> None:
+    with pytest.raises(ConfigError, match=r"^sciworld has no split 'attic'; it has train, dev, test$"):
+        env.instances("attic")
+    for key in ("sciworld/train/4339", "sciworld/attic/0", "webshop/train/0"):
+        name, split, index = key.split("/")
+        with pytest.raises(EnvironmentFault, match=rf"^sciworld has no instance {key}; its splits are"):
+            env.reset(Instance(environment=name, split=split, index=int(index)))
+    with pytest.raises(EnvironmentFault, match="there is no episode; call reset first"):
+        env.step("look around")
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("Thought: x\nAction: open door to kitchen", "open door to kitchen"),
+        ("Thought:\nx\n\nAction:\nlook around", "look around"),
+        ("Action: wait\nAction: wait1\nObservation: y", "wait1"),
+        ("look around", ""),
+        ("", ""),
+    ],
+)
+def test_parser(env: SciWorld, reply: str, action: str) -> None:
+    assert env.parse(reply) == action
