@@ -29,7 +29,7 @@ def _blocks(record: PreferenceRecord) -> Iterator[Block]:
         yield Figure(drawing, caption, (Paragraph(caption), instead))
     else:
         yield Paragraph("Not measured: margins; the pairs tell no rewards.")
-    if len(record.steps) > 1:
+    if record.steps:
         yield from _training(record.steps)
     else:
         yield Paragraph("Not measured: how training went; no steps were stored.")
@@ -40,7 +40,8 @@ def _training(steps: Sequence[PreferenceStep]) -> Iterator[Block]:
         "Log-probability": [(s.chosen_logps, s.rejected_logps) for s in steps],
         "Implicit reward": [(s.chosen_rewards, s.rejected_rewards) for s in steps],
     }
-    for name, values in curves.items():
+    # One step makes no curve.
+    for name, values in curves.items() if len(steps) > 1 else ():
         chosen, rejected = [one for one, _ in values], [other for _, other in values]
         caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
         yield Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption)
