@@ -161,6 +161,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
     return lambda *overrides, **more: Site(tmp_path / "runs", recipe(*overrides, model=tiny_model_dir, **more))
 
 
+@pytest.mark.slow
 async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[..., Site]) -> None:
     one = await site().collected()
     asked, grown = one.asked, one.ask("select (from (select count(*) from tree)), count(*) from trajectory")
@@ -196,6 +197,7 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
     )
 
 
+@pytest.mark.slow
 async def test_the_pool_is_made_once(site: Callable[..., Site]) -> None:
     one = await site().collected()
     counts = "select (from (select count(*) from node)), (from (select count(*) from trajectory)), count(*) from sample"
@@ -205,6 +207,7 @@ async def test_the_pool_is_made_once(site: Callable[..., Site]) -> None:
     assert asked
 
 
+@pytest.mark.slow
 async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Site]) -> None:
     one = await site(arms={"good": ["data.use=good"]}).collected()
     cuts = (
@@ -220,6 +223,7 @@ async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Si
         assert build_report(place, 1).score(0) == build_comparison(one.pool).base
 
 
+@pytest.mark.slow
 async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callable[..., Site]) -> None:
     one = await site(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]}).collected()
     good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)

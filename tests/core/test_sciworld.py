@@ -49,6 +49,7 @@ def write_lists(folder: Path, train: Sequence[int], test: Sequence[int]) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_setting_of_eto_keeps_the_contract(tmp_path: Path) -> None:
     # The other setting is checked by `agentr env doctor`, in tests/flows/test_env_cli.py.
     short = first_numbers("eto")["identify-life-stages-2"]
@@ -124,6 +125,7 @@ def test_the_clock_of_the_simulator_and_the_steps_of_eto_cut_an_episode(env: Sci
     eto.close()
 
 
+@pytest.mark.slow
 def test_a_restored_state_answers_as_before_whoever_else_plays(env: SciWorld) -> None:
     # Animals wander there; it is the task in which the plain simulator lists them in another order each time.
     begun = instance("identify-life-stages-2")
@@ -181,6 +183,7 @@ def lone() -> Iterator[tuple[SciWorld, SimulatorPool]]:
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episode_works(
     lone: tuple[SciWorld, SimulatorPool],
 ) -> None:
@@ -219,6 +222,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["of itself", "by a kill"])
 def test_nothing_is_left_running_when_the_process_ends(end: str) -> None:
     process = subprocess.Popen(
