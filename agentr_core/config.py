@@ -24,6 +24,7 @@ from agentr_core.config_eto import (
     PreferencesConfig,
     eto_faults,
 )
+from agentr_core.config_evaluation import EvaluationConfig, RevisionTestConfig
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
 from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
 from agentr_core.config_models import (
@@ -177,30 +178,6 @@ class DataConfig:
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
     general: GeneralDataConfig = GeneralDataConfig()
-
-
-@record
-class RevisionTestConfig:
-    """Recovery from failed prefixes of the base model. Source: Agent-R table 3."""
-
-    enabled: bool = True
-    cuts: Count = 1
-    """Random cuts for each failed episode of the base model."""
-    limit: Natural = 0
-    """The most cuts that are played, spread evenly over all; 0 means all."""
-    max_steps: Count = 50
-
-
-@record
-class EvaluationConfig:
-    """Held-out evaluation, greedy unless said otherwise."""
-
-    max_steps: Count = 100
-    temperature: Temperature = 0.0
-    episodes: Count = 1
-    """Episodes for each instance; more than one only makes sense at a temperature above 0."""
-    max_new_tokens: Count = 500
-    revision_test: RevisionTestConfig = RevisionTestConfig()
 
 
 @record
