@@ -37,12 +37,14 @@ from agentr_core.config_models import (
     model_faults,
     url_fault,
 )
+from agentr_core.config_splicing import ContinuationConfig, SpliceConfig, splice_faults
 from agentr_core.config_training import BaseConfig, LaunchConfig, TrainingConfig, training_faults
 from agentr_core.errors import ConfigError
 
 __all__ = [
     "BaseConfig",
     "CompareConfig",
+    "ContinuationConfig",
     "CritiqueConfig",
     "DataConfig",
     "DpoConfig",
@@ -141,19 +143,6 @@ class PairsConfig:
     """The most pairs kept from one tree; 0 means no cap (as published)."""
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
-
-
-@record
-class SpliceConfig:
-    """How a bad prefix and a good suffix become one conversation."""
-
-    mode: Literal["verified", "blind", "direct"] = "blind"
-    """`blind`: as published. `direct`: the whole bad path is kept, no judge. `verified`: the splice is played
-    in the environment and kept only if its live reward still clears alpha; observations are the live ones."""
-    no_error: Literal["keep", "reject"] = "keep"
-    """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject the pair."""
-    prune: bool = False
-    """Leave out the steps of good paths and good suffixes that the live reward does not need; needs mode `verified`."""
 
 
 @record
@@ -303,8 +292,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     if recipe.instances.train == recipe.instances.test:
         faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
-    if recipe.splice.prune and recipe.splice.mode != "verified":
-        faults.append(f"splice.prune: works only in splice.mode verified, not {recipe.splice.mode}")
+    faults += splice_faults(recipe.splice)
     if recipe.evaluation.episodes > 1 and recipe.evaluation.temperature == 0:
         faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
     scale = recipe.scale

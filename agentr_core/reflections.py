@@ -29,16 +29,16 @@ REFLECTIONS = (
     "Wrong step; back to the last point where all was well.",
 )
 ACTION = "wait"
-"""The dummy action of a revision turn."""
+"""The dummy action of a revision turn, as published."""
 ACKNOWLEDGEMENT = "ok."
 """The user's turn after a revision turn that was not played in the environment."""
 
 
-def revision_text(seed: int) -> str:
-    """Return the text of a revision turn: a reflection drawn by the seed, and the dummy action."""
-    return f"Thought: {random.Random(seed).choice(REFLECTIONS)}\nAction: {ACTION}"
+def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
+    """Return the text of a revision turn: one of the first so many reflections, drawn by the seed, and an action."""
+    return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
 
 
-def revision_turn(seed: int) -> Message:
-    """Return the trained assistant turn with which the agent turns back."""
-    return Message(role="assistant", text=revision_text(seed), train=True)
+def revision_turn(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> Message:
+    """Return the trained assistant turn with which the agent turns back; arguments as of `revision_text`."""
+    return Message(role="assistant", text=revision_text(seed, action, sentences), train=True)

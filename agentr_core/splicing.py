@@ -4,7 +4,8 @@
     never trained                             |  trained        |  never  |  replies trained, observations never
 
 The good steps were recorded in the state where both paths part, not in the one the kept bad steps lead to, so the
-observations of a blind splice may be impossible. A verified splice is played and has the live observations.
+observations of a blind splice may be impossible. A verified splice is played and has the live observations; still
+its thoughts are those of another state. A continued one ends as the acting model played it from the revision turn on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.pruning import needed
-from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, revision_turn
+from agentr_core.reflections import ACKNOWLEDGEMENT, revision_turn
 from agentr_core.rollout import Outcome, play
 from agentr_core.thresholds import clears
 from agentr_core.types import (
@@ -33,6 +34,7 @@ from agentr_core.types import (
     SampleKind,
     Step,
     StopReason,
+    Trajectory,
 )
 
 STAGE = "splice"
@@ -46,9 +48,9 @@ def pair_key(pair: PathPair) -> str:
 def splice(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, alpha: float, seed: int
 ) -> Sample | Rejection:
-    """Return the revision sample of a pair by the recipe's mode, or why there is none.
+    """Return the revision sample of a pair by the mode blind, direct or verified, or why there is none.
 
-    The mode `verified` plays the splice in `env`, which may block; the other modes only read its texts.
+    The mode `verified` plays the splice in `env`, which may block; the other two only read its texts.
 
     Args:
         critique: of the pair's bad path; not read in mode `direct`, and required in the others (`ValueError`).
@@ -59,15 +61,77 @@ def splice(
     if isinstance(cut, Rejection):
         return cut
     if config.mode == "verified":
-        return _verified(pair, cut, critique, env, prune=config.prune, alpha=alpha, seed=seed)
+        return _verified(pair, cut, critique, env, config, alpha=alpha, seed=seed)
     return _sample(
         pair,
         env,
         kept=pair.bad.trajectory.steps[:cut],
+        turn=_turn(pair, config, seed),
         suffix=pair.good.trajectory.steps[pair.split :],
-        seed=seed,
         extra=_extra(pair, critique, config.mode),
     )
+
+
+def turned_back(
+    pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
+) -> tuple[Step, ...] | Rejection:
+    """Return the kept steps and the turn of revision as they are played, for another try to go on from; or why not.
+
+    They are played in `env`, which may block.
+    """
+    cut = cut_of(pair, critique, config)
+    if isinstance(cut, Rejection):
+        return cut
+    recorded = (*pair.bad.trajectory.steps[:cut], _pause(pair, config, seed))
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
+    _check_replay(pair, first_observation, outcomes[:cut])
+    last = outcomes[-1]
+    if last.stop is not None:
+        return _reject(pair, "ended-at-revision-turn", f"{last.stop}, {_at(len(outcomes) - 1, last.step)}")
+    return tuple(_live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=True))
+
+
+def continued(
+    pair: PathPair,
+    critique: Critique | None,
+    tries: Mapping[str, Trajectory],
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    seed: int,
+) -> dict[str, Sample] | Rejection:
+    """Return the samples of the tries that clear alpha, shortest first, by the keys of the tries; or why none does.
+
+    Args:
+        tries: episodes that begin with what `turned_back` returned for the pair.
+    """
+    begun = turned_back(pair, critique, env, config, seed=seed)
+    if isinstance(begun, Rejection):
+        return begun
+    cut = len(begun) - 1
+    cleared = [
+        (len(episode.steps), key)
+        for key, episode in tries.items()
+        if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha)
+    ]
+    if not cleared:
+        best = max((episode.reward for episode in tries.values()), default=0.0)
+        return _reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
+    extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(cleared)}
+    samples = {}
+    for _, key in sorted(cleared)[: config.continuation.per_pair or None]:
+        episode = tries[key]
+        samples[key] = _sample(
+            pair,
+            env,
+            kept=episode.steps[:cut],
+            turn=_turn(pair, config, seed),
+            acknowledgement=episode.steps[cut].observation,
+            suffix=episode.steps[cut + 1 :],
+            extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
+        )
+    return samples
 
 
 def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
@@ -129,13 +193,20 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
 
 
 def _verified(
-    pair: PathPair, cut: int, critique: Critique | None, env: Environment, *, prune: bool, alpha: float, seed: int
+    pair: PathPair,
+    cut: int,
+    critique: Critique | None,
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    seed: int,
 ) -> Sample | Rejection:
     """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so it is played."""
-    pause = Step(reply=_reflection(pair, seed).text, action=ACTION, observation=ACKNOWLEDGEMENT, reward=0.0)
+    pause = _pause(pair, config, seed)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
     whole = len(recorded)
-    if prune:
+    if config.prune:
         positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
         recorded = tuple(recorded[position] for position in positions)
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
@@ -165,15 +236,20 @@ def _verified(
         pair,
         env,
         kept=live[:cut],
+        turn=_turn(pair, config, seed),
         acknowledgement=live[cut].observation,
         suffix=suffix,
-        seed=seed,
         extra=_extra(pair, critique, "verified") | extra,
     )
 
 
-def _reflection(pair: PathPair, seed: int) -> Message:
-    return revision_turn(derive_seed(seed, "reflection", pair_key(pair)))
+def _turn(pair: PathPair, config: SpliceConfig, seed: int) -> Message:
+    return revision_turn(derive_seed(seed, "reflection", pair_key(pair)), config.action, config.reflections)
+
+
+def _pause(pair: PathPair, config: SpliceConfig, seed: int) -> Step:
+    reply = _turn(pair, config, seed).text
+    return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
 
 
 def _sample(
@@ -181,8 +257,8 @@ def _sample(
     env: Environment,
     *,
     kept: Sequence[Step],
+    turn: Message,
     suffix: Sequence[Step],
-    seed: int,
     acknowledgement: str = ACKNOWLEDGEMENT,
     extra: Mapping[str, Any],
 ) -> Sample:
@@ -192,7 +268,7 @@ def _sample(
         messages=(
             *opening(env, bad.first_observation),
             *turns(kept),
-            _reflection(pair, seed),
+            turn,
             Message(role="user", text=acknowledgement),
             *_without_last(turns(suffix, train=True)),
         ),

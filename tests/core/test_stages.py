@@ -168,6 +168,28 @@ async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[.
     assert dataset_file(again.place, 1).read_bytes() == written
 
 
+async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Callable[..., Site]) -> None:
+    continued = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
+    one = site(*continued)
+    made = await make_data(one.place)
+    tries = count(one.place, "select count(*) from trajectory where source = 'rollout'")
+    judged = count(one.place, "select count(*) from critique")
+    rejected = dict(one.place.all("select reason, count(*) from rejection where stage = 'splice' group by all"))
+    hopeless = rejected.pop("no-try-cleared-alpha", 0)
+    turned_back = judged - sum(rejected.values())
+    assert tries == 6 * turned_back
+    won = """
+        select count(*), count(distinct pair_id) from sample join trajectory t using (trajectory_id)
+        where kind = 'revision' and t.success and t.source = 'rollout'
+    """
+    [(samples, pairs)] = one.place.all(won)
+    assert samples == pairs == made["samples"]["revision"] > 0
+    assert samples + hopeless == turned_back
+    again = site(*continued)
+    assert await make_data(again.place) == made
+    assert again.asked == Asked()
+
+
 async def test_a_lost_dataset_file_is_made_anew_and_is_the_same(site: Callable[..., Site]) -> None:
     one = site()
     made = await make_data(one.place)

@@ -1,0 +1,117 @@
+"""Splices that the acting model goes on from: where it may begin, which of its tries are kept, and what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from toy import Line
+from toy_paths import ToyTree, critique, reply
+
+from agentr_core.config import SpliceConfig, parse
+from agentr_core.config_splicing import ContinuationConfig
+from agentr_core.errors import ConfigError
+from agentr_core.reflections import REFLECTIONS
+from agentr_core.rollout import play
+from agentr_core.splicing import continued, turned_back
+from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory
+
+CONFIG = SpliceConfig(mode="continued", action="look", no_error="reject")
+PAIR = ToyTree(0).pair(["right", "right"], ["left", "left", "stop"])
+
+
+def begun(pair: PathPair = PAIR, error: int | None = 0) -> tuple[Step, ...]:
+    found = turned_back(pair, critique(error, len(pair.bad.nodes)), Line(), CONFIG, seed=0)
+    assert isinstance(found, tuple), found
+    return found
+
+
+def attempt(*actions: str) -> Trajectory:
+    """Play on from the turn of revision of the pair after its first error."""
+    steps = begun()
+    replies = [*(step.reply for step in steps), *(reply(action, "On.") for action in actions)]
+    first, outcomes = play(Line(), PAIR.bad.trajectory.instance, replies)
+    last = outcomes[-1]
+    return Trajectory(
+        instance=PAIR.bad.trajectory.instance,
+        first_observation=first,
+        steps=tuple(outcome.step for outcome in outcomes),
+        reward=last.step.reward,
+        success=last.step.success,
+        stop=last.stop or StopReason.STEP_LIMIT,
+    )
+
+
+def kept(tries: dict[str, Trajectory], config: SpliceConfig = CONFIG) -> dict[str, Sample] | Rejection:
+    return continued(PAIR, critique(0, 3), tries, Line(), config, alpha=0.9, seed=0)
+
+
+def test_the_beginning_is_played_up_to_the_answer_to_the_turn_of_revision() -> None:
+    steps = begun()
+    assert [step.action for step in steps] == ["left", "look"]
+    thought, action = steps[-1].reply.splitlines()
+    assert thought.removeprefix("Thought: ") in REFLECTIONS
+    assert action == "Action: look"
+    assert steps[-1].observation == "You are at -1."
+
+
+def test_a_pair_without_an_error_and_one_whose_revision_ends_the_episode_have_no_beginning() -> None:
+    assert turned_back(PAIR, critique(None, 3), Line(), CONFIG, seed=0).reason == "no-error-found"  # type: ignore[union-attr]
+    ending = replace(CONFIG, action="stop")
+    found = turned_back(PAIR, critique(0, 3), Line(), ending, seed=0)
+    assert isinstance(found, Rejection)
+    assert found.reason == "ended-at-revision-turn"
+    assert "stop" in found.detail
+
+
+def test_the_shortest_try_that_clears_alpha_becomes_the_sample() -> None:
+    tries = {
+        "long": attempt("right", "look", "right", "right"),
+        "short": attempt("right", "right", "right"),
+        "lost": attempt("right", "stop"),
+        "fell": attempt("jump"),
+    }
+    made = kept(tries)
+    assert isinstance(made, dict)
+    assert list(made) == ["short"]
+    sample = made["short"]
+    turn, *suffix = [message.text for message in sample.messages if message.train]
+    assert turn == begun()[-1].reply
+    assert suffix == [reply("right", "On.")] * 3
+    observations = [message.text for message in sample.messages if message.role == "user"]
+    assert observations[2:] == ["You are at -1.", "You are at -1.", "You are at 0.", "You are at 1."]
+    assert not any(message.train for message in sample.messages if "left" in message.text)
+    extra = sample.provenance.extra
+    assert (extra["mode"], extra["tries"], extra["cleared"], extra["live_reward"]) == ("continued", 4, 2, 1.0)
+
+
+def test_as_many_tries_as_asked_for_are_kept() -> None:
+    tries = {"a": attempt("right", "right", "right"), "b": attempt("look", "right", "right", "right")}
+    two = kept(tries, replace(CONFIG, continuation=ContinuationConfig(per_pair=0)))
+    assert isinstance(two, dict)
+    assert list(two) == ["a", "b"]
+
+
+def test_a_pair_none_of_whose_tries_clears_alpha_is_rejected_with_the_best_reward() -> None:
+    found = kept({"x": attempt("right", "right", "stop"), "y": attempt("jump")})
+    assert isinstance(found, Rejection)
+    assert found.reason == "no-try-cleared-alpha"
+    assert found.detail == "2 tries, best reward 0.5, alpha 0.9"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("splice.continuation.samples=2", "splice.continuation: belongs to splice.mode continued, not blind"),
+        ("splice={mode: continued, prune: true}", "splice.prune: works only in splice.mode verified, not continued"),
+        (
+            "splice={mode: continued, continuation: {temperature: 0}}",
+            "splice.continuation: more than one sample at temperature 0",
+        ),
+        ('splice.action="a\\nb"', "splice.action: string should match pattern"),
+    ],
+)
+def test_faults_of_the_section_are_named(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="splice") as fault:
+        parse({"name": "x", "environment": {"name": "textcraft"}, "model": {"path": "m"}}, [override])
+    assert said in str(fault.value)
