@@ -34,7 +34,7 @@ class SpliceConfig:
     """The action of the turn of revision: a dummy (as published), or one that shows where the agent stands, such
     as `inventory` in TextCraft. It is played in the modes `verified` and `continued`."""
     reflections: Annotated[int, Field(ge=1, le=20)] = 20
-    """From how many of the 20 sentences the one of the turn of revision is drawn. A model that decodes greedily turns back
+    """From how many of the 20 sentences that of the turn of revision is drawn. A model that decodes greedily turns back
     only where one sentence is likelier than going on, so spreading the turn over many makes it turn back less."""
     no_error: Literal["keep", "reject"] = "keep"
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject the pair."""

@@ -120,7 +120,8 @@ def _survival(report: IterationReport) -> Section:
     title = "Splice survival"
     record = report.survival
     if record is None:
-        return _missing("survival", title, "splices were not played in the environment; splice mode verified does that")
+        said = "splices were not played in the environment; the splice modes verified and continued do that"
+        return _missing("survival", title, said)
     if record.tried == 0:
         return _missing("survival", title, "there was no splice to play")
     said = (

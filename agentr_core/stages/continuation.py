@@ -42,7 +42,7 @@ async def continuations(
         shard = EpisodeShard(
             stage=STAGE,
             evaluation_id="",
-            name=STAGE,
+            name="revision",
             iteration=iteration,
             checkpoint=place.policy(iteration),
             plans=tuple(wanted[key][1] for key in missing),

@@ -113,11 +113,14 @@ def _rejections(place: Workplace, iteration: int) -> dict[str, list[tuple[str, i
 
 
 def _survival(place: Workplace, iteration: int) -> SpliceSurvival | None:
-    if place.recipe.splice.mode != "verified":
+    if place.recipe.splice.mode not in ("verified", "continued"):
         return None
-    died = [item for item in _rejections(place, iteration).get("splice", []) if item[0].startswith("verify-")]
+    died = [
+        item for item in _rejections(place, iteration).get("splice", []) if item[0].startswith(("verify-", "no-try-"))
+    ]
     row = place.one(
-        "select count(*) from sample where iteration_id = ? and kind = 'revision'", place.iteration_id(iteration)
+        "select count(distinct pair_id) from sample where iteration_id = ? and kind = 'revision'",
+        place.iteration_id(iteration),
     )
     survived = row[0] if row else 0
     return SpliceSurvival(

@@ -22,3 +22,10 @@ def test_a_revision_turn_is_a_trained_thought_with_the_dummy_action() -> None:
     assert action == "Action: wait"
     assert revision_text(4) == turn.text
     assert len({revision_text(seed) for seed in range(400)}) == 20
+
+
+def test_fewer_sentences_and_another_action_are_a_choice() -> None:
+    assert {revision_text(seed, "inventory", 1) for seed in range(50)} == {
+        f"Thought: {REFLECTIONS[0]}\nAction: inventory"
+    }
+    assert len({revision_text(seed, sentences=3) for seed in range(100)}) == 3
