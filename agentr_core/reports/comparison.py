@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Listing, Row, Section, Table, Whisker
+from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
 from agentr_core.reports.records import IterationScore
 
 SCORE_NOTE = (
@@ -94,7 +94,6 @@ def scores(report: ComparisonReport) -> Table:
     first = report.arms[0].name if report.arms else ""
     columns = (
         Column("Arm", "text"),
-        Column("Trained on", "text"),
         Column("Success %"),
         Column("", "whisker"),
         Column(f"Against {first}"),
@@ -103,12 +102,11 @@ def scores(report: ComparisonReport) -> Table:
         Column("Recovered %"),
         Column("Seeds"),
     )
-    base = [] if report.base is None else [Row(("base", "", *_base(report.base), ""), "minor")]
+    base = [] if report.base is None else [Row(("base", *_base(report.base), ""))]
     rows = [
         Row(
             (
                 arm.name,
-                wording.label(arm.trains_on),
                 _cell(arm.success, wording.percent),
                 _whisker(arm.success),
                 "" if arm.name == first else _cell(arm.against, _points),
@@ -124,18 +122,20 @@ def scores(report: ComparisonReport) -> Table:
 
 
 def budget(report: ComparisonReport) -> Table:
-    """Return what was spent on each arm, as means over its runs."""
+    """Return what each arm was trained on and what was spent on it, as means over its runs."""
     columns = (
         Column("Arm", "text"),
+        Column("Trained on", "text"),
         Column("Rows"),
         Column("Trained tokens"),
         Column("Passes"),
-        Column("Training", "text"),
+        Column("Time"),
     )
     rows = (
         Row(
             (
                 arm.name,
+                wording.label(arm.trains_on),
                 wording.count(round(_mean([run.rows for run in arm.runs]))),
                 wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
                 wording.decimal(_mean([run.passes for run in arm.runs]), 1),
@@ -193,12 +193,12 @@ def _base(score: IterationScore) -> tuple[Cell, ...]:
     )
 
 
-def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> str:
+def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
     if mean is None:
         return wording.NOTHING
     if mean.low is None or mean.high is None:
         return say(mean.value)
-    return f"{say(mean.value)} ({say(mean.low)} to {say(mean.high)})"
+    return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
 
 
 def _points(difference: float) -> str:

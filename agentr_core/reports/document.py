@@ -32,6 +32,18 @@ class Whisker:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A number with its interval, both as text; without an interval there is one value."""
+
+    text: str
+    interval: str = ""
+
+    def __str__(self) -> str:
+        """Return both in one line."""
+        return f"{self.text} ({self.interval})" if self.interval else self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Meter:
     """A number with its interval as text, over a bar that fills `share` of the cell."""
 
@@ -40,7 +52,7 @@ class Meter:
     share: float
 
 
-Cell = str | Bar | Whisker | Meter | None
+Cell = str | Bar | Whisker | Measured | Meter | None
 
 
 @dataclass(frozen=True, slots=True)

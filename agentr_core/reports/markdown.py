@@ -93,6 +93,8 @@ def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, fi
     match cell:
         case document.Meter():
             return f"{escape(cell.text)} ({escape(cell.note)})"
+        case document.Measured():
+            return escape(str(cell))
         case str():
             text = _code(cell) if column.kind == "code" and cell else escape(cell)
             if first and row.tone == "minor":

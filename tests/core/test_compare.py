@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
@@ -97,9 +98,12 @@ class Site:
 
     def __init__(self, folder: Path, wanted: Recipe) -> None:
         self.asked = 0
-        self.pool = self._place(folder, wanted)
+        self.root = folder
+        self.pool = self.place(wanted)
 
-    def _place(self, folder: Path, wanted: Recipe) -> Workplace:
+    def place(self, wanted: Recipe) -> Workplace:
+        """Return the workplace of the pool, or of an arm."""
+
         def said(messages: Sequence[Message], seed: int, number: int) -> str:
             self.asked += 1
             return f"word {fingerprint(seed, number)}"
@@ -107,8 +111,8 @@ class Site:
         return Workplace(
             recipe=wanted,
             run_id=run_id_of(wanted),
-            root=folder,
-            store=Store(folder / "store.duckdb"),
+            root=self.root,
+            store=Store(self.root / "store.duckdb"),
             make_environment=House,
             load_model=lambda role, path: ScriptedModel(said),
             progress=lambda done, total, note: None,
@@ -129,7 +133,7 @@ class Site:
 
     async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
         """Return the workplace of an arm with its dataset, and what that is made of."""
-        place = self._place(self.pool.root, arm.recipe)
+        place = self.place(arm.recipe)
         await start(place)
         await begin(place, 1)
         return place, await dataset(place, 1)
@@ -221,6 +225,20 @@ async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Si
         assert one.ask(cuts, place.iteration_id(1)) == base
         assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
         assert build_report(place, 1).score(0) == build_comparison(one.pool).base
+
+
+async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -> None:
+    one = site()
+    await start(one.pool)
+    for arm in reversed(arms_of(one.pool.recipe, one.pool.run_id)):
+        await start(one.place(arm.recipe))
+    ((stored,),) = one.ask("select config from run where run_id = ?", one.pool.run_id)
+    report = build_comparison(changed(one.pool, recipe=parse(json.loads(stored))))
+
+    assert list(ARMS) != sorted(ARMS)
+    assert [arm.name for arm in report.arms] == list(ARMS)
+    assert [line.split()[0] for line in table_text(scores(report)).splitlines()] == ["Arm", *ARMS]
+    assert one.ask("select arm, seed from v_arms") == [(name, seed) for name in ARMS for seed in (5, 6)]
 
 
 @pytest.mark.slow
@@ -378,4 +396,5 @@ def test_the_table_shows_intervals_where_there_are_some() -> None:
     assert second.endswith("0 of 3")
     page = render_comparison(report)
     assert page.count("<h2>") == 4
-    assert "50.0 (25.0 to 75.0)" in page
+    assert "50.0 <small>25.0 to 75.0</small>" in page
+    assert "50.0 (25.0 to 75.0)" in render_comparison_markdown(report)

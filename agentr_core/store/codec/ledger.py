@@ -5,6 +5,7 @@ Each function returns rows by table that are one unit.
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ def run_rows(
 ) -> Rows:
     """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times are aware.
 
-    Stored again for the same run, only `config`, `status` and `finished_at` take effect: a run may go on with more
+    The order of its fields is kept. Stored again for the same run, only `config`, `status` and `finished_at` take effect: a run may go on with more
     iterations, or on other machines.
     """
     return {
@@ -44,7 +45,7 @@ def run_rows(
                 "run_id": run_id,
                 "recipe": recipe,
                 "method": method,
-                "config": canonical(config),
+                "config": json.dumps(config, ensure_ascii=False),
                 "versions": canonical(dict(versions)),
                 "workspace": workspace,
                 "status": status,
