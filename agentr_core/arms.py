@@ -16,7 +16,7 @@ from agentr_core.errors import ConfigError
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
-BUDGET = ("training.max_tokens", "eto.dpo.max_tokens")
+BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both"})
 
 
@@ -111,8 +111,11 @@ def _faults(recipe: Recipe) -> list[str]:
         faults.append("compare.seeds: name at least one")
     if len(set(compare.seeds)) < len(compare.seeds):
         faults.append("compare.seeds: a seed comes twice, and would count twice")
-    if not recipe.training.max_tokens:
-        faults.append("training.max_tokens: give the number of trained tokens that every arm gets")
+    if not (recipe.training.max_tokens or recipe.training.max_seconds):
+        faults.append(
+            "training.max_tokens: give the number of trained tokens that every arm gets, or its time as "
+            "training.max_seconds"
+        )
     if recipe.data.use not in OF_TREES:
         faults.append(
             f"data.use: {recipe.data.use} is for an arm; here it says what the pool makes of trees: both, or only good "

@@ -288,6 +288,8 @@ def _cross_check(recipe: Recipe) -> list[str]:
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
     faults += training_faults(recipe.training)
+    if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
+        faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     if recipe.instances.train == recipe.instances.test:

@@ -19,7 +19,7 @@ ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 @record
 class CompareConfig:
     """Which ways of learning are held against each other. Each starts from the recipe's model, is trained on
-    `training.max_tokens` trained tokens, and is evaluated on the same instances."""
+    `training.max_tokens` trained tokens or for `training.max_seconds`, and is evaluated on the same instances."""
 
     arms: dict[ArmName, tuple[str, ...]] = field(default_factory=dict)
     """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`. Its `data.use` says

@@ -36,6 +36,12 @@ class TrainingConfig:
     max_tokens: Natural = 0
     """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are reached; 0 means
     `num_train_epochs` decides. Set it to compare methods at an equal budget."""
+    max_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows come again and again, and
+    the step in which the time is up is the last one; 0 means no such budget. The learning rate follows the time:
+    schedule and warm-up run over the seconds instead of steps. Loading, and what the reference model makes of pairs,
+    are not counted; steps before an interruption are, if a checkpoint kept them. How many steps fit depends on the
+    machine, so another run gives other weights."""
     learning_rate: Positive = 2e-5
     lr_scheduler_type: str = "cosine"
     warmup_ratio: Unit = 0.03
@@ -72,6 +78,13 @@ class TrainingConfig:
     def num_processes(self) -> int:
         """Return how many processes share the samples of an optimizer step."""
         return self.launch.num_processes if self.launch else 1
+
+    @property
+    def ended_by(self) -> Literal["max_seconds", "max_tokens", "num_train_epochs"]:
+        """Return the name of the field that decides when the training of an iteration is over."""
+        if self.max_seconds:
+            return "max_seconds"
+        return "max_tokens" if self.max_tokens else "num_train_epochs"
 
     def anywhere(self) -> TrainingConfig:
         """Return the settings without addresses: what decides the weights, wherever it runs."""
@@ -123,6 +136,8 @@ def training_faults(training: TrainingConfig) -> list[str]:
         for name in ("lora_modules_to_save", "use_dora", "load_in_4bit", "publish")
         if not training.lora_r and getattr(training, name) != getattr(plain, name)
     ]
+    if training.max_seconds and training.max_tokens:
+        faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
     launch = training.launch
     if launch is None:
         return faults

@@ -76,8 +76,7 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     lines = [
         f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}",
         f"the pool: {', '.join(made)} on {train} instances, once",
-        f"each arm: {recipe.training.max_tokens} trained tokens, {len(recipe.compare.seeds)} seeds, "
-        f"then {test} held-out episodes",
+        f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
         *(f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()),
         f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings",
         *_section("pool", tuple(sections), plain),
@@ -85,6 +84,11 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     for stage, names in (("dataset", ("data",)), ("train", _ETO["train"]), ("evaluate", _ETO["evaluate"])):
         lines += _section(stage, names, plain)
     return lines
+
+
+def _budget(recipe: Recipe) -> str:
+    training = recipe.training
+    return f"{training.max_tokens} trained tokens" if training.max_tokens else f"{training.max_seconds:g} s of training"
 
 
 def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:

@@ -15,9 +15,14 @@ SCORE_NOTE = (
     "differ by more than the intervals show. The difference is paired by seed. Steps are those of successful episodes; "
     "recovered is the revision test, on the same failed prefixes of the base model."
 )
-BUDGET_NOTE = (
+TOKENS_NOTE = (
     "Every arm is trained until the budget is reached; the last sample goes over it. Tokens of preference pairs are "
     "those of both sides."
+)
+TIME_NOTE = (
+    "Every arm is trained until the time is up, passing over its rows again and again; the last step goes over it. The "
+    "learning rate follows the time. Loading, and what the reference model makes of preference pairs, are not counted. "
+    "Tokens of pairs are those of both sides."
 )
 
 
@@ -65,14 +70,18 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
-    """Arms that were trained on one pool with one budget. `base` is the score of the model they all start from."""
+    """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other one is 0.
+
+    `base` is the score of the model they all start from.
+    """
 
     recipe_name: str
     run_id: str
     date: str
     environment: str
     model: str
-    budget: int
+    max_tokens: int
+    max_seconds: float
     seeds: tuple[int, ...]
     base: IterationScore | None
     arms: tuple[ArmReport, ...]
@@ -83,7 +92,7 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     """Return the sections of the page: the table of scores, the budget, the runs, the recipe."""
     return (
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE),
-        Section("budget", f"Budget: {wording.count(report.budget)} trained tokens", (budget(report),), BUDGET_NOTE),
+        _spent(report),
         Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
     )
@@ -179,6 +188,14 @@ def runs(report: ComparisonReport) -> Table:
         for run in arm.runs
     )
     return Table(columns, tuple(rows))
+
+
+def _spent(report: ComparisonReport) -> Section:
+    if report.max_seconds:
+        title, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
+    else:
+        title, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
+    return Section("budget", title, (budget(report),), note)
 
 
 def _base(score: IterationScore) -> tuple[Cell, ...]:

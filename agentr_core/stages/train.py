@@ -77,7 +77,12 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         )
     )
     place.store.update("iteration", {"iteration_id": iteration_id, "checkpoint_out": checkpoint_id})
-    return {"checkpoint": checkpoint_id, "loss": result.final_loss, "trained_tokens": result.trained_tokens}
+    return {
+        "checkpoint": checkpoint_id,
+        "loss": result.final_loss,
+        "trained_tokens": result.trained_tokens,
+        "ended_by": result.ended_by,
+    }
 
 
 def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:

@@ -26,7 +26,8 @@ class Manifest:
     """How a checkpoint was made. `job` is the fingerprint of its `TrainingJob`.
 
     `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is samples seen over samples there
-    are; `final_loss` is the loss of the last step; `seconds` is time spent in training. `files` has the size of every
+    are; `final_loss` is the loss of the last step; `seconds` is time spent in training. `ended_by` is the setting
+    that decided when it was over, empty in checkpoints of earlier versions. `files` has the size of every
     other file of the directory in bytes.
     """
 
@@ -41,6 +42,7 @@ class Manifest:
     final_loss: float
     seconds: float
     versions: Mapping[str, str]
+    ended_by: str = ""
     weights_sha256: str = ""
     files: Mapping[str, int] = field(default_factory=dict)
 

@@ -57,6 +57,7 @@ def make_trainer(
     trainer = PlannedDPOTrainer(
         plan=plan,
         tell=tell,
+        max_seconds=job.config.max_seconds,
         model=parent.model,
         args=settings,
         data_collator=collate,

@@ -34,9 +34,9 @@ class TrainingJob:
     `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and `labels`; for preference
     pairs there is one pair of columns for each side, with the prefixes `chosen_` and `rejected_`.
     `output_dir` is where the finished checkpoint appears, all at once. `num_train_epochs` counts passes over the
-    dataset and is not used when `config.max_tokens` is above 0. `seed` is in [0, 2**31). `parent` and `dataset_hash`
-    say by content what is in `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps: at most so many
-    are lost when a training is interrupted.
+    dataset; `config.ended_by` says whether they decide when it is over. `seed` is in [0, 2**31). `parent` and
+    `dataset_hash` say by content what is in `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps:
+    at most so many are lost when a training is interrupted.
     """
 
     model_dir: Path
@@ -118,7 +118,8 @@ class TrainingStep:
 
     `loss` is the mean over the trained tokens of that step in nats, or over its pairs. `trained_tokens` counts all
     tokens that carried loss up to here. `seconds` is the time spent in training, with that of earlier attempts up to
-    their checkpoint. `scores` are what preference training measures besides: means over the pairs of the step.
+    their checkpoint. `total_steps` is an estimate where the time decides. `scores` are what preference training
+    measures besides: means over the pairs of the step.
     """
 
     step: int

@@ -21,6 +21,11 @@ class Plan:
     epochs: float
     """Samples seen, repeats included, over the samples there are."""
 
+    def tokens_after(self, step: int) -> int:
+        """Return the trained tokens seen up to the end of a step, counted from 1; after the last comes the first."""
+        rounds, rest = divmod(step, len(self.steps))
+        return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
+
 
 def plan(tokens: Sequence[int], *, per_step: int, epochs: float, max_tokens: int, seed: int) -> Plan:
     """Return the steps of a training on rows with `tokens[i]` trained tokens each.

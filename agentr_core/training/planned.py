@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from agentr_core.errors import NonFiniteLoss
@@ -19,6 +20,10 @@ from agentr_core.training.zero import read_zero
 
 _SAVED = "complete"
 """Marks an intermediate checkpoint that was written to its end."""
+_FOREVER = 1_000_000
+"""Times that a plan is gone through where the clock ends a training."""
+_TICKS = 1000
+"""Steps of a schedule that follows the clock."""
 _SCORES = {
     "logps/chosen": "chosen_logps",
     "logps/rejected": "rejected_logps",
@@ -32,6 +37,7 @@ _SCORES = {
 class FollowsPlan:
     """Mixed into a trainer of TRL: takes the steps of a `Plan` and tells of each.
 
+    With `max_seconds` above 0 it takes them again and again until the time is up, by the clock of the main process.
     A step whose loss or gradient is not finite ends the training before any weight is changed (DeepSpeed changes them
     at once, but they are not kept).
     """
@@ -41,11 +47,13 @@ class FollowsPlan:
     is_deepspeed_enabled: bool
     is_world_process_zero: Callable[[], bool]
     state: Any
+    control: Any
 
-    def __init__(self, *, plan: Plan, tell: Callable[[TrainingStep], None], **options: Any) -> None:
+    def __init__(self, *, plan: Plan, tell: Callable[[TrainingStep], None], max_seconds: float, **options: Any) -> None:
         super().__init__(**options)
         self._plan = plan
         self._tell = tell
+        self._max_seconds = max_seconds
         self._clock = time.monotonic()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -54,17 +62,38 @@ class FollowsPlan:
             super().log(logs, start_time)  # type: ignore[misc]
             return
         number = self.state.global_step
-        earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
-        now = time.monotonic()
-        entry = {
-            **logs,
-            "trained_tokens": self._plan.trained_tokens[number - 1],
-            "seconds": earlier + now - self._clock,
-        }
-        self._clock = now
+        seconds = self._seconds()
+        entry = {**logs, "trained_tokens": self._plan.tokens_after(number), "seconds": seconds}
+        self._clock = time.monotonic()
         super().log(entry, start_time)  # type: ignore[misc]
+        if 0 < self._max_seconds <= seconds:
+            self.control.should_training_stop = True
         if self.is_world_process_zero():
             self._tell(self._step(number, entry))
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule over the steps, or over the seconds if they are the budget."""
+        if not self._max_seconds:
+            return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+        scheduler = super().create_scheduler(_TICKS, optimizer)  # type: ignore[misc]
+        scheduler.lr_lambdas = [self._by_clock(share) for share in scheduler.lr_lambdas]
+        return scheduler
+
+    def _by_clock(self, share: Any) -> Callable[[int], float]:
+        return lambda _: float(share(self._tick()))
+
+    def _tick(self) -> float:
+        """Return how far the time has gone, from 0 to `_TICKS`."""
+        return _TICKS * min(1.0, self._seconds() / self._max_seconds)
+
+    def _seconds(self) -> float:
+        """Return the time spent in training so far, with that of earlier attempts up to their checkpoint.
+
+        Where it decides anything it is that of the main process, in all of them.
+        """
+        earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
+        seconds: float = earlier + time.monotonic() - self._clock
+        return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
     def steps_done(self) -> list[TrainingStep]:
         """Return every step of this training so far, those before an interruption included."""
@@ -80,14 +109,15 @@ class FollowsPlan:
         if math.isfinite(loss.item()) and math.isfinite(norm):
             return
         raise NonFiniteLoss(
-            f"step {self.state.global_step + 1} of {self.state.max_steps} has loss {loss.item()} and gradient norm "
-            f"{norm}; lower training.learning_rate (it is {self.args.learning_rate}) or look at the data"
+            f"step {self.state.global_step + 1} has loss {loss.item()} and gradient norm {norm}; lower "
+            f"training.learning_rate (it is {self.args.learning_rate}) or look at the data"
         )
 
     def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
+        expected = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
         return TrainingStep(
             step=number,
-            total_steps=self.state.max_steps,
+            total_steps=max(number, expected),
             loss=entry["loss"],
             trained_tokens=int(entry["trained_tokens"]),
             seconds=entry["seconds"],
@@ -125,13 +155,13 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     return {
         "output_dir": str(job.work.checkpoints),
         "run_name": job.output_dir.name,
-        # The plan holds the epochs and the order; to the Trainer it is one pass.
-        "num_train_epochs": 1,
+        # The plan holds the epochs and the order; to the Trainer it is one pass, or one of many.
+        "num_train_epochs": _FOREVER if config.max_seconds else 1,
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": config.lr_scheduler_type,
-        "warmup_steps": math.ceil(steps * config.warmup_ratio),
+        "warmup_steps": math.ceil((_TICKS if config.max_seconds else steps) * config.warmup_ratio),
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "bf16": config.bf16,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
@@ -53,7 +54,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     steps = plan(
         [trained_tokens(row) for row in rows],
         per_step=samples_per_step(job.config),
-        epochs=job.num_train_epochs,
+        # Gone through again and again until the time is up, so of whole passes.
+        epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
         max_tokens=job.config.max_tokens,
         seed=job.seed,
     )
@@ -80,7 +82,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         config=JOB.dump_python(job, mode="json")["config"],
         seed=job.seed,
         steps=len(history),
-        epochs=steps.epochs,
+        epochs=steps.epochs * len(history) / len(steps.steps),
+        ended_by=job.config.ended_by,
         trained_tokens=history[-1].trained_tokens,
         final_loss=history[-1].loss,
         seconds=history[-1].seconds,

@@ -49,7 +49,7 @@ class TrainingResult:
     """A published checkpoint at `path`; `reused` says that it was there already and nothing was trained.
 
     `trained_tokens` were truly seen, repeats included; `final_loss` is that of the last step, in nats a token;
-    `seconds` is time spent in training.
+    `seconds` is time spent in training; `ended_by` is the setting that decided when it was over.
     """
 
     path: Path
@@ -59,6 +59,7 @@ class TrainingResult:
     trained_tokens: int
     final_loss: float
     seconds: float
+    ended_by: str
     reused: bool
 
 
@@ -119,6 +120,7 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
         trained_tokens=manifest.trained_tokens,
         final_loss=manifest.final_loss,
         seconds=manifest.seconds,
+        ended_by=manifest.ended_by,
         reused=reused,
     )
 

@@ -106,6 +106,7 @@ def make_trainer(
     return PlannedSFTTrainer(
         plan=plan,
         tell=tell,
+        max_seconds=job.config.max_seconds,
         model=parent.model,
         args=settings,
         data_collator=collate,

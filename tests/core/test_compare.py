@@ -251,7 +251,7 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callabl
     report = build_comparison(one.pool)
     first, second = report.arms
 
-    assert (report.budget, report.seeds) == (700, (5, 6))
+    assert (report.max_tokens, report.max_seconds, report.seeds) == (700, 0, (5, 6))
     assert [run.seed for run in first.runs] == [5, 6]
     assert first.success is not None
     assert first.success.n == 2
@@ -301,6 +301,18 @@ def test_arms_differ_in_what_they_change_and_in_their_seed() -> None:
     assert {arm.recipe.eto.dpo.beta for arm in arms if arm.name == "eto"} == {(0.3,)}
 
 
+def test_the_budget_may_be_time() -> None:
+    timed = ("training.max_tokens=0", "training.max_seconds=90")
+    for arm in arms_of(recipe(*timed), "pool"):
+        config = training_of(arm.recipe, 1)[0]
+        assert (config.max_tokens, config.max_seconds) == (0, 90)
+    with pytest.raises(ConfigError) as caught:
+        recipe("training.max_seconds=90")
+    assert str(caught.value) == (
+        "recipe: training.max_seconds: training.max_tokens is a budget already; leave one of the two out"
+    )
+
+
 def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -> None:
     wanted = recipe(model=tiny_model_dir)
     pool = run_id_of(wanted)
@@ -329,6 +341,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
         (["compare.seeds=[]"], "compare.seeds: name at least one"),
         (["compare.seeds=[1, 1]"], "compare.seeds: a seed comes twice"),
         (["training.max_tokens=0"], "training.max_tokens: give the number of trained tokens that every arm gets"),
+        (["compare.arms.rft=[training.max_seconds=9]"], "compare.arms.rft: 'training.max_seconds=9' is the same"),
         (["data.use=expert"], "data.use: expert is for an arm"),
         (["data.use=good"], "compare.arms.revision: trains on revisions, and with data.use good the pool has none"),
         (["eto.phases=[dpo]"], "eto.phases: has no use in a comparison"),
@@ -379,7 +392,8 @@ def test_the_table_shows_intervals_where_there_are_some() -> None:
         date="2026-11-21",
         environment="door",
         model="m",
-        budget=700,
+        max_tokens=700,
+        max_seconds=0.0,
         seeds=(0, 1, 2),
         base=None,
         arms=(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from training_jobs import IGNORED, make_job, random_row
+from training_jobs import IGNORED, make_job, random_row, set_clock
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import DataFault
@@ -237,6 +237,16 @@ def test_the_variants_of_the_library_train(tmp_path: Path, tiny_model_dir: Path,
     assert other.weights_sha256 != plain.weights_sha256
     assert other.job != plain.job
     assert math.isfinite(read_manifest(tmp_path / "other").final_loss)
+
+
+def test_a_time_budget_ends_training(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch)
+    manifest = finish(dpo_job(tiny_model_dir, tmp_path, epochs=1.0, max_seconds=40.0))
+    seconds = [step.seconds for step in read_history(tmp_path / "out")]
+
+    assert manifest.ended_by == "max_seconds"
+    assert manifest.epochs > 1
+    assert seconds[-2] < 40 <= seconds[-1]
 
 
 def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:

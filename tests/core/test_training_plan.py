@@ -29,6 +29,17 @@ def test_trained_tokens_are_counted_up_to_the_end_of_each_step():
     assert made.trained_tokens == (sums[0], sums[0] + sums[1], 31)
 
 
+def test_tokens_are_counted_on_when_the_plan_is_gone_through_again():
+    made = plan(TOKENS, per_step=3, epochs=1, max_tokens=0, seed=1)
+    first, second, whole = made.trained_tokens
+
+    assert [made.tokens_after(step) for step in range(1, 8)] == [
+        *(first, second, whole),
+        *(whole + first, whole + second, whole + whole),
+        whole + whole + first,
+    ]
+
+
 @pytest.mark.parametrize("budget", [1, 30, 31, 32, 100])
 def test_a_token_budget_ends_with_the_sample_that_reaches_it(budget):
     made = plan(TOKENS, per_step=2, epochs=5, max_tokens=budget, seed=4)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from itertools import pairwise
 
 import pytest
 import torch
-from training_jobs import IGNORED, make_job, random_row, write_dataset
+from training_jobs import IGNORED, make_job, random_row, set_clock, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
@@ -152,14 +153,66 @@ def test_a_token_budget_decides_steps_and_schedule(tmp_path, tiny_model_dir):
 
     assert 400 <= manifest.trained_tokens < 400 + 48
     assert manifest.epochs > 2
+    assert manifest.ended_by == "max_tokens"
     assert manifest.steps == len(history) == history[0].total_steps
     assert manifest.final_loss == history[-1].loss
+
+
+def rates(job):
+    """Return the learning rate of each step, from the newest intermediate checkpoint."""
+    newest = max(job.work.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    log = json.loads((newest / "trainer_state.json").read_text("utf-8"))["log_history"]
+    return [entry["learning_rate"] for entry in log if "loss" in entry]
+
+
+def test_a_time_budget_ends_training_and_leads_the_schedule(tmp_path, tiny_model_dir, monkeypatch):
+    set_clock(monkeypatch)
+    timed = {"max_seconds": 60.0, "epochs": 0.5, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    job = make_job(tiny_model_dir, tmp_path, **timed)
+    manifest = finish(job)
+    history = read_history(job.output_dir)
+    seconds, seen = [step.seconds for step in history], [step.trained_tokens for step in history]
+
+    assert manifest.ended_by == "max_seconds"
+    assert manifest.steps == len(history) > 6, "a pass has three steps"
+    assert manifest.epochs == len(history) / 3
+    assert seconds == sorted(set(seconds))
+    assert seconds[-2] < 60 <= seconds[-1] == manifest.seconds
+    assert seen[5] == 2 * seen[2]
+    assert manifest.trained_tokens == seen[-1]
+    assert rates(job) == sorted(rates(job), reverse=True)
+    assert rates(job)[0] == 1e-3
+    assert rates(job)[-1] < 2e-4
+
+
+def test_time_before_an_interruption_counts(tmp_path, tiny_model_dir, monkeypatch):
+    set_clock(monkeypatch)
+    timed = {"max_seconds": 60.0, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    whole = finish(make_job(tiny_model_dir, tmp_path, name="whole", **timed))
+    cut = make_job(tiny_model_dir, tmp_path, name="cut", **timed)
+
+    def crash(step):
+        if step.seconds > 30:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        finish(cut, crash)
+    before = rates(cut)
+    told = []
+    manifest = finish(cut, told.append)
+
+    assert told[0].step == len(before) + 1
+    assert told[0].seconds > 30 - 60 / whole.steps
+    assert abs(manifest.steps - whole.steps) <= 2
+    assert rates(cut)[: len(before)] == before
+    assert rates(cut) == sorted(rates(cut), reverse=True)
+    assert manifest.ended_by == "max_seconds"
 
 
 def test_a_loss_that_is_not_finite_ends_training_before_the_weights_change(tmp_path, tiny_model_dir):
     job = make_job(tiny_model_dir, tmp_path, learning_rate=1e30, warmup_ratio=0.0, checkpoint_every=1)
 
-    with pytest.raises(NonFiniteLoss, match=r"step 2 of 6 has loss .* lower training.learning_rate"):
+    with pytest.raises(NonFiniteLoss, match=r"step 2 has loss .* lower training.learning_rate"):
         finish(job)
     assert not job.output_dir.exists()
     kept = AutoModelForCausalLM.from_pretrained(job.work.checkpoints / "checkpoint-1").state_dict()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pytest
 
 from agentr_core.config import TrainingConfig
 from agentr_core.labels import IGNORED
-from agentr_core.training import TrainingJob
+from agentr_core.training import TrainingJob, planned
 
 
 def random_row(length: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -49,3 +52,9 @@ def make_job(model_dir: Path, folder: Path, *, name: str = "out", epochs: float 
         dataset_hash="rows",
         checkpoint_every=checkpoint_every,
     )
+
+
+def set_clock(patch: pytest.MonkeyPatch) -> None:
+    """Give the trainer a clock on which a second passes each time it is read, a few times a step."""
+    seconds = itertools.count(1.0)
+    patch.setattr(planned, "time", SimpleNamespace(monotonic=lambda: next(seconds)))

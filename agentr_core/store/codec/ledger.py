@@ -36,8 +36,8 @@ def run_rows(
 ) -> Rows:
     """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times are aware.
 
-    The order of its fields is kept. Stored again for the same run, only `config`, `status` and `finished_at` take effect: a run may go on with more
-    iterations, or on other machines.
+    The order of the recipe's fields is kept. Stored again for the same run, only `config`, `status` and `finished_at`
+    take effect: a run may go on with more iterations, or on other machines.
     """
     return {
         "run": [
