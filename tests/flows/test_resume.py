@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,73 @@ from agentr_core.store import Store
 from agentr_core.store.tables import TABLES
 
 Row = tuple[Any, ...]
-PAUSE = "environment.options.pause=0.03"
+Moment = Callable[[], bool]
+PAUSE = ("-o", "environment.options.pause=0.03")
 SEED = 20
+ETO = """\
+{phases: [dpo], explore: {samples: 8, max_steps: 4, max_new_tokens: 6}, preferences: {against: own},
+dpo: {learning_rate: [1.0e-3], num_train_epochs: [2], per_device_train_batch_size: 2}}"""
+LAST_EPISODES = "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1"
+OUTCOME = (
+    "select hash from dataset",
+    "select checkpoint_id, weights_sha256 from checkpoint order by 1",
+    "select iteration, success, reward, episodes, revision_success from v_iterations order by 1",
+)
 
 
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
-    calm, rough = (Store(tmp_path / name / "store.duckdb") for name in ("calm", "rough"))
-    command = ("run", write_recipe(tmp_path, door_model, workspace="rough"), "-o", PAUSE)
-    known: set[Row] = set()
+    command = ("run", write_recipe(tmp_path, door_model, workspace="rough"), *PAUSE)
+    rough, rng = Store(tmp_path / "rough" / "store.duckdb"), random.Random(SEED)
+    moments = [
+        count(rough, "node", rng.randint(10, 40)),
+        count(rough, "judgement", 1),
+        training(rough, rng),
+        count(rough, LAST_EPISODES, rng.randint(1, 6)),
+    ]
+    grown = (
+        "select * exclude (created_at) from node order by tree_id, node_index",
+        "select * exclude (created_at) from judgement order by tree_id, node_index",
+    )
+    worn(command, rough, moments, (*OUTCOME, *grown), env=process_env)
 
-    for moment in moments(rough, random.Random(SEED)):
-        with started(*command, env=process_env) as process:
+
+@pytest.mark.slow
+def test_eto_too_explores_and_learns_as_if_nothing_had_been(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    foreign = [f"{section}={{}}" for section in ("search", "critique", "pairs", "splice")]
+    changes = [word for change in ("method=eto", f"eto={ETO}", *foreign) for word in ("-o", change)]
+    command = ("run", write_recipe(tmp_path, door_model, workspace="rough"), *PAUSE, *changes)
+    rough, rng = Store(tmp_path / "rough" / "store.duckdb"), random.Random(SEED)
+    moments = [
+        count(rough, "trajectory where source = 'rollout'", rng.randint(5, 25)),
+        count(rough, "preference", 1),
+        training(rough, rng),
+        count(rough, LAST_EPISODES, rng.randint(1, 6)),
+    ]
+    explored = (
+        "select * exclude (created_at) from trajectory order by trajectory_id",
+        "select * exclude (created_at) from preference order by preference_id",
+    )
+    worn(command, rough, moments, (*OUTCOME, *explored), env=process_env)
+    assert rough.query("select count(*) n from trajectory where source = 'rollout'")["n"].tolist() == [6 * 9]
+
+
+def worn(
+    command: Sequence[str | Path],
+    rough: Store,
+    moments: Sequence[Moment],
+    questions: Sequence[str],
+    *,
+    env: Mapping[str, str],
+) -> None:
+    """Kill a command at each moment, then let it end; its store must answer as that of an undisturbed run does."""
+    known: set[Row] = set()
+    for moment in moments:
+        with started(*command, env=env) as process:
             deadline = time.monotonic() + PATIENCE
             while not moment():
                 assert process.poll() is None, process.communicate()
@@ -39,43 +92,34 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
         assert known < rows
         known = rows
 
-    ended = agentr(*command, env=process_env)
+    ended = agentr(*command, env=env)
     assert ended.returncode == 0, ended.stderr
     assert known < all_rows(rough)
     assert rough.query("select * from v_orphans").empty
     assert rough.query("select status from run")["status"].tolist() == ["finished"]
 
-    undisturbed = agentr(*command, "-o", f"workspace={tmp_path / 'calm'}", env=process_env)
+    calm = Store(rough.path.parents[1] / "calm" / "store.duckdb")
+    undisturbed = agentr(*command, "-o", f"workspace={calm.path.parent}", env=env)
     assert undisturbed.returncode == 0, undisturbed.stderr
-    for question in (
-        "select hash from dataset",
-        "select checkpoint_id, weights_sha256 from checkpoint order by 1",
-        "select * exclude (created_at) from node order by tree_id, node_index",
-        "select * exclude (created_at) from judgement order by tree_id, node_index",
-        "select iteration, success, reward, episodes, revision_success from v_iterations order by 1",
-    ):
+    for question in questions:
         assert rough.query(question).equals(calm.query(question)), question
 
 
-def moments(store: Store, rng: random.Random) -> list[Callable[[], bool]]:
-    """Return when to kill: in collection, right after judging, in training, and in the last evaluation."""
+def count(store: Store, sql: str, least: int) -> Moment:
+    """Return whether a store has so many rows of something."""
+    return lambda: store.path.exists() and int(store.query(f"select count(*) as n from {sql}")["n"][0]) >= least
 
-    def count(sql: str, least: int) -> Callable[[], bool]:
-        return lambda: store.path.exists() and int(store.query(f"select count(*) as n from {sql}")["n"][0]) >= least
 
-    def training() -> bool:
-        begun = any((store.path.parent / "checkpoints").glob(".*/lock"))
-        if begun:
+def training(store: Store, rng: random.Random) -> Moment:
+    """Return whether a training has begun, and let it go on for a while."""
+
+    def begun() -> bool:
+        found = any((store.path.parent / "checkpoints").glob(".*/lock"))
+        if found:
             time.sleep(rng.uniform(0, 2))
-        return begun
+        return found
 
-    last = "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1"
-    return [
-        count("node", rng.randint(10, 40)),
-        count("judgement", 1),
-        training,
-        count(last, rng.randint(1, 6)),
-    ]
+    return begun
 
 
 def all_rows(store: Store) -> set[Row]:
