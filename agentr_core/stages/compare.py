@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 import yaml
 
 from agentr_core.arms import Arm, arms_of
-from agentr_core.config import resolved
+from agentr_core.config import parse, resolved
 from agentr_core.evaluation.metrics import over_seeds
+from agentr_core.fingerprint import canonical
 from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_scores import scores
-from agentr_core.stages.start import run_id_of
+from agentr_core.stages.start import asked_for
 
 BASE, TRAINED = 0, 1
 """The iterations of an arm: the model that all arms begin with, and the one it made."""
@@ -27,9 +28,11 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     recipe = place.recipe
     by_name: dict[str, list[ArmRun]] = {name: [] for name in recipe.compare.arms}
     uses: dict[str, str] = {}
+    made_of = _trainings(place)
     for arm in arms_of(recipe, place.run_id):
         uses[arm.name] = arm.recipe.data.use
-        made = _run(place, arm)
+        run_id = made_of.get(canonical(asked_for(arm.recipe)))
+        made = _run(place, arm, run_id) if run_id else None
         if made is not None:
             by_name[arm.name].append(made)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
@@ -73,9 +76,20 @@ def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None
     return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
 
 
-def _run(place: Workplace, arm: Arm) -> ArmRun | None:
+def _trainings(place: Workplace) -> dict[str, str]:
+    """Return the runs on a comparison's pool by what they ask for; of several that ask the same, the last one.
+
+    Their ids are not computed anew: a recipe of an earlier version has fewer fields, and so another id.
+    """
+    rows = place.all(
+        "select config, run_id from run where (config->>'$.compare.pool') = ? order by started_at", place.run_id
+    )
+    return {canonical(asked_for(parse(json.loads(config)))): run_id for config, run_id in rows}
+
+
+def _run(place: Workplace, arm: Arm, run_id: str) -> ArmRun | None:
     """Return what is known of one training, once it was evaluated."""
-    here = replace(place, recipe=arm.recipe, run_id=run_id_of(arm.recipe))
+    here = replace(place, recipe=arm.recipe, run_id=run_id)
     score = next((found for found in scores(here, TRAINED) if found.iteration == TRAINED), None)
     row = here.one(
         "select c.checkpoint_id, d.hash, d.counts, max(t.trained_tokens), max(t.seconds) from iteration i "

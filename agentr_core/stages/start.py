@@ -25,30 +25,36 @@ PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duck
 def run_id_of(recipe: Recipe) -> str:
     """Return the id of a run: what the recipe asks for and what the models hold.
 
-    How far it goes, where, on how many machines and at what prices is not part of it.
-
     More iterations of the same recipe go on with the same run, and so do other arms, seeds and trainings of the same
     comparison: its run is the pool, and each arm has a run of its own. What every role's model holds is part of it, and
     so of the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is
     what files of demonstrations and of pairs hold.
     """
-    anywhere = recipe.training.anywhere()
-    plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
-    del plain["scale"]
-    pool = plain.pop("compare")["pool"]
-    if recipe.method == "compare" and not pool:
-        # Whatever the arms may change says nothing about the pool.
-        del plain["training"], plain["eto"]["dpo"]
-        plain["data"] = plain["data"]["use"]
-    for section in (plain["model"], *filter(None, plain["models"].values())):
-        del section["prices"]
     own = recipe.own_models()
     behaviour = {
         role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
     }
     files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
     models = {role: identity(model) for role, model in own.items()}
-    return fingerprint("run", plain, models, behaviour, *filter(None, (files, pool)))
+    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, (files, recipe.compare.pool)))
+
+
+def asked_for(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe asks for as plain data.
+
+    How far it goes, where, on how many machines and at what prices is not part of it, nor to which comparison it
+    belongs.
+    """
+    anywhere = recipe.training.anywhere()
+    plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
+    del plain["scale"], plain["compare"]
+    if recipe.method == "compare" and not recipe.compare.pool:
+        # Whatever the arms may change says nothing about the pool.
+        del plain["training"], plain["eto"]["dpo"]
+        plain["data"] = plain["data"]["use"]
+    for section in (plain["model"], *filter(None, plain["models"].values())):
+        del section["prices"]
+    return plain
 
 
 def identity(model: ModelConfig) -> str:

@@ -99,6 +99,7 @@ class Site:
     def __init__(self, folder: Path, wanted: Recipe) -> None:
         self.asked = 0
         self.root = folder
+        self.id_of = run_id_of
         self.pool = self.place(wanted)
 
     def place(self, wanted: Recipe) -> Workplace:
@@ -110,7 +111,7 @@ class Site:
 
         return Workplace(
             recipe=wanted,
-            run_id=run_id_of(wanted),
+            run_id=self.id_of(wanted),
             root=self.root,
             store=Store(self.root / "store.duckdb"),
             make_environment=House,
@@ -270,6 +271,19 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callabl
     page = render_comparison_markdown(report)
     for run in (*first.runs, *second.runs):
         assert f"`{run.run_id}` | `{run.checkpoint_id}` | `{run.dataset_hash}`" in page
+
+
+@pytest.mark.slow
+async def test_arms_of_an_earlier_version_are_in_the_report(site: Callable[..., Site]) -> None:
+    one = await site(arms={"good": ["data.use=good"]}).collected()
+    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
+    one.id_of = lambda recipe: "earlier"
+    await one.learned(arm)
+    fewer = resolved(arm.recipe)
+    del fewer["training"]["max_seconds"]
+    one.pool.store.update("run", {"run_id": "earlier", "config": json.dumps(fewer)})
+
+    assert [run.run_id for run in build_comparison(one.pool).arms[0].runs] == ["earlier"]
 
 
 async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> None:
