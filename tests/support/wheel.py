@@ -49,7 +49,8 @@ def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
     """Return the variables of a process that sees the packages in `site` and keeps Prefect's files in `home`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
     paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT)])}
-    return own | paths | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
+    patience = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(PATIENCE))}
+    return own | paths | patience | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
 
 
 def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
