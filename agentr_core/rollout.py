@@ -85,6 +85,7 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
         action=action,
         observation=observation,
         reward=0.0 if disaster else float(reward),
+        matched=info.get("matched"),
         terminated=terminated,
         success=success,
         disaster=disaster,

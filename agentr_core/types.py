@@ -156,7 +156,8 @@ class Transition(NamedTuple):
     """What `Environment.step` returns, in Gymnasium's order.
 
     `reward` is the standing score of the episode after this step, in [0, 1], or negative for a disaster.
-    `info` has the key "success" (bool), the environment's own flag, and may have more for the log.
+    `info` has the key "success" (bool), the environment's own flag, and "matched" (str) from an environment that puts
+    a possible action in the place of the agent's; it may have more for the log.
     """
 
     observation: str
@@ -168,12 +169,17 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One reply and what it led to. `action` is what the environment's parser took out of `reply`."""
+    """One reply and what it led to. `action` is what the environment's parser took out of `reply`.
+
+    `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
+    environment that takes actions as they are. A replay sends `action`, which is matched again.
+    """
 
     reply: str
     action: str
     observation: str
     reward: float
+    matched: str | None = None
     terminated: bool = False
     success: bool = False
     disaster: bool = False

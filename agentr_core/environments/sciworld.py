@@ -184,8 +184,8 @@ class SciWorld:
         """Return what an action leads to.
 
         The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed (`moves`), whether the
-        simulator took the action for one (`valid`), which one it was given (`executed`), and whether it was a focus on
-        a wrong object (`wrong_focus`).
+        simulator took the action for one (`valid`), whether it was a focus on a wrong object (`wrong_focus`), and with
+        matching the action that it was given (`matched`).
 
         Raises:
             EnvironmentUnavailable: the simulator ended or gave no answer in time.
@@ -208,11 +208,12 @@ class SciWorld:
         info = {
             "success": answer.score == 100,
             "valid": answer.observation != UNKNOWN,
-            "executed": executed,
             "raw_score": answer.score,
             "moves": answer.moves,
             "wrong_focus": answer.score < 0,
         }
+        if self._match:
+            info["matched"] = executed
         return Transition(answer.observation, reward, terminated, truncated, info)
 
     def valid_actions(self) -> tuple[str, ...]:

@@ -37,6 +37,19 @@ async def test_endings(rounds: list[list[str]], steps: int, reward: float, succe
     assert (trajectory.reward, trajectory.success, trajectory.stop) == (pytest.approx(reward), success, stop)
 
 
+def test_a_step_has_the_action_that_was_carried_out_where_the_world_tells() -> None:
+    class Matching(Line):
+        def step(self, action: str) -> Transition:
+            transition = super().step("right")
+            return transition._replace(info={**transition.info, "matched": "right"})
+
+    steps = []
+    for env in (Line(), Matching()):
+        env.reset(instance())
+        steps.append(act(env, "Action: go right").step)
+    assert [(step.action, step.matched) for step in steps] == [("go right", None), ("go right", "right")]
+
+
 async def test_a_full_context_ends_an_episode_with_its_present_reward() -> None:
     model = Policy(["look"], max_messages=7)
     trajectory = await episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from toy import Script
 from worlds import served_world
 
 from agentr_core.environments import sciworld_simulator
@@ -23,7 +24,10 @@ from agentr_core.environments.sciworld_pool import SimulatorPool
 from agentr_core.environments.sciworld_simulator import JavaSettings, Simulator
 from agentr_core.environments.sciworld_tasks import first_numbers
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
-from agentr_core.types import Instance
+from agentr_core.rollout import episode, restore
+from agentr_core.store import Store
+from agentr_core.store.codec import load_trajectories, trajectory_rows
+from agentr_core.types import Instance, Sampling
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0
@@ -150,7 +154,7 @@ def test_matching_executes_the_nearest_action_and_tells_both() -> None:
     env = SciWorld(match=True)
     env.reset(instance("boil", 3))
     told = env.step("please open the kitchen door")
-    assert told.info["executed"] == "open door to kitchen"
+    assert told.info["matched"] == "open door to kitchen"
     assert told.observation == "The door is now open."
     kept = env.snapshot()
     moved = env.step("go kitchen")
@@ -158,6 +162,27 @@ def test_matching_executes_the_nearest_action_and_tells_both() -> None:
     assert env.step("go kitchen") == moved
     assert "open door to kitchen" not in env.valid_actions()
     env.close()
+
+
+async def test_what_the_agent_wrote_and_what_was_carried_out_are_both_stored(tmp_path: Path, env: SciWorld) -> None:
+    matching = SciWorld(match=True)
+    sample = Script(["please open the kitchen door"], ["look around"])
+    played = [
+        await episode(instance("boil", 3), world, sample, max_steps=2, sampling=Sampling(), seed=1)
+        for world in (matching, env)
+    ]
+    store = Store(tmp_path / "store.duckdb")
+    for name, trajectory in zip(("matched", "plain"), played, strict=True):
+        store.write(trajectory_rows(name, trajectory, source="rollout"))
+
+    rows = store.query("select action, matched from v_steps where trajectory_id = 'matched'").values.tolist()
+    assert rows == [["please open the kitchen door", "open door to kitchen"], ["look around", "look around"]]
+    stored = load_trajectories(store)
+    assert stored == {"matched": played[0], "plain": played[1]}
+    assert [step.matched for step in stored["plain"].steps] == [None, None]
+    restore(matching, instance("boil", 3), stored["matched"].steps)
+    assert matching.step("go kitchen").info["matched"] == "go to kitchen"
+    matching.close()
 
 
 def test_the_same_experiment_over_http(env: SciWorld) -> None:

@@ -215,6 +215,27 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.missing("text", ["a"]) == []
 
 
+def test_steps_and_nodes_of_before_matching_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        older = migrations.available()[:5]
+        patch.setattr(migrations, "available", lambda: older)
+        with Store(store.path).transaction() as con:
+            con.execute("insert into text (text_id, text) values ('t', 'hello')")
+            con.execute(
+                "insert into tree (tree_id, iteration_id, instance_id, checkpoint_id, seed, config, "
+                "first_observation_id, dives_done, finished) "
+                "values ('a', 'i', 'toy/train/0', 'c', 1, '{}', 't', 1, true)"
+            )
+            con.execute(
+                "insert into node (tree_id, node_index, parent, depth, reply_id, action, observation_id, reward, "
+                "visits, value_sum, terminal, dive, duplicates) "
+                "values ('a', 1, 0, 1, 't', 'go', 't', 0.5, 1, 0.5, false, 0, 1)"
+            )
+    (row,) = store.query("select action, matched, observation from v_nodes").astype(object).values.tolist()
+    assert (row[0], row[1] is None or row[1] != row[1], row[2]) == ("go", True, "hello")
+    assert store.query("select matched from v_steps").empty
+
+
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.insert("text", [text("a")])
     known = migrations.available()

@@ -60,6 +60,7 @@ def step(reply: str, reward: float = 0.0, *, success: bool = False) -> Step:
     return Step(
         reply=reply,
         action=reply.upper(),
+        matched=None if reply == "look" else reply,
         observation=f"saw {reply}",
         reward=reward,
         terminated=success,
@@ -273,11 +274,16 @@ def test_samples_and_rejections_are_readable(store: Store) -> None:
 
 
 def test_nodes_and_steps_show_their_texts(store: Store) -> None:
-    nodes = store.query("select node_index, reply, action, observation, value from v_nodes order by 1")
+    nodes = store.query("select node_index, reply, action, matched, observation, value from v_nodes order by 1")
+    assert nodes[["action", "matched"]].fillna("").values.tolist()[1:] == [
+        ["LOOK", ""],
+        ["WIN", "win"],
+        ["LOSE", "lose"],
+    ]
     assert nodes["observation"].tolist() == ["Start.", "saw look", "saw win", "saw lose"]
     assert nodes["value"].tolist()[:2] == [0.5, 0.5]
-    steps = store.query("select reply, observation from v_steps where evaluation_id = 'test-i0'")
-    assert steps.values.tolist() == [["end", "saw end"]] * 4
+    steps = store.query("select reply, action, matched, observation from v_steps where evaluation_id = 'test-i0'")
+    assert steps.values.tolist() == [["end", "END", "end", "saw end"]] * 4
 
 
 def test_records_come_back(store: Store) -> None:

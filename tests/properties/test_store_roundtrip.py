@@ -59,6 +59,7 @@ steps = st.builds(
     Step,
     reply=texts,
     action=texts,
+    matched=st.none() | texts,
     observation=texts,
     reward=units,
     terminated=st.booleans(),
