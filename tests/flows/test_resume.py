@@ -6,15 +6,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from wheel import PATIENCE, agentr, kill_group, started, write_recipe
+from wheel import PATIENCE, Row, agentr, all_rows, kill_group, started, write_recipe
 
 from agentr_core.store import Store
-from agentr_core.store.tables import TABLES
 
-Row = tuple[Any, ...]
 Moment = Callable[[], bool]
 PAUSE = ("-o", "environment.options.pause=0.03")
 SEED = 20
@@ -120,13 +117,3 @@ def training(store: Store, rng: random.Random) -> Moment:
         return found
 
     return begun
-
-
-def all_rows(store: Store) -> set[Row]:
-    """Return the key of every row of the store with the time at which it was written."""
-    with store.reading() as con:
-        return {
-            (name, *row)
-            for name, table in TABLES.items()
-            for row in con.execute(f"select {', '.join(table.key)}, created_at from {name}").fetchall()
-        }

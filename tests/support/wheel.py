@@ -9,7 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from agentr_core.store import Store
+from agentr_core.store.tables import TABLES
+
+Row = tuple[Any, ...]
 SUPPORT = Path(__file__).parent
 PATIENCE = 600.0
 """Seconds that a test waits for what must come; only a failure takes so long, however busy the machine is."""
@@ -95,3 +100,13 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def all_rows(store: Store) -> set[Row]:
+    """Return the key of every row of the store with the time at which it was written."""
+    with store.reading() as con:
+        return {
+            (name, *row)
+            for name, table in TABLES.items()
+            for row in con.execute(f"select {', '.join(table.key)}, created_at from {name}").fetchall()
+        }

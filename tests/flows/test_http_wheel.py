@@ -1,0 +1,77 @@
+"""The recipe over HTTP, cut short: its server dies in the middle, and with a new one the same command goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import httpx
+import pytest
+from servers import free_port
+from wheel import PATIENCE, agentr, all_rows, kill_group, started
+
+from agentr_core.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def textcraft_server(port: int, env: dict[str, str]) -> Iterator[Popen[str]]:
+    """Run `agentr env serve textcraft` for the length of the block."""
+    with started("env", "serve", "textcraft", "--port", str(port), env=env) as process:
+        assert process.stdout is not None
+        assert f"textcraft is served at http://127.0.0.1:{port}" in process.stdout.readline()
+        yield process
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_ends_the_run_in_a_sentence_and_costs_nothing_that_was_done(
+    tmp_path: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    port = free_port()
+    changes = (
+        f"workspace={tmp_path / 'runs'}",
+        f"environment.options.url=http://127.0.0.1:{port}",
+        "environment.options.patience_s=1",
+        "instances.train_limit=8",
+        "instances.test_limit=4",
+        "search.dives=2",
+        "search.width=3",
+        "training.max_tokens=500",
+        "evaluation.max_steps=4",
+        "evaluation.revision_test.enabled=false",
+    )
+    recipe = ROOT / "deployments" / "recipes" / "textcraft-http.yaml"
+    command = ("run", recipe, *(word for change in changes for word in ("-o", change)))
+    store = Store(tmp_path / "runs" / "store.duckdb")
+
+    with textcraft_server(port, process_env) as server, started(*command, env=process_env) as run:
+        deadline = time.monotonic() + PATIENCE
+        while not (store.path.exists() and store.query("select count(*) n from node")["n"][0] >= 12):
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        kill_group(server)
+        _, said = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 1, said
+    last = said.splitlines()[-1]
+    assert last.startswith("agentr: ErrorBudgetSpent: ")
+    assert "cannot be reached" in last
+    assert "start the server" in last
+    assert "Traceback" not in said
+    known = all_rows(store)
+
+    with textcraft_server(port, process_env):
+        ended = agentr(*command, env=process_env)
+        assert ended.returncode == 0, ended.stderr
+        assert httpx.get(f"http://127.0.0.1:{port}/list_envs").json() == []
+    assert known < all_rows(store)
+    assert store.query("select status from run")["status"].tolist() == ["finished"]
+    assert store.query("select count(*) n from tree where finished")["n"].tolist() == [8]
+    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]
+    assert store.query("select distinct class from event")["class"].tolist() == ["EnvironmentUnavailable"]
+    assert store.query("select * from v_orphans").empty
