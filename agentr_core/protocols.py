@@ -88,6 +88,15 @@ class Identifying(Protocol):
 
 
 @runtime_checkable
+class Served(Protocol):
+    """What an environment may have besides: a server that it lives on."""
+
+    def reach(self) -> None:
+        """Return once the server answers. Raises `UserError` when it does not."""
+        ...
+
+
+@runtime_checkable
 class ChatModel(Protocol):
     """A model that continues conversations. Batches in, batches out."""
 

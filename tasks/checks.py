@@ -13,7 +13,7 @@ from agentr_core.expert_file import read_demonstrations
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Served
 from agentr_core.stages.expert import no_expert
 from agentr_core.stages.instances import test_instances, training_instances
 from agentr_core.types import Instance
@@ -24,10 +24,10 @@ LOOKED_AT = 20
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise `UserError` when the models, the splits or the store of a recipe cannot be used.
+    """Raise `UserError` when the models, the environment, the splits or the store of a recipe cannot be used.
 
-    Of model directories only headers are read; servers are asked for their list of models. `trains` says whether the
-    actor is to be trained, which a served one cannot be.
+    Of model directories only headers are read; servers are asked for their list of models, those of environments for
+    any answer. `trains` says whether the actor is to be trained, which a served one cannot be.
     """
     if recipe.method == "base":
         return
@@ -40,6 +40,8 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
         _check_model(model)
     env = make_environment(recipe)
     try:
+        if isinstance(env, Served):
+            env.reach()
         instances = training_instances(recipe, env, 1)
         test_instances(recipe, env)
         if trains and recipe.method in ("eto", "compare"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from served import Fault, answer, cut, hang
+from servers import free_port
 from starlette.types import Receive, Scope, Send
 from toy import Line
 from toy import instance as line_instance
@@ -319,6 +320,14 @@ def test_misuse_is_a_fault(line: World, use: Callable[[AgentGymWorld], Any], sai
     with pytest.raises(EnvironmentFault, match=said):
         use(env)
     env.close()
+
+
+def test_a_server_is_reached_or_it_is_told_which_one_and_how_it_is_had(line: World) -> None:
+    client(line).reach()
+    absent = f"http://127.0.0.1:{free_port()}"
+    told = rf"agentgym-textcraft: {absent} cannot be reached .*; `agentr env serve textcraft` starts one"
+    with pytest.raises(EnvironmentServerError, match=told):
+        worlds.TextCraft(url=absent, patience_s=0).reach()
 
 
 def test_options_are_checked_before_anything_is_sent(tmp_path: Any) -> None:

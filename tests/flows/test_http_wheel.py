@@ -13,9 +13,13 @@ import pytest
 from servers import free_port
 from wheel import PATIENCE, agentr, all_rows, kill_group, started
 
+from agentr_core.errors import EnvironmentServerError
 from agentr_core.store import Store
+from tasks.checks import check
+from tasks.wiring import load_recipe
 
 ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "deployments" / "recipes" / "textcraft-http.yaml"
 
 
 @contextmanager
@@ -25,6 +29,15 @@ def textcraft_server(port: int, env: dict[str, str]) -> Iterator[Popen[str]]:
         assert process.stdout is not None
         assert f"textcraft is served at http://127.0.0.1:{port}" in process.stdout.readline()
         yield process
+
+
+def test_without_its_server_the_recipe_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    changes = [f"environment.options.url=http://127.0.0.1:{free_port()}", "environment.options.patience_s=0"]
+    with pytest.raises(EnvironmentServerError, match="`agentr env serve textcraft` starts one"):
+        check(load_recipe(RECIPE, [*changes, f"workspace={tmp_path}"]))
 
 
 @pytest.mark.slow
@@ -45,8 +58,7 @@ def test_a_server_that_dies_ends_the_run_in_a_sentence_and_costs_nothing_that_wa
         "evaluation.max_steps=4",
         "evaluation.revision_test.enabled=false",
     )
-    recipe = ROOT / "deployments" / "recipes" / "textcraft-http.yaml"
-    command = ("run", recipe, *(word for change in changes for word in ("-o", change)))
+    command = ("run", RECIPE, *(word for change in changes for word in ("-o", change)))
     store = Store(tmp_path / "runs" / "store.duckdb")
 
     with textcraft_server(port, process_env) as server, started(*command, env=process_env) as run:

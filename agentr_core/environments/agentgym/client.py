@@ -19,6 +19,7 @@ from agentr_core.errors import (
     EnvironmentFault,
     EnvironmentRefusal,
     EnvironmentServerError,
+    EnvironmentUnavailable,
     MalformedAnswer,
     ReplayDiverged,
 )
@@ -101,6 +102,13 @@ class AgentGymWorld(ABC):
         self._lock = threading.Lock()
         self._busy = False
         self._closed = False
+
+    def reach(self) -> None:
+        """Return once the server answers. Raises `EnvironmentServerError` if it does not within `patience_s`."""
+        try:
+            self._server.reach()
+        except EnvironmentUnavailable as fault:
+            raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published instances of each split that has any."""

@@ -8,8 +8,9 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -22,6 +23,7 @@ from agentr_core.errors import (
 )
 from agentr_core.retrying import RetryPolicy, wait_before_retry
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # More connections than threads use at once. They are given up before a server of Uvicorn does so (5 s): a request that
@@ -66,20 +68,11 @@ class Connection:
             MalformedAnswer: what came is no JSON.
             EnvironmentServerError: the server has no such path, or wants other fields.
         """
-        began = time.monotonic()
-        for failures in itertools.count(1):
-            try:
-                return self._post(path, body, self._timeout)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                if isinstance(error, httpx.ConnectError):
-                    self._count_restart()
-                elapsed = time.monotonic() - began
-                wait = wait_before_retry(self._patience, failures=failures, elapsed=elapsed, uniform=random.random())
-                if wait is None or not patient:
-                    raise EnvironmentUnavailable(
-                        f"{self.url} cannot be reached ({error}); start the server, or correct its address"
-                    ) from error
-                time.sleep(wait)
+        return self._connected(lambda: self._post(path, body, self._timeout), patient=patient)
+
+    def reach(self) -> None:
+        """Return once the server answers anything at all. Raises `EnvironmentUnavailable` after `patience_s`."""
+        self._connected(lambda: self._send("GET", "/", None, self._timeout), patient=True)
 
     def close(self, path: str, body: dict[str, Any]) -> None:
         """Ask the server to close an environment; a failure is logged, and a server that hung is not asked again."""
@@ -113,10 +106,30 @@ class Connection:
             self.restarts += 1
             self._spare.clear()
 
+    def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
+        """Return what a request returns, once a connection for it is made."""
+        began = time.monotonic()
+        for failures in itertools.count(1):
+            try:
+                return send()
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if isinstance(error, httpx.ConnectError):
+                    self._count_restart()
+                elapsed = time.monotonic() - began
+                wait = wait_before_retry(self._patience, failures=failures, elapsed=elapsed, uniform=random.random())
+                if wait is None or not patient:
+                    raise EnvironmentUnavailable(
+                        f"{self.url} cannot be reached ({error}); start the server, or correct its address"
+                    ) from error
+                time.sleep(wait)
+
     def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
+        return _read(f"{self.url}{path}", self._send("POST", path, body, timeout))
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
         where = f"{self.url}{path}"
         try:
-            response = self._client.post(path, json=body, timeout=timeout)
+            response = self._client.request(method, path, json=body, timeout=timeout)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise
         except httpx.TimeoutException as error:
@@ -126,7 +139,7 @@ class Connection:
         except httpx.HTTPError as error:
             raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
         self._responsive = True
-        return _read(where, response)
+        return response
 
 
 @cache
