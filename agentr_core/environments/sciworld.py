@@ -205,7 +205,7 @@ class SciWorld:
         terminated = answer.completed or answer.score < 0
         truncated = not terminated and self._cut(path, answer)
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
-        info = {
+        info: dict[str, Any] = {
             "success": answer.score == 100,
             "valid": answer.observation != UNKNOWN,
             "raw_score": answer.score,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
@@ -108,11 +107,12 @@ class Connection:
 
     def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
         """Return what a request returns, once a connection for it is made."""
-        began = time.monotonic()
-        for failures in itertools.count(1):
+        began, failures = time.monotonic(), 0
+        while True:
             try:
                 return send()
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failures += 1
                 if isinstance(error, httpx.ConnectError):
                     self._count_restart()
                 elapsed = time.monotonic() - began
