@@ -86,7 +86,7 @@ class FunnelStage:
     """How many came out of a stage of data construction, and why the others did not.
 
     The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified, samples, trained rows; with
-    exploration: expert episodes, explored episodes, successes or preference pairs, samples, trained rows.
+    exploration or cloning: expert episodes, explored episodes, successes or preference pairs, samples, trained rows.
     """
 
     name: str

@@ -13,7 +13,7 @@ from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.expert_file import Demonstration, read_demonstrations
 from agentr_core.fingerprint import fingerprint
 from agentr_core.protocols import Environment
-from agentr_core.rollout import play
+from agentr_core.rollout import EpisodeTimer, play
 from agentr_core.samples import sample_id
 from agentr_core.stages.instances import separate_instances
 from agentr_core.stages.place import Workplace
@@ -55,8 +55,11 @@ async def demonstrate(place: Workplace, iteration: int) -> dict[str, Any]:
 
 async def _demonstrate(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
     instances = await separate_instances(place, iteration)
-    with place.timed(STAGE, iteration):
-        units, rejections = await asyncio.to_thread(_make, place, iteration, instances, samples=samples)
+    with place.timed(STAGE, iteration) as clock:
+        timer = EpisodeTimer()
+        with timer.environment():
+            units, rejections = await asyncio.to_thread(_make, place, iteration, instances, samples=samples)
+        clock.add({"environment": timer.environment_seconds})
         iteration_id = place.iteration_id(iteration)
         place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
     return {"expert": len(units), "rejected": len(rejections)}

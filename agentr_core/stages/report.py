@@ -27,7 +27,7 @@ from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_costs import bills
 from agentr_core.stages.report_examples import examples
-from agentr_core.stages.report_preferences import eto_funnel, preference_record
+from agentr_core.stages.report_preferences import preference_record, treeless_funnel
 from agentr_core.stages.report_scores import difference, scores
 
 INTERVALS = "success by Wilson's score, reward by bootstrap, differences paired by instance"
@@ -48,7 +48,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         versus_base=difference(place, iteration, 0),
         versus_previous=difference(place, iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,
-        funnel=eto_funnel(place, iteration) if recipe.method == "eto" else _funnel(place, iteration),
+        funnel=treeless_funnel(place, iteration) if _treeless(recipe) else _funnel(place, iteration),
         survival=_survival(place, iteration),
         judge=_judge(place, iteration),
         preferences=preference_record(place, iteration),
@@ -70,6 +70,10 @@ def roles(recipe: Recipe) -> tuple[NamedText, ...]:
 def _date(place: Workplace, iteration: int) -> str:
     row = place.one("select finished_at from iteration where iteration_id = ?", place.iteration_id(iteration))
     return (row[0] if row and row[0] else datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _treeless(recipe: Recipe) -> bool:
+    return recipe.method == "eto" or recipe.data.use == "expert"
 
 
 def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:

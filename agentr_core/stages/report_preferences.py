@@ -49,8 +49,8 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
     )
 
 
-def eto_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage of data construction of an iteration of method `eto`."""
+def treeless_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    """Return what came out of each stage of data construction of an iteration of method `eto`, or one that clones."""
     iteration_id = place.iteration_id(iteration)
     expert, explored, solved, pairs, samples, rows = (
         int(number or 0) for number in place.one(_COUNTS, iteration_id) or (0,) * 6
@@ -63,7 +63,7 @@ def eto_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
             FunnelStage(name="explored episodes", count=explored),
             FunnelStage(name="preference pairs", count=pairs, rejected=_rejected(place, iteration_id, STAGE)),
         ],
-    }[place.recipe.eto.phase(iteration)]
+    }[place.recipe.phase(iteration) or "sft"]
     trained = FunnelStage(name="trained rows", count=rows, rejected=_rejected(place, iteration_id, "filter"))
     return (*stages, FunnelStage(name="samples", count=samples), trained)
 

@@ -307,6 +307,13 @@ async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(s
     assert made["samples"] == {"expert": 6}
     assert one.asked == Asked()
     assert count(one.place, "select count(*) from tree") == 0
+    funnel = build_report(one.place, 1).funnel
+    assert [(stage.name, stage.count) for stage in funnel] == [
+        ("expert episodes", 6),
+        ("samples", 6),
+        ("trained rows", 6),
+    ]
+    assert one.place.one("select seconds > 0 from timing where (stage, part) = ('expert', 'environment')") == (True,)
     one.place.store.write(
         iteration_rows(
             one.place.iteration_id(1), run_id=one.place.run_id, iteration=1, checkpoint_out=one.place.trained(0).id
