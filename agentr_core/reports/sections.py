@@ -164,7 +164,8 @@ def _time(report: IterationReport) -> Section:
     if total <= 0:
         return _missing("time", title, "no timings were recorded")
     parts = tuple(Part(wording.label(item.activity), item.seconds / total) for item in report.time)
-    return Section("time", title, (Stack(parts), tables.time(report.time)))
+    note = "Waits of several episodes for the environment at one time are summed: the total may exceed the clock's."
+    return Section("time", title, (Stack(parts), tables.time(report.time)), note)
 
 
 def _tokens(report: IterationReport) -> Section:
