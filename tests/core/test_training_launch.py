@@ -141,7 +141,7 @@ async def test_a_setting_that_cannot_be_met_is_told_before_training(tiny_model_d
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
-@pytest.mark.parametrize("name", ["zero2", "zero3"])
+@pytest.mark.parametrize("name", ["zero2", "zero3", "zero3-offload"])
 async def test_deepspeed_trains_as_the_plain_process_does(alone, tiny_model_dir, tmp_path, name):
     job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=LaunchConfig(deepspeed=name))
 
