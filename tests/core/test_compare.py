@@ -228,6 +228,7 @@ async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Si
         assert build_report(place, 1).score(0) == build_comparison(one.pool).base
 
 
+@pytest.mark.slow
 async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -> None:
     one = site()
     await start(one.pool)
@@ -293,6 +294,7 @@ async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> 
         await one.built(arms_of(one.pool.recipe, one.pool.run_id)[0])
 
 
+@pytest.mark.slow
 async def test_pairs_may_come_from_the_trees_of_the_pool(site: Callable[..., Site]) -> None:
     one = site("eto.preferences.source=trees", arms={"eto": ["data.use=preferences"]})
     assert pool_stages(one.pool.recipe) == ("collect", "prefer")

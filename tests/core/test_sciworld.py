@@ -61,6 +61,7 @@ def test_the_setting_of_eto_keeps_the_contract(tmp_path: Path) -> None:
     assert check(lambda: SciWorld(setting="eto", ids_dir=lists)) == ()
 
 
+@pytest.mark.slow
 def test_splits_are_the_simulators_own(env: SciWorld) -> None:
     sizes = {split: len(env.instances(split)) for split in env.splits()}
     assert sum(sizes.values()) == 4339
@@ -93,6 +94,7 @@ def test_what_is_no_action_is_told_and_marked(env: SciWorld) -> None:
     assert env.step("look around").info["valid"] is True
 
 
+@pytest.mark.slow
 def test_a_wrong_focus_is_a_disaster_and_in_eto_keeps_the_best_score(env: SciWorld) -> None:
     begun = instance("find-living-thing")
     env.reset(begun)

@@ -168,6 +168,7 @@ async def test_a_second_run_of_all_stages_finds_everything_done(site: Callable[.
     assert dataset_file(again.place, 1).read_bytes() == written
 
 
+@pytest.mark.slow
 async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Callable[..., Site]) -> None:
     continued = ("splice.mode=continued", "splice.continuation={samples: 6, max_steps: 5, max_new_tokens: 8}")
     one = site(*continued)
@@ -227,6 +228,7 @@ async def test_a_tree_that_was_lost_is_left_out_and_grown_next_time(site: Callab
     assert len(finished_trees(mended.place, 1)) == 6
 
 
+@pytest.mark.slow
 async def test_a_loss_that_was_tolerated_is_tolerated_when_the_stage_runs_again(site: Callable[..., Site]) -> None:
     broken = ["door/test/1", "door/train/1"]
     one = site("errors.budget=0.2", broken=broken)

@@ -248,6 +248,7 @@ def test_sample(store: Store, fresh: Iterator[str], sample: Sample) -> None:
     first_error=st.none() | st.integers(0, 50),
     judged=st.lists(st.tuples(st.sampled_from(Verdict), generations, seeds), max_size=3),
 )
+@pytest.mark.slow
 def test_critique_and_judgement(
     store: Store,
     fresh: Iterator[str],
