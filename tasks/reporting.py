@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
+from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from agentr_core.errors import ConfigError
@@ -34,9 +34,7 @@ async def report(run: RunRef, iteration: int) -> str:
         markdown=summary_markdown([built]),
         description=f"Held-out success up to iteration {iteration}",
     )
-    await acreate_link_artifact(
-        key=f"report-{name}-{iteration}", link=path.resolve().as_uri(), link_text=f"Report of iteration {iteration}"
-    )
+    await _leave(path, key=f"report-{name}-{iteration}", description=f"Report of iteration {iteration}")
     return str(path)
 
 
@@ -49,10 +47,17 @@ async def compared(run: RunRef) -> str:
     await acreate_markdown_artifact(
         key=f"arms-{name}", markdown=table_markdown(arm_scores(built)), description="Held-out scores of each arm"
     )
-    await acreate_link_artifact(
-        key=f"comparison-{name}", link=path.resolve().as_uri(), link_text="Report of the comparison"
-    )
+    await _leave(path, key=f"comparison-{name}", description="Report of the comparison")
     return str(path)
+
+
+async def _leave(page: Path, *, key: str, description: str) -> None:
+    """Leave a report as an artifact: its Markdown twin, for browsers follow no link from a server to a file."""
+    text = page.with_suffix(".md").read_text(encoding="utf-8")
+    address = page.resolve().as_uri()
+    await acreate_markdown_artifact(
+        key=key, markdown=f"As a page: [{address}]({address})\n\n{text}", description=description
+    )
 
 
 def arm_table(run: RunRef) -> str:

@@ -35,4 +35,5 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
     name = f"door-{report.parent.name[:8]}"
     assert "iteration 1" in texts[f"scores-{name}"]
     assert report.as_uri() in texts[f"report-{name}-1"]
+    assert report.with_suffix(".md").read_text() in texts[f"report-{name}-1"]
     assert Store(tmp_path / "runs" / "store.duckdb").query("select status from run")["status"].tolist() == ["finished"]
