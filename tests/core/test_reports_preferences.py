@@ -41,7 +41,7 @@ def test_counts_margins_and_training_are_told() -> None:
     assert "1,234" in section
     assert "no-reward | 3 |" in section
     assert "The rejected side of 17 pairs was cut." in section
-    assert "1,200" in section
+    assert "0.9\N{EN DASH}1.0 | 1,200 |" in section
     # First, last and three steps between.
     rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
     assert [row for row in rows if row.isdecimal()] == ["1", "3", "5", "8", "10"]
