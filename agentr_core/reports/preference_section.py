@@ -23,7 +23,9 @@ def _blocks(record: PreferenceRecord) -> Iterator[Block]:
         yield tables.tallies("Turned away", "Candidates", record.rejected)
     if record.margins:
         caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
-        counted = tuple(Tally(name=f"{low:.1f}{wording.TO}{low + 0.1:.1f}", count=count) for low, count in record.margins)
+        counted = tuple(
+            Tally(name=f"{low:.1f}{wording.TO}{low + 0.1:.1f}", count=count) for low, count in record.margins
+        )
         drawing = plots.bars(counted, "Pairs by margin of reward")
         instead = tables.tallies("Margin", "Pairs", counted)
         yield Figure(drawing, caption, (Paragraph(caption), instead))
