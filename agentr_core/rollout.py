@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentr_core.conversation import conversation
 from agentr_core.errors import EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
@@ -24,11 +24,10 @@ Sample = Callable[[Request], Awaitable[list[Generation]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one reply led to. `stop` is None while the episode goes on; `info` is the environment's own."""
+    """What one reply led to. `stop` is None while the episode goes on."""
 
     step: Step
     stop: StopReason | None
-    info: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +85,7 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
         observation=observation,
         reward=0.0 if disaster else float(reward),
         matched=info.get("matched"),
+        valid=info.get("valid"),
         terminated=terminated,
         success=success,
         disaster=disaster,
@@ -99,7 +99,7 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
         stop = StopReason.SUCCESS if success else StopReason.FAILURE
     else:
         stop = StopReason.STEP_LIMIT if truncated else None
-    return Outcome(step=step, stop=stop, info=info)
+    return Outcome(step=step, stop=stop)
 
 
 def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[str, tuple[Outcome, ...]]:

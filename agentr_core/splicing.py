@@ -326,7 +326,7 @@ def _divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: in
     ]
     if not differing:
         return "all observations are as recorded"
-    position, outcome = next((d for d in differing if not d[1].info.get("valid", True)), differing[0])
+    position, outcome = next((d for d in differing if d[1].step.valid is False), differing[0])
     then = recorded[position].observation
     return f"{_at(position, outcome.step)} gave {_short(outcome.step.observation)}, recorded was {_short(then)}"
 

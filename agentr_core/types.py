@@ -156,8 +156,9 @@ class Transition(NamedTuple):
     """What `Environment.step` returns, in Gymnasium's order.
 
     `reward` is the standing score of the episode after this step, in [0, 1], or negative for a disaster.
-    `info` has the key "success" (bool), the environment's own flag, and "matched" (str) from an environment that puts
-    a possible action in the place of the agent's; it may have more for the log.
+    `info` has the key "success" (bool), the environment's own flag; "valid" (bool) from an environment that tells
+    whether it took the action; and "matched" (str) from one that puts a possible action in the place of the agent's.
+    It may have more for the log.
     """
 
     observation: str
@@ -172,7 +173,8 @@ class Step:
     """One reply and what it led to. `action` is what the environment's parser took out of `reply`.
 
     `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
-    environment that takes actions as they are. A replay sends `action`, which is matched again.
+    environment that takes actions as they are. A replay sends `action`, which is matched again. `valid` is whether the
+    environment took the action; None from one that does not tell.
     """
 
     reply: str
@@ -180,6 +182,7 @@ class Step:
     observation: str
     reward: float
     matched: str | None = None
+    valid: bool | None = None
     terminated: bool = False
     success: bool = False
     disaster: bool = False

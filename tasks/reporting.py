@@ -17,7 +17,7 @@ from agentr_core.reports.markdown import render_comparison_markdown, render_mark
 from agentr_core.reports.records import IterationReport
 from agentr_core.reports.summary import report_name, summary_markdown, summary_table, table_text
 from agentr_core.stages.compare import build_comparison
-from agentr_core.stages.report import build_report, roles
+from agentr_core.stages.report import build_report, finished_at, roles
 from agentr_core.stages.report_scores import scores
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
@@ -133,7 +133,7 @@ def _score_report(run: RunRef, iteration: int) -> IterationReport:
         recipe_name=place.recipe.name,
         run_id=run.run_id,
         iteration=iteration,
-        date="",
+        date=finished_at(place, iteration),
         environment=place.recipe.environment.name,
         model=place.recipe.model.label,
         roles=roles(place.recipe),

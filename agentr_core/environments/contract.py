@@ -99,6 +99,8 @@ def _transition(instance: Instance, action: str, transition: Transition) -> Iter
         yield Violation(rule="transition", detail=f"{instance.key}: {action!r} gave reward {transition.reward}")
     if "success" not in transition.info:
         yield Violation(rule="transition", detail=f"{instance.key}: info after {action!r} has no success flag")
+    if not isinstance(transition.info.get("valid", True), bool):
+        yield Violation(rule="transition", detail=f"{instance.key}: the valid flag after {action!r} is no bool")
     if not isinstance(transition.info.get("matched", ""), str):
         yield Violation(rule="transition", detail=f"{instance.key}: the action matched to {action!r} is no text")
 

@@ -122,6 +122,6 @@ async def evaluate(
 
 
 def _count_invalid(replies: Sequence[Reply]) -> int | None:
-    """An environment that tells has the key "valid" in the info of every step."""
-    flags = [reply.outcome.info.get("valid") for reply in replies]
+    """Count the refused actions; None from an environment that does not tell."""
+    flags = [reply.outcome.step.valid for reply in replies]
     return None if None in flags else flags.count(False)

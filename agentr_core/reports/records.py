@@ -222,9 +222,9 @@ class FaultCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """What went wrong: the agent's mistakes by class, why episodes stopped, and faults of the machinery."""
+    """What went wrong: refused actions by the words of the refusal, why episodes stopped, faults of the machinery."""
 
-    mistakes: tuple[Tally, ...] = ()
+    refused: tuple[Tally, ...] = ()
     stops: tuple[StopCount, ...] = ()
     faults: tuple[FaultCount, ...] = ()
 
@@ -288,6 +288,8 @@ class IterationReport:
     tokens: TokenCounts | None = None
     errors: ErrorRecord | None = None
     examples: tuple[RevisionExample, ...] = ()
+    revises: bool = True
+    """Whether the method makes revision samples: judges, splices, and has something to show of it."""
     recipe_yaml: str = ""
     versions: tuple[NamedText, ...] = ()
     hashes: tuple[NamedText, ...] = ()

@@ -22,7 +22,7 @@ from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationRe
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
-    """Return all sections of a report in their fixed order; that of preference pairs only where there could be some."""
+    """Return the sections of a report in order: those of revision samples and of preference pairs by method."""
     return (
         _headline(report),
         _scores(report),
@@ -30,13 +30,12 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
         _revision(report),
         _loops(report),
         _funnel(report),
-        _survival(report),
-        _judge(report),
+        *([_survival(report), _judge(report)] if report.revises else []),
         *([preferences(report.preferences)] if report.preferences else []),
         _time(report),
         _tokens(report),
         _errors(report),
-        _examples(report),
+        *([_examples(report)] if report.revises else []),
         _recipe(report),
         _versions(report),
     )
@@ -187,10 +186,10 @@ def _errors(report: IterationReport) -> Section:
 
 
 def _error_blocks(record: ErrorRecord) -> Iterator[Block]:
-    if record.mistakes:
-        yield tables.tallies("Mistake of the agent", "Steps", record.mistakes)
+    if record.refused:
+        yield tables.tallies("Refused action, by the environment's first words", "Steps", record.refused)
     else:
-        yield Paragraph("Not measured: mistakes of the agent by class.")
+        yield Paragraph("No collected action was refused, or the environment does not tell.")
     if record.stops:
         yield tables.stops(record)
     else:

@@ -40,7 +40,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         recipe_name=recipe.name,
         run_id=place.run_id,
         iteration=iteration,
-        date=_date(place, iteration),
+        date=finished_at(place, iteration),
         environment=recipe.environment.name,
         model=recipe.model.label,
         roles=roles(recipe),
@@ -56,6 +56,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         tokens=_tokens(place, iteration),
         errors=_errors(place, iteration),
         examples=examples(place, iteration, count=5),
+        revises=not _treeless(recipe),
         recipe_yaml=yaml.safe_dump(resolved(recipe), sort_keys=False),
         versions=_versions(place),
         hashes=_hashes(place, iteration),
@@ -67,7 +68,8 @@ def roles(recipe: Recipe) -> tuple[NamedText, ...]:
     return tuple(NamedText(name=r, text=model.label) for r, model in recipe.own_models().items() if r != "actor")
 
 
-def _date(place: Workplace, iteration: int) -> str:
+def finished_at(place: Workplace, iteration: int) -> str:
+    """Return when an iteration ended, or the present time while it goes on, to the minute."""
     row = place.one("select finished_at from iteration where iteration_id = ?", place.iteration_id(iteration))
     return (row[0] if row and row[0] else datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -219,7 +221,7 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
         iteration_id,
     )
     return ErrorRecord(
-        mistakes=_mistakes(place, iteration_id),
+        refused=_refused(place, iteration_id),
         stops=tuple(
             StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
             for reason in sorted(collected.keys() | evaluated.keys())
@@ -228,14 +230,15 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     )
 
 
-def _mistakes(place: Workplace, iteration_id: str) -> tuple[Tally, ...]:
-    """Observations of collected steps by their first three words: how an environment words a refusal."""
+def _refused(place: Workplace, iteration_id: str) -> tuple[Tally, ...]:
+    """Refused actions of collected steps by the first three words of what the environment said."""
     rows = place.all(
-        "select array_to_string(str_split(o.text, ' ')[1:4], ' ') as opening, count(*) from node n "
-        "join tree t using (tree_id) join text o on o.text_id = n.observation_id "
-        "where t.iteration_id = ? and n.reward = 0 and not n.terminated "
-        "and (o.text ilike 'could not%' or o.text ilike 'wrong %' "
-        "or o.text ilike 'no known%' or o.text ilike 'invalid%') "
+        "with refused as ("
+        "select n.observation_id from node n join tree t using (tree_id) where t.iteration_id = $1 and not n.valid "
+        "union all select s.observation_id from step s join trajectory t using (trajectory_id) "
+        "where t.iteration_id = $1 and t.source = 'rollout' and not s.valid) "
+        "select array_to_string(string_split_regex(trim(o.text), '\\s+')[1:3], ' ') as opening, count(*) "
+        "from refused r join text o on o.text_id = r.observation_id "
         "group by opening order by count(*) desc, opening limit 8",
         iteration_id,
     )

@@ -15,6 +15,7 @@ from agentr_core.config import parse
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.reports.sections import sections
 from agentr_core.stages.collect import collect
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.evaluate import evaluate
@@ -182,6 +183,7 @@ async def test_failures_become_pairs_with_the_expert_and_lead_back(site: Sites) 
     assert report.preferences is not None
     assert [(tally.name, tally.count) for tally in report.preferences.kinds] == [("lose", 6)]
     assert report.preferences.margins == ((0.9, 6),)
+    assert {section.key for section in sections(report)}.isdisjoint({"survival", "judge", "samples"})
     assert [(stage.name, stage.count) for stage in report.funnel] == [
         ("expert episodes", 6),
         ("explored episodes", 6),

@@ -59,7 +59,7 @@ def hostile(text: str = ATTACK) -> IterationReport:
         time=(TimeSpent(activity=text, seconds=5.0),),
         tokens=TokenCounts(prompt=5, completion=4, trained=tally),
         errors=ErrorRecord(
-            mistakes=tally,
+            refused=tally,
             stops=(StopCount(reason=text, collected=1, evaluated=2),),
             faults=(FaultCount(error=text, phase=text, count=1, lost=1),),
         ),

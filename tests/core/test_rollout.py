@@ -105,7 +105,7 @@ def test_playing_replies_gives_live_outcomes_up_to_the_end() -> None:
     first, outcomes = play(Line(), instance(), ["Action: right", "Action: jump", "Action: right"])
     assert first == "The goal is 2 to the right."
     assert [o.stop for o in outcomes] == [None, StopReason.DISASTER]
-    assert outcomes[0].info["valid"] is True
+    assert [o.step.valid for o in outcomes] == [True, True]
 
 
 @pytest.mark.parametrize("reward", [1.5, math.nan, math.inf])

@@ -16,6 +16,7 @@ from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.reports.records import Tally
 from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset, dataset_file
@@ -361,6 +362,27 @@ async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[...
     base = build_report(one.place, 0).tokens
     assert base is not None
     assert base.completion == count(one.place, "select sum(completion_tokens) from generation where kind = 'step'")
+
+
+@pytest.mark.slow
+async def test_a_report_counts_refused_actions_by_the_words_of_the_world(site: Callable[..., Site]) -> None:
+    one = site()
+    await prepare(one.place)
+    await collect(one.place, 1)
+    assert errors(one.place) == (), "a door takes every word"
+    with one.place.store.transaction() as con:
+        con.execute(
+            "update node set valid = false where observation_id in (select text_id from text where text = 'Wrong 1.')"
+        )
+    wrong = count(one.place, "select count(*) from v_nodes where observation = 'Wrong 1.'")
+    assert wrong > 0
+    assert errors(one.place) == (Tally(name="Wrong 1.", count=wrong),)
+
+
+def errors(place: Workplace) -> tuple[Tally, ...]:
+    found = build_report(place, 1).errors
+    assert found is not None
+    return found.refused
 
 
 async def test_what_a_killed_stage_left_is_grown_to_the_same_trees(site: Callable[..., Site]) -> None:

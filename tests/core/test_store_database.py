@@ -215,7 +215,7 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.missing("text", ["a"]) == []
 
 
-def test_steps_and_nodes_of_before_matching_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_nodes_of_before_new_columns_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         older = migrations.available()[:5]
         patch.setattr(migrations, "available", lambda: older)
@@ -231,9 +231,9 @@ def test_steps_and_nodes_of_before_matching_are_kept(store: Store, monkeypatch: 
                 "visits, value_sum, terminal, dive, duplicates) "
                 "values ('a', 1, 0, 1, 't', 'go', 't', 0.5, 1, 0.5, false, 0, 1)"
             )
-    (row,) = store.query("select action, matched, observation from v_nodes").astype(object).values.tolist()
-    assert (row[0], row[1] is None or row[1] != row[1], row[2]) == ("go", True, "hello")
-    assert store.query("select matched from v_steps").empty
+    found = store.query("select action, matched is null, valid is null, observation from v_nodes")
+    assert found.values.tolist() == [["go", True, True, "hello"]]
+    assert store.query("select matched, valid from v_steps").empty
 
 
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

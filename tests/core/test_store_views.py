@@ -61,6 +61,7 @@ def step(reply: str, reward: float = 0.0, *, success: bool = False) -> Step:
         reply=reply,
         action=reply.upper(),
         matched=None if reply == "look" else reply,
+        valid=reply != "lose",
         observation=f"saw {reply}",
         reward=reward,
         terminated=success,
@@ -274,16 +275,19 @@ def test_samples_and_rejections_are_readable(store: Store) -> None:
 
 
 def test_nodes_and_steps_show_their_texts(store: Store) -> None:
-    nodes = store.query("select node_index, reply, action, matched, observation, value from v_nodes order by 1")
+    nodes = store.query("select node_index, reply, action, matched, valid, observation, value from v_nodes order by 1")
     assert nodes[["action", "matched"]].fillna("").values.tolist()[1:] == [
         ["LOOK", ""],
         ["WIN", "win"],
         ["LOSE", "lose"],
     ]
+    assert nodes["valid"].tolist()[1:] == [True, True, False]
     assert nodes["observation"].tolist() == ["Start.", "saw look", "saw win", "saw lose"]
     assert nodes["value"].tolist()[:2] == [0.5, 0.5]
-    steps = store.query("select reply, action, matched, observation from v_steps where evaluation_id = 'test-i0'")
-    assert steps.values.tolist() == [["end", "END", "end", "saw end"]] * 4
+    steps = store.query(
+        "select reply, action, matched, valid, observation from v_steps where evaluation_id = 'test-i0'"
+    )
+    assert steps.values.tolist() == [["end", "END", "end", True, "saw end"]] * 4
 
 
 def test_records_come_back(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def test_reports_are_written(turned: Turned) -> None:
 
     assert "Held-out success" in html.with_suffix(".md").read_text(encoding="utf-8")
     assert turned.result["run_id"] in html.read_text(encoding="utf-8")
-    assert (html.parent / "index.html").exists()
+    index = (html.parent / "index.html").read_text(encoding="utf-8")
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", index), "the index says when an iteration ended"
 
 
 def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:

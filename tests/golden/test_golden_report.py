@@ -249,7 +249,7 @@ def full_report() -> IterationReport:
             ),
         ),
         errors=ErrorRecord(
-            mistakes=tallies(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
+            refused=tallies(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
             stops=(
                 StopCount(reason="success", collected=1511, evaluated=127),
                 StopCount(reason="step_limit", collected=1764, evaluated=73),

@@ -60,6 +60,7 @@ steps = st.builds(
     reply=texts,
     action=texts,
     matched=st.none() | texts,
+    valid=st.none() | st.booleans(),
     observation=texts,
     reward=units,
     terminated=st.booleans(),

@@ -192,6 +192,7 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
         "reply_id": text_id(step.reply),
         "action": step.action,
         "matched": step.matched,
+        "valid": step.valid,
         "observation_id": text_id(step.observation),
         "reward": float(step.reward),
         "terminated": step.terminated,
@@ -202,11 +203,12 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
 
 
 def _step(record: tuple[Any, ...]) -> Step:
-    reply, action, matched, observation, reward, terminated, success, disaster, token_ids, logprobs = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, token_ids, logprobs = record
     return Step(
         reply=reply,
         action=action,
         matched=matched,
+        valid=valid,
         observation=observation,
         reward=reward,
         terminated=terminated,
@@ -230,8 +232,8 @@ where {_CHOSEN}
 order by t.trajectory_id
 """
 _STEPS = f"""
-select s.trajectory_id, r.text, s.action, s.matched, o.text, s.reward, s.terminated, s.success, s.disaster,
-    g.token_ids, g.logprobs
+select s.trajectory_id, r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success,
+    s.disaster, g.token_ids, g.logprobs
 from step s
 join trajectory t using (trajectory_id)
 join text r on r.text_id = s.reply_id

@@ -184,6 +184,7 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
         "reply_id": None if step is None else text_id(step.reply),
         "action": None if step is None else step.action,
         "matched": None if step is None else step.matched,
+        "valid": None if step is None else step.valid,
         "observation_id": None if step is None else text_id(step.observation),
         "reward": None if step is None else float(step.reward),
         "terminated": None if step is None else step.terminated,
@@ -201,13 +202,15 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
 
 def _node(record: tuple[Any, ...]) -> Node:
     _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *sampling_and_step = record
-    token_ids, logprobs, reply, action, matched, observation, reward, terminated, success, disaster = sampling_and_step
+    token_ids, logprobs, reply, action, matched, valid, observation, *outcome = sampling_and_step
+    reward, terminated, success, disaster = outcome
     step = None
     if reply is not None:
         step = Step(
             reply=reply,
             action=action,
             matched=matched,
+            valid=valid,
             observation=observation,
             reward=reward,
             terminated=terminated,
@@ -238,7 +241,7 @@ where t.tree_id in (select unnest(?))
 """
 _NODES = """
 select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
-    g.token_ids, g.logprobs, r.text, n.action, n.matched, o.text, n.reward, n.terminated, n.success, n.disaster
+    g.token_ids, g.logprobs, r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster
 from node n
 left join text r on r.text_id = n.reply_id
 left join text o on o.text_id = n.observation_id
