@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RECIPE ?= deployments/recipes/textcraft-tiny.yaml
 STAMP := $(VENV)/.installed
 # A worker for each of up to four processors; tests of one file stay together, for what they share is costly.
-WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Prefect must not look for a server or a network in the embedded default.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false

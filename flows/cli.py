@@ -33,13 +33,25 @@ _workspace = click.option(
 )
 
 
+PREFECT_DEFAULTS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # A busy machine takes longer than Prefect's 20 s to start the server of a local run.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # Written one by one, states of tasks meet other writes; SQLite refuses those, and the client waits for two seconds.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+}
+"""Variables of Prefect's for a server that this process or the tests start."""
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="agentr")
 def cli() -> None:
     """The data flywheel that makes language agents correct their own mistakes."""
     # Prefect reads these when it is first imported; a value the user has set stays.
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
+    for name, value in PREFECT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 def _quiet_prefect() -> None:
@@ -47,8 +59,6 @@ def _quiet_prefect() -> None:
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    # A busy machine takes longer than Prefect's 20 s to start the server of a local run.
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 
 
 @cli.command()

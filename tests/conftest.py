@@ -135,3 +135,8 @@ def save_tiny_model() -> Callable[..., Path]:
 def make_tiny_tokenizer() -> Callable[..., Any]:
     """Return `make_tokenizer`, for tests that need another chat template."""
     return make_tokenizer
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of whole flows first: they take longest, and workers that get them last do not end together."""
+    items.sort(key=lambda item: "flows" not in item.path.parts)

@@ -70,7 +70,7 @@ def test_an_expert_of_textcraft_has_little_to_prune_and_a_clumsy_path_is_pruned_
         _, outcomes = play(env, instance, [clumsy[position] for position in positions])
         assert outcomes[-1].step.success
         assert len(positions) <= len(expert)
-        assert all(outcome.info["valid"] for outcome in outcomes)
+        assert all(outcome.step.valid for outcome in outcomes)
 
 
 def test_pruning_without_playing_is_refused() -> None:

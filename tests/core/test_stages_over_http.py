@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> W
     )
 
 
+def untold(tree: Tree) -> Tree:
+    """Return a tree without what no server of AgentGym's tells: whether an action was taken."""
+    nodes = (replace(node, step=node.step and replace(node.step, valid=None)) for node in tree.nodes)
+    return replace(tree, nodes=tuple(nodes))
+
+
 async def collected(place: Workplace) -> dict[str, Tree]:
     await start(place)
     await begin(place, 1)
@@ -82,7 +89,7 @@ async def test_collection_from_a_broken_server_gives_the_trees_of_the_world(
         there = await collected(place)
         await evaluate(place, 0)
 
-        assert there == here
+        assert there == {tree: untold(grown) for tree, grown in here.items()}
         assert len(there) == 6
         assert len(world.bodies("/step")) > 40, "no fault was met in the middle of a tree"
         assert place.store.query("select count(*) n from event")["n"][0] == 0

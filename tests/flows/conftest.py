@@ -11,14 +11,19 @@ import door
 import pytest
 from wheel import PATIENCE, environment
 
+from flows.cli import PREFECT_DEFAULTS
+
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """Prefect with a database of its own for all tests that run flows in this process."""
-    from prefect.testing.utilities import prefect_test_harness
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PREFECT_DEFAULTS.items():
+            patch.setenv(name, value)
+        from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=int(PATIENCE)):
-        yield
+        with prefect_test_harness(server_startup_timeout=int(PATIENCE)):
+            yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from wheel import PATIENCE, launched
 
+from flows.cli import PREFECT_DEFAULTS
+
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 
 
@@ -47,7 +49,7 @@ def served(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Run a Prefect server for the length of the block; return the variables with its address among them."""
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
-    known = {**env, "PREFECT_API_URL": api}
+    known = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api}
     with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"], env=known):
         wait_for(f"{api}/health")
         yield known
