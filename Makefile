@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RECIPE ?= deployments/recipes/textcraft-tiny.yaml
 STAMP := $(VENV)/.installed
-# A worker for each of up to four processors; tests of one file stay together, for what they share is costly.
-WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Three workers keep two processors busy, for tests of flows wait a lot; those of one file share what is costly.
+WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 # Prefect must not look for a server or a network in the embedded default.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false

@@ -57,7 +57,6 @@ def test_eto_too_explores_and_learns_as_if_nothing_had_been(
         count(rough, "trajectory where source = 'rollout'", rng.randint(5, 25)),
         count(rough, "preference", 1),
         training(rough, rng),
-        count(rough, LAST_EPISODES, rng.randint(1, 6)),
     ]
     explored = (
         "select * exclude (created_at) from trajectory order by trajectory_id",
