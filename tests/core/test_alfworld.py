@@ -49,7 +49,7 @@ def test_the_expert_wins_each_kind_of_task(homes: Path) -> None:
         assert "Welcome" not in first
         last = outcomes[-1]
         assert (last.step.reward, last.step.success, last.step.terminated) == (1.0, True, True), instance.key
-        assert all(outcome.step.reward == 0.0 and outcome.info["valid"] for outcome in outcomes[:-1])
+        assert all(outcome.step.reward == 0.0 and outcome.step.valid for outcome in outcomes[:-1])
         assert len(outcomes) <= env.step_limit
     assert {env.depth(instance) for instance in instances} == {1, 2, 3, 4, 5, 6}
     env.close()
