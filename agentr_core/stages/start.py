@@ -111,10 +111,10 @@ async def begin(place: Workplace, iteration: int) -> None:
 
 
 async def end(place: Workplace, iteration: int) -> None:
-    """Write that an iteration is finished."""
-    place.store.update(
-        "iteration", {"iteration_id": place.iteration_id(iteration), "status": "finished", "finished_at": _now()}
-    )
+    """Write that an iteration is finished; one that was finished before keeps its time."""
+    key = place.iteration_id(iteration)
+    if place.one("select status from iteration where iteration_id = ?", key) != ("finished",):
+        place.store.update("iteration", {"iteration_id": key, "status": "finished", "finished_at": _now()})
 
 
 async def finish(place: Workplace, status: Literal["finished", "failed"]) -> None:

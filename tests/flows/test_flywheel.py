@@ -132,6 +132,7 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
 
     before = state()
     sha = turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist()
+    ends = turned.ask("select iteration, finished_at from iteration order by 1")
 
     again = asyncio.run(flywheel(str(turned.recipe)))
 
@@ -140,6 +141,7 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     for name in GROWING:
         assert after[name].equals(before[name]), name
     assert turned.ask("select weights_sha256 from checkpoint order by 1")["weights_sha256"].tolist() == sha
+    assert turned.ask("select iteration, finished_at from iteration order by 1").equals(ends)
 
 
 def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
