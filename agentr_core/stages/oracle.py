@@ -6,7 +6,6 @@ from agentr_core.evaluation.metrics import success_rate
 from agentr_core.protocols import Oracle
 from agentr_core.reports.records import Estimate, OracleAgreement
 from agentr_core.search.tree import steps_to
-from agentr_core.stages.collect import tree_ids
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import load_trees
 from agentr_core.types import Verdict
@@ -21,7 +20,12 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     try:
         if not isinstance(env, Oracle):
             return None
-        trees = load_trees(place.store, list(tree_ids(place, iteration)))
+        verdicts = place.all(
+            "select p.pair_id, p.tree_id, p.bad_leaf, v.position, v.node_index, v.verdict "
+            "from verdict v join pair p using (pair_id) where p.iteration_id = ? order by all",
+            place.source_id(iteration),
+        )
+        trees = load_trees(place.store, sorted({tree_id for _, tree_id, *_ in verdicts}))
         truth: dict[tuple[str, int], tuple[Verdict, ...]] = {}
 
         def true_path(tree_id: str, leaf: int) -> tuple[Verdict, ...]:
@@ -34,11 +38,7 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
 
         judged: dict[tuple[str, int], tuple[Verdict, Verdict]] = {}
         firsts: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
-        for pair, tree_id, leaf, position, node, verdict in place.all(
-            "select p.pair_id, p.tree_id, p.bad_leaf, v.position, v.node_index, v.verdict "
-            "from verdict v join pair p using (pair_id) where p.iteration_id = ? order by all",
-            place.iteration_id(iteration),
-        ):
+        for pair, tree_id, leaf, position, node, verdict in verdicts:
             true = true_path(tree_id, leaf)[position]
             judged[tree_id, node] = (Verdict(verdict), true)
             firsts.setdefault(pair, []).append((position, Verdict(verdict), true))

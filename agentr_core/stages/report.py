@@ -79,16 +79,17 @@ def _treeless(recipe: Recipe) -> bool:
 
 
 def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    source, own = place.source_id(iteration), place.iteration_id(iteration)
     row = place.one(
-        "select trees, leaves, pairs, critiques, spliced, verified, samples, dataset_rows from v_funnel "
-        "where iteration_id = ?",
-        place.iteration_id(iteration),
+        "select trees, leaves, pairs, critiques, spliced, verified, samples from v_funnel where iteration_id = ?",
+        source,
     )
-    if row is None:
+    rows = place.one("select dataset_rows from v_funnel where iteration_id = ?", own)
+    if row is None or rows is None:
         return ()
     rejected = {
         stage: tuple(Tally(name=reason, count=count) for reason, count in found)
-        for stage, found in _rejections(place, iteration).items()
+        for stage, found in (_rejections(place, source) | _rejections(place, own)).items()
     }
     verify = tuple(tally for tally in rejected.get("splice", ()) if tally.name.startswith("verify-"))
     unspliced = tuple(tally for tally in rejected.get("splice", ()) if not tally.name.startswith("verify-"))
@@ -99,20 +100,20 @@ def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
         FunnelStage(name="judged", count=row[3]),
         FunnelStage(name="spliced", count=row[4], rejected=unspliced),
         FunnelStage(name="verified", count=row[5], rejected=verify),
-        FunnelStage(name="samples", count=row[6]),
-        FunnelStage(name="trained rows", count=row[7], rejected=rejected.get("filter", ())),
+        FunnelStage(name="samples of the pool" if source != own else "samples", count=row[6]),
+        FunnelStage(name="trained rows", count=rows[0], rejected=rejected.get("filter", ())),
     ]
     if place.recipe.splice.mode != "verified":
         stages = [stage for stage in stages if stage.name != "verified"]
     return tuple(stages)
 
 
-def _rejections(place: Workplace, iteration: int) -> dict[str, list[tuple[str, int]]]:
+def _rejections(place: Workplace, iteration_id: str) -> dict[str, list[tuple[str, int]]]:
     found: dict[str, list[tuple[str, int]]] = {}
     for stage, reason, count in place.all(
         "select stage, reason, count(*) from rejection where iteration_id = ? "
         "group by all order by count(*) desc, reason",
-        place.iteration_id(iteration),
+        iteration_id,
     ):
         found.setdefault(stage, []).append((reason, count))
     return found
@@ -121,12 +122,11 @@ def _rejections(place: Workplace, iteration: int) -> dict[str, list[tuple[str, i
 def _survival(place: Workplace, iteration: int) -> SpliceSurvival | None:
     if place.recipe.splice.mode not in ("verified", "continued"):
         return None
-    died = [
-        item for item in _rejections(place, iteration).get("splice", []) if item[0].startswith(("verify-", "no-try-"))
-    ]
+    turned_away = _rejections(place, place.source_id(iteration)).get("splice", [])
+    died = [item for item in turned_away if item[0].startswith(("verify-", "no-try-"))]
     row = place.one(
         "select count(distinct pair_id) from sample where iteration_id = ? and kind = 'revision'",
-        place.iteration_id(iteration),
+        place.source_id(iteration),
     )
     survived = row[0] if row else 0
     return SpliceSurvival(
@@ -141,14 +141,14 @@ def _judge(place: Workplace, iteration: int) -> JudgeRecord | None:
     verdicts = place.all(
         "select verdict, count(distinct (p.tree_id, v.node_index)) from verdict v join pair p using (pair_id) "
         "where p.iteration_id = ? group by verdict order by verdict",
-        place.iteration_id(iteration),
+        place.source_id(iteration),
     )
     if not verdicts:
         return None
     paths = place.all(
         "select c.first_error, c.first_error - p.shared_steps + 1 from critique c join pair p using (pair_id) "
         "where p.iteration_id = ?",
-        place.iteration_id(iteration),
+        place.source_id(iteration),
     )
     lengths: dict[int, int] = {}
     for _, length in paths:

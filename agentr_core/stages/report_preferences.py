@@ -51,21 +51,21 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
 
 def treeless_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return what came out of each stage of data construction of an iteration of method `eto`, or one that clones."""
-    iteration_id = place.iteration_id(iteration)
+    own, source = place.iteration_id(iteration), place.source_id(iteration)
     expert, explored, solved, pairs, samples, rows = (
-        int(number or 0) for number in place.one(_COUNTS, iteration_id) or (0,) * 6
+        int(number or 0) for number in place.one(_COUNTS, source, own) or (0,) * 6
     )
     stages = {
-        "sft": [FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, iteration_id, "expert"))],
+        "sft": [FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, source, "expert"))],
         "rft": [FunnelStage(name="explored episodes", count=explored), FunnelStage(name="successes", count=solved)],
         "dpo": [
-            FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, iteration_id, "expert")),
+            FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, source, "expert")),
             FunnelStage(name="explored episodes", count=explored),
-            FunnelStage(name="preference pairs", count=pairs, rejected=_rejected(place, iteration_id, STAGE)),
+            FunnelStage(name="preference pairs", count=pairs, rejected=_rejected(place, source, STAGE)),
         ],
     }[place.recipe.phase(iteration) or "sft"]
-    trained = FunnelStage(name="trained rows", count=rows, rejected=_rejected(place, iteration_id, "filter"))
-    return (*stages, FunnelStage(name="samples", count=samples), trained)
+    trained = FunnelStage(name="trained rows", count=rows, rejected=_rejected(place, own, "filter"))
+    return (*stages, FunnelStage(name="samples of the pool" if source != own else "samples", count=samples), trained)
 
 
 def _rejected(place: Workplace, iteration_id: str, stage: str) -> tuple[Tally, ...]:
@@ -85,5 +85,5 @@ select
     (select count(*) from trajectory where iteration_id = $1 and source = 'rollout' and success),
     (select count(*) from preference where iteration_id = $1),
     (select count(*) from sample where iteration_id = $1),
-    (select count(*) from dataset d join dataset_row using (dataset_id) where d.iteration_id = $1)
+    (select count(*) from dataset d join dataset_row using (dataset_id) where d.iteration_id = $2)
 """

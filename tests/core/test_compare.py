@@ -226,6 +226,9 @@ async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Si
         assert one.ask(cuts, place.iteration_id(1)) == base
         assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
         assert build_report(place, 1).score(0) == build_comparison(one.pool).base
+        funnel = {stage.name: stage.count for stage in build_report(place, 1).funnel}
+        assert [funnel["trees"]] == [number for (number,) in one.ask("select count(*) from tree")]
+        assert funnel["samples of the pool"] >= funnel["trained rows"] > 0
 
 
 @pytest.mark.slow
