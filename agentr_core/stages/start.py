@@ -89,10 +89,12 @@ async def start(place: Workplace) -> dict[str, Any]:
                     workspace=str(place.root),
                 ),
                 checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={}),
-                iteration_rows(place.iteration_id(0), run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id),
             ]
         )
     )
+    base = place.iteration_id(0)
+    if place.one("select status from iteration where iteration_id = ?", base) is None:
+        place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
     return {"run_id": place.run_id, "checkpoint": checkpoint_id}
 
 
