@@ -38,6 +38,8 @@ class Launch:
     dtype: str
     context_length: int
     settings: VllmConfig
+    implementation: str = "auto"
+    """Whose code of the model vLLM runs, as its option `model-impl` has it."""
 
     @property
     def eager(self) -> bool:
@@ -71,6 +73,8 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     elif settings.seeds:
         # A seeded request whose prefill is cut in two kills the engine on a CPU.
         words.append("--no-enable-chunked-prefill")
+    if "model-impl" not in settings.options:
+        words += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")

@@ -10,13 +10,15 @@ from pathlib import Path
 from agentr_core.config import ModelConfig
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.model_files import weights_sha256
+from agentr_core.model_files import adapter_base, read_json, weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, context_length_of
 from agentr_core.models.vllm_command import Launch, check_compiler
 from agentr_core.models.vllm_env import Device, engine_version, ensure
 from agentr_core.models.vllm_replicas import Replicas
 
 _DRIVER_SECONDS = 30.0
+_ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
+"""Model types of which vLLM's own code refuses layers with and without a sliding window side by side."""
 
 
 def device_of(wanted: str) -> Device:
@@ -53,8 +55,21 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
         settings.options,
     )
     return Launch(
-        model=path, served_name=name, device=device, dtype=model.dtype, context_length=context, settings=settings
+        model=path,
+        served_name=name,
+        device=device,
+        dtype=model.dtype,
+        context_length=context,
+        settings=settings,
+        implementation=implementation_of(path),
     )
+
+
+def implementation_of(path: Path) -> str:
+    """Return whose code of a model vLLM is to run: Transformers' where it refuses its own, else what it chooses."""
+    config = read_json((adapter_base(path) or path) / "config.json")
+    mixed = len(set(config.get("layer_types") or ())) > 1
+    return "transformers" if mixed and config["model_type"] in _ALL_LAYERS_ALIKE else "auto"
 
 
 def start(

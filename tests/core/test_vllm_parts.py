@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agentr_core.models.vllm_command import (
     free_ports,
     variables,
 )
+from agentr_core.models.vllm_start import implementation_of
 from agentr_core.models.vllm_wire import body, read_choices
 from agentr_core.types import Message, Request, Sampling
 
@@ -86,6 +88,23 @@ def test_further_options_go_to_the_server() -> None:
     assert words[-4:] == ["--async-scheduling", "--no-enable-lora", "--max-num-seqs", "64"]
     with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
         command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
+
+
+def test_models_that_vllm_refuses_run_in_transformers_code(tmp_path: Path) -> None:
+    def implementation(**fields: object) -> str:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | fields))
+        return implementation_of(tmp_path)
+
+    mixed = ["sliding_attention", "full_attention"]
+    assert implementation(layer_types=mixed) == "transformers"
+    assert implementation(layer_types=["full_attention"] * 2) == "auto"
+    assert implementation(layer_types=mixed, model_type="gemma3_text") == "auto", "vLLM knows that one"
+    assert implementation() == "auto"
+    options = dict(pairwise(command(PYTHON, replace(launch(), implementation="transformers"), 1)))
+    assert options["--model-impl"] == "transformers"
+    own = replace(launch(options={"model-impl": "vllm"}), implementation="transformers")
+    assert command(PYTHON, own, 1).count("--model-impl") == 1
+    assert dict(pairwise(command(PYTHON, own, 1)))["--model-impl"] == "vllm"
 
 
 def test_variables_of_a_cpu_replica() -> None:
