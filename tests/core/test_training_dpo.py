@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from training_jobs import IGNORED, make_job, random_row, set_clock
+from training_jobs import IGNORED, columns, dpo_job, pairs, set_clock
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import DataFault
@@ -28,7 +27,6 @@ pytestmark = [
     # peft reads an attribute that transformers renamed.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-LENGTHS = [(24, 40), (61, 33), (90, 120), (18, 18), (47, 80), (55, 21)]
 
 
 class Interrupted(Exception):
@@ -40,30 +38,6 @@ def _keep_threads():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-def pairs() -> list[TokenPair]:
-    return [
-        TokenPair(TokenRow(*random_row(one, 2 * seed)), TokenRow(*random_row(other, 2 * seed + 1)))
-        for seed, (one, other) in enumerate(LENGTHS)
-    ]
-
-
-def columns(rows: list[TokenPair]) -> dict[str, list[Any]]:
-    return {
-        f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
-        for side in ("chosen", "rejected")
-        for name in ("input_ids", "labels")
-    }
-
-
-def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None, **settings: Any) -> TrainingJob:
-    file = folder / "pairs.parquet"
-    if not file.exists():
-        parquet.write_table(pa.table(columns(pairs())), file)
-    plain = {"per_device_train_batch_size": 2, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
-    job = make_job(model_dir, folder, **(plain | settings))
-    return replace(job, dataset_file=file, preference=loss or PreferenceLoss(beta=0.1))
 
 
 def finish(job: TrainingJob, tell: Any = lambda step: None) -> Any:

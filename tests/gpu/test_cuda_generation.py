@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from devices import DEVICE, on_device
 
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = on_device
 
 
 def _requests(temperature: float) -> list[Request]:
@@ -28,7 +25,7 @@ def _requests(temperature: float) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_same_replies_as_on_the_cpu(tiny_model_dir: Path, temperature: float) -> None:
-    here, there = (TransformersModel.load(tiny_model_dir, device=device) for device in ("cuda", "cpu"))
+    here, there = (TransformersModel.load(tiny_model_dir, device=device) for device in (DEVICE, "cpu"))
     requests = _requests(temperature)
     for ours, theirs in zip(asyncio.run(here.generate(requests)), asyncio.run(there.generate(requests)), strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -38,7 +35,7 @@ def test_same_replies_as_on_the_cpu(tiny_model_dir: Path, temperature: float) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_batch_invariance(tiny_model_dir: Path, temperature: float) -> None:
-    model = TransformersModel.load(tiny_model_dir, device="cuda")
+    model = TransformersModel.load(tiny_model_dir, device=DEVICE)
     requests = _requests(temperature)
     for request, together in zip(requests, asyncio.run(model.generate(requests)), strict=True):
         (alone,) = asyncio.run(model.generate([request]))
@@ -48,5 +45,5 @@ def test_batch_invariance(tiny_model_dir: Path, temperature: float) -> None:
 
 
 def test_bfloat16_repeats_itself(tiny_model_dir: Path) -> None:
-    model = TransformersModel.load(tiny_model_dir, device="cuda", dtype="bfloat16")
+    model = TransformersModel.load(tiny_model_dir, device=DEVICE, dtype="bfloat16")
     assert asyncio.run(model.generate(_requests(1.0))) == asyncio.run(model.generate(_requests(1.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 
 from agentr_core.config import TrainingConfig
 from agentr_core.labels import IGNORED
-from agentr_core.training import TrainingJob, planned
+from agentr_core.training import PreferenceLoss, TrainingJob, planned
+from agentr_core.training.packing import TokenPair, TokenRow
+
+PAIR_LENGTHS = [(24, 40), (61, 33), (90, 120), (18, 18), (47, 80), (55, 21)]
 
 
 def random_row(length: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -52,6 +56,33 @@ def make_job(model_dir: Path, folder: Path, *, name: str = "out", epochs: float 
         dataset_hash="rows",
         checkpoint_every=checkpoint_every,
     )
+
+
+def pairs() -> list[TokenPair]:
+    """Return six pairs of random rows."""
+    return [
+        TokenPair(TokenRow(*random_row(one, 2 * seed)), TokenRow(*random_row(other, 2 * seed + 1)))
+        for seed, (one, other) in enumerate(PAIR_LENGTHS)
+    ]
+
+
+def columns(rows: list[TokenPair]) -> dict[str, list[Any]]:
+    """Return pairs as the columns of a dataset."""
+    return {
+        f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+        for side in ("chosen", "rejected")
+        for name in ("input_ids", "labels")
+    }
+
+
+def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None, **settings: Any) -> TrainingJob:
+    """Return a job of DPO on `pairs`, two to a step."""
+    file = folder / "pairs.parquet"
+    if not file.exists():
+        parquet.write_table(pa.table(columns(pairs())), file)
+    plain = {"per_device_train_batch_size": 2, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
+    job = make_job(model_dir, folder, **(plain | settings))
+    return replace(job, dataset_file=file, preference=loss or PreferenceLoss(beta=0.1))
 
 
 def set_clock(patch: pytest.MonkeyPatch) -> None:

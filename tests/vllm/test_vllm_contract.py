@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+from chat_contract import contract_tests
 
 from agentr_core.errors import ModelUnavailable
 from agentr_core.models.transformers import TransformersModel
@@ -18,18 +17,7 @@ from agentr_core.types import Message, Request, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-_FILE = Path(__file__).parents[1] / "contracts" / "test_chat_models.py"
-_spec = importlib.util.spec_from_file_location("chat_model_contract", _FILE)
-assert _spec is not None
-assert _spec.loader is not None
-_contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_contract)
-# Each test of the contract takes the fixture `model`: here, that of this folder.
-CONTRACT = {
-    name: test
-    for name, test in vars(_contract).items()
-    if name.startswith("test_") and "model" in inspect.signature(test).parameters
-}
+CONTRACT = contract_tests()
 _closing = CONTRACT.pop("test_no_work_after_close")
 globals().update(CONTRACT)
 
