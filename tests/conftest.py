@@ -77,7 +77,7 @@ def make_model_dir(path: Path, *, context: int = 512, template: str | None = CHA
     return path
 
 
-def save_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: Any) -> Path:
+def make_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: Any) -> Path:
     """Save a tiny random model whose layers, or some of them, see the last five tokens only."""
     import torch
     import transformers
@@ -92,11 +92,10 @@ def save_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: A
         head_dim=16,
         vocab_size=len(tokenizer),
         max_position_embeddings=512,
-        sliding_window=5,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        **options,
+        **({"sliding_window": 5} | options),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -106,9 +105,15 @@ def save_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: A
 
 
 @pytest.fixture(scope="session")
+def save_windowed_model() -> Callable[..., Path]:
+    """Return `make_windowed_model`, for tests that need a window of another size."""
+    return make_windowed_model
+
+
+@pytest.fixture(scope="session")
 def all_windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory in which every layer sees the last five tokens only."""
-    return save_windowed_model(tmp_path_factory.mktemp("models") / "all-windowed", architecture="Mistral")
+    return make_windowed_model(tmp_path_factory.mktemp("models") / "all-windowed", architecture="Mistral")
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +121,7 @@ def windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory in which a layer that sees the last five tokens precedes one that sees all."""
     kinds = ["sliding_attention", "full_attention"]
     path = tmp_path_factory.mktemp("models") / "windowed"
-    return save_windowed_model(path, use_sliding_window=True, layer_types=kinds)
+    return make_windowed_model(path, use_sliding_window=True, layer_types=kinds)
 
 
 @pytest.fixture(scope="session")

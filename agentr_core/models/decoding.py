@@ -7,6 +7,7 @@ loop can, and it is built for many short replies to long, similar prompts:
 - The replies to one prompt share its keys and values: they are several queries on one row of the cache, and each is
   masked to the columns of the prompt and its own.
 - Keys and values are written in place; rows whose replies have ended are dropped as soon as a smaller shape suffices.
+- Layers with a sliding window are given little more than what they look at.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from torch import Tensor
 
 from agentr_core.errors import ModelFault
-from agentr_core.models.kv import KVBuffer, KVShape
-from agentr_core.models.masks import Attention, MaskInput
+from agentr_core.models.kv import KVShape, LayeredKV
+from agentr_core.models.masks import Attention, MaskInput, View
 from agentr_core.models.prefix_cache import PrefixCache, block_names
 from agentr_core.models.sampling import choose, log_probabilities, uniforms
 from agentr_core.models.waves import Row, Wave, padded_rows
@@ -81,7 +82,7 @@ class Decoder:
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._block_masks: dict[int, MaskInput] = {}
-        self._spare: KVBuffer | None = None
+        self._spare: LayeredKV | None = None
         self.prompt_tokens = 0
         """Tokens of all rows filled so far; of these `cached_tokens` came from the prefix cache."""
         self.cached_tokens = 0
@@ -96,14 +97,14 @@ class Decoder:
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
         base = _round_up(max(len(head) for head in heads), BLOCK)
         # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave through the mask.
-        buffer, self._spare = self._spare or KVBuffer(self._shape), None
+        buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near), None
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _COLUMNS_AHEAD * wave.width)
         self._prefill(buffer, heads)
         self._prefixes.trim()
-        self._generate(buffer, _Grid(wave, prompts, replies, buffer, base))
+        self._generate(buffer, _Grid(wave, prompts, replies, buffer, base, self._attention.window))
         self._spare = buffer
 
-    def _prefill(self, buffer: KVBuffer, heads: Sequence[Sequence[int]]) -> None:
+    def _prefill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
         """Fill the rows of a buffer with the keys and values of their prompts, block by block."""
         names = [block_names(head, BLOCK) for head in heads]
         self.prompt_tokens += sum(map(len, heads))
@@ -121,7 +122,9 @@ class Decoder:
                 if block is not None and missing.get(name) != row:
                     buffer.write(row, start, block)
 
-    def _compute_block(self, buffer: KVBuffer, heads: Sequence[Sequence[int]], rows: Sequence[int], start: int) -> None:
+    def _compute_block(
+        self, buffer: LayeredKV, heads: Sequence[Sequence[int]], rows: Sequence[int], start: int
+    ) -> None:
         device = self._shape.device
         positions = torch.arange(start, start + BLOCK, device=device)[None]
         for chunk in _power_of_two_chunks(rows, _MAX_PREFILL_ROWS):
@@ -129,7 +132,8 @@ class Decoder:
             for line, row in enumerate(chunk):
                 part = heads[row][start : start + BLOCK]
                 tokens[line, : len(part)] = part
-            buffer.window(chunk, start, start + BLOCK)
+            buffer.far.window(chunk, start, start + BLOCK)
+            buffer.near.window(chunk, start, start + BLOCK, self._first_near(start))
             # The body without the output layer: nobody reads a prompt's logits.
             self._model.base_model(
                 input_ids=torch.from_numpy(tokens).to(device),
@@ -139,17 +143,20 @@ class Decoder:
                 use_cache=True,
             )
 
-    def _generate(self, buffer: KVBuffer, grid: _Grid) -> None:
+    def _generate(self, buffer: LayeredKV, grid: _Grid) -> None:
         while grid.live:
             start = grid.column
             visible = _round_up(start + grid.width, BLOCK)
             if visible > buffer.columns:
-                buffer.grow(buffer.columns + _COLUMNS_AHEAD * grid.width)
-                grid.widen(buffer.columns)
-            buffer.window(None, start, visible)
+                more = _COLUMNS_AHEAD * grid.width
+                buffer.grow(buffer.columns + more)
+                grid.widen(more)
+            first, last = self._attention.span(start - buffer.shift + grid.width, grid.width)
+            buffer.far.window(None, start, visible)
+            buffer.near.window(None, start - buffer.shift, last, first)
             output = self._model(
                 input_ids=grid.tokens,
-                attention_mask=self._attention.masks(grid.open(visible), grid.columns(visible), grid.positions),
+                attention_mask=self._masks(grid, visible, slice(first, last)),
                 # Slots whose reply has ended go on counting; their output is not read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
                 past_key_values=buffer.cache,
@@ -168,14 +175,31 @@ class Decoder:
         wanted = any(reply.logprobs for reply in grid.live)
         return tokens.tolist(), log_probabilities(chosen, tokens).tolist() if wanted else []
 
+    def _masks(self, grid: _Grid, visible: int, near: slice) -> MaskInput:
+        """Return the masks of a step: [rows, 1, width, visible] for far layers."""
+        grid.open()
+        far = grid.far.mask[..., :visible]
+        if grid.near is None:
+            return self._attention.masks(far, None)
+        within = self._attention.within(grid.near.mask[..., near], grid.near.positions[:, near], grid.positions)
+        return self._attention.masks(far, within)
+
+    def _first_near(self, start: int) -> int:
+        """Return the first column that near layers see while the block at column `start` is computed."""
+        window = self._attention.window
+        return 0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK
+
     def _block_mask(self, start: int) -> MaskInput:
         """Return the masks [1, 1, block, start + block]: all that came before, and the block's own past."""
         masks = self._block_masks.get(start)
         if masks is None:
             own = torch.full((BLOCK, BLOCK), -torch.inf, dtype=self._shape.dtype, device=self._shape.device).triu(1)
-            full = torch.cat([own.new_zeros(BLOCK, start), own], dim=1)[None, None]
-            positions = torch.arange(start + BLOCK, device=self._shape.device)[None]
-            masks = self._block_masks[start] = self._attention.masks(full, positions, positions[:, start:])
+            far, near = torch.cat([own.new_zeros(BLOCK, start), own], dim=1)[None, None], None
+            if self._attention.window is not None:
+                first = self._first_near(start)
+                positions = torch.arange(first, start + BLOCK, device=self._shape.device)[None]
+                near = self._attention.within(far[..., first:], positions, positions[:, start - first :])
+            masks = self._block_masks[start] = self._attention.masks(far, near)
         return masks
 
 
@@ -187,7 +211,13 @@ class _Grid:
     """
 
     def __init__(
-        self, wave: Wave, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], buffer: KVBuffer, base: int
+        self,
+        wave: Wave,
+        prompts: Sequence[Sequence[int]],
+        replies: Sequence[Reply],
+        buffer: LayeredKV,
+        base: int,
+        window: int | None,
     ) -> None:
         self.width = wave.width
         self.column = base
@@ -196,16 +226,15 @@ class _Grid:
         self._replies = replies
         tokens = np.zeros((buffer.rows, wave.width), dtype=np.int64)
         positions = np.zeros_like(tokens)
-        self._mask = torch.full(
-            (buffer.rows, 1, wave.width, buffer.columns), -torch.inf, dtype=buffer.shape.dtype, device=self._device
-        )
+        self.far = self._view(buffer, shift=0)
+        # Of a prompt's tokens; those of replies are added step by step.
+        self.far.positions += torch.arange(buffer.columns, device=self._device)
         for place, row in enumerate(wave.rows):
             prompt = prompts[row.prompt]
             tokens[place] = prompt[-1]
             positions[place] = len(prompt) - 1
-            self._mask[place, :, :, : len(prompt) - 1] = 0
-        # Of a prompt's tokens; those of replies are added step by step.
-        self._columns = torch.arange(buffer.columns, device=self._device).repeat(buffer.rows, 1)
+            self.far.mask[place, :, :, : len(prompt) - 1] = 0
+        self.near = None if window is None else self._settle(buffer, positions[:, 0].tolist(), base, window)
         self.tokens = torch.from_numpy(tokens).to(self._device)
         self.positions = torch.from_numpy(positions).to(self._device)
         self._draws = {
@@ -224,16 +253,10 @@ class _Grid:
         """Return the flat indices [live] of the slots of `live`."""
         return self._flat
 
-    def open(self, visible: int) -> Tensor:
-        """Return this step's additive mask [rows, 1, width, visible], in which each slot sees its new column."""
-        own = self._mask[:, 0, :, self.column : self.column + self.width]
-        own.diagonal(dim1=1, dim2=2).zero_()
-        return self._mask[..., :visible]
-
-    def columns(self, visible: int) -> Tensor:
-        """Return the position of each column's token [rows, visible], this step's columns included."""
-        self._columns[:, self.column : self.column + self.width] = self.positions
-        return self._columns[:, :visible]
+    def open(self) -> None:
+        """Let each slot see the column that it writes in this step."""
+        for view in self._views:
+            view.open(self.column, self.positions)
 
     def draws(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return temperature, top-p and this step's uniform number for each live reply: each [live], float64."""
@@ -260,13 +283,12 @@ class _Grid:
         if any(reply.finished for reply in self.live):
             self._refresh()
 
-    def widen(self, columns: int) -> None:
+    def widen(self, more: int) -> None:
         """Follow the growth of the buffer."""
-        more = columns - self._mask.shape[3]
-        self._mask = torch.nn.functional.pad(self._mask, (0, more), value=-torch.inf)
-        self._columns = torch.nn.functional.pad(self._columns, (0, more))
+        for view in self._views:
+            view.widen(more)
 
-    def shrink(self, buffer: KVBuffer, size: int) -> None:
+    def shrink(self, buffer: LayeredKV, size: int) -> None:
         """Drop rows without live replies, here and in the buffer."""
         live = self.live_rows()
         places = buffer.keep(live, size, self.column)
@@ -274,12 +296,31 @@ class _Grid:
         source[places] = torch.tensor(live, dtype=torch.long)
         source = source.to(self._device)
         self.tokens, self.positions = self.tokens[source], self.positions[source]
-        self._mask, self._columns = self._mask[source], self._columns[source]
+        for view in self._views:
+            view.take(source)
         rows = self._rows
         self._rows = [None] * size
         for row, place in zip(live, places, strict=True):
             self._rows[place] = rows[row]
         self._refresh()
+
+    @property
+    def _views(self) -> list[View]:
+        return [view for view in (self.far, self.near) if view is not None]
+
+    def _view(self, buffer: LayeredKV, *, shift: int) -> View:
+        """Return a view in which no slot sees anything."""
+        rows, columns, dtype = buffer.rows, buffer.columns, buffer.shape.dtype
+        mask = torch.full((rows, 1, self.width, columns), -torch.inf, dtype=dtype, device=self._device)
+        return View(mask, torch.zeros((rows, columns), dtype=torch.long, device=self._device), shift)
+
+    def _settle(self, buffer: LayeredKV, prompts: Sequence[int], base: int, window: int) -> View:
+        """Leave the near layers the last tokens of each prompt, and return what its slots see of them."""
+        kept = buffer.settle(prompts, base, window)
+        view = self._view(buffer, shift=buffer.shift)
+        view.positions[:, : kept.shape[1]] = kept
+        view.mask[..., : kept.shape[1]].masked_fill_((kept >= 0)[:, None, None, :], 0)
+        return view
 
     def _refresh(self) -> None:
         self._slots = [

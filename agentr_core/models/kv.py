@@ -1,4 +1,4 @@
-"""A key/value cache of fixed rows and growing columns, written in place.
+"""Key/value caches of fixed rows and growing columns, written in place.
 
 Transformers' own growing cache copies itself whole at every token, and its static cache gives all rows one length.
 """
@@ -6,7 +6,8 @@ Transformers' own growing cache copies itself whole at every token, and its stat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -28,13 +29,12 @@ class KVShape:
 class KVBuffer:
     """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass reads and writes.
 
-    Before a forward pass, `window` names its rows, the columns it writes and how many columns it may attend to. Columns
-    that hold no token of a row must be masked by the caller; they are finite numbers.
+    Before a forward pass, `window` names its rows, the columns it writes and those it may attend to. Columns that hold
+    no token of a row must be masked by the caller; they are finite numbers.
     """
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self.cache = Cache(layers=[_Layer(self, number) for number in range(shape.layers)])
         self._key_memory, self._value_memory = self._allocate(0), self._allocate(0)
         self.reset(0, 0)
 
@@ -57,12 +57,12 @@ class KVBuffer:
     def columns(self) -> int:
         return self.keys.shape[3]
 
-    def window(self, rows: Sequence[int] | None, start: int, visible: int) -> None:
-        """Let the next forward pass write from column `start` on and see the first `visible` columns.
+    def window(self, rows: Sequence[int] | None, start: int, visible: int, first: int = 0) -> None:
+        """Let the next forward pass write from column `start` on and see the columns from `first` up to `visible`.
 
         `rows` are the ascending indices of its rows; None means all of them.
         """
-        self.start, self.visible = start, visible
+        self.first, self.start, self.visible = first, start, visible
         self._rows: slice | Tensor
         if rows is None:
             self._rows = slice(None)
@@ -112,11 +112,86 @@ class KVBuffer:
         stop = self.start + keys.shape[2]
         self.keys[layer][self._rows, :, self.start : stop] = keys
         self.values[layer][self._rows, :, self.start : stop] = values
-        return self.keys[layer][self._rows, :, : self.visible], self.values[layer][self._rows, :, : self.visible]
+        seen = slice(self.first, self.visible)
+        return self.keys[layer][self._rows, :, seen], self.values[layer][self._rows, :, seen]
+
+    def gather(self, columns: Tensor) -> None:
+        """Move columns to the front: column j of row i becomes what column `columns[i, j]` was; [rows, at most all]."""
+        rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
+        for numbers in (self.keys, self.values):
+            moved = numbers[:, rows, :, columns]
+            numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
 
     def _allocate(self, numbers: int) -> Tensor:
         # Zeros, not just any memory: a masked NaN would still spoil the product of weights and values.
         return torch.zeros(numbers, dtype=self.shape.dtype, device=self.shape.device)
+
+
+class LayeredKV:
+    """What all layers of a model store: `far` for those that see everything, `near` for those with a sliding window.
+
+    While prompts are filled in, both have the same columns. `settle` leaves `near` only the last tokens of each prompt:
+    `shift` columns fewer than `far` has before the first column of a reply.
+    """
+
+    def __init__(self, shape: KVShape, near: frozenset[int]) -> None:
+        self.shape = shape
+        self.far = KVBuffer(replace(shape, layers=shape.layers - len(near)))
+        self.near = KVBuffer(replace(shape, layers=len(near)))
+        self.shift = 0
+        far_numbers, near_numbers = count(), count()
+        self.cache = Cache(
+            layers=[
+                _Layer(self.near, next(near_numbers)) if number in near else _Layer(self.far, next(far_numbers))
+                for number in range(shape.layers)
+            ]
+        )
+
+    def reset(self, rows: int, columns: int) -> None:
+        """Forget everything and take another size."""
+        self.shift = 0
+        self.far.reset(rows, columns)
+        self.near.reset(rows, columns)
+
+    @property
+    def rows(self) -> int:
+        return self.far.rows
+
+    @property
+    def columns(self) -> int:
+        return self.far.columns
+
+    def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
+        """End the filling of prompts, and return the positions of what `near` keeps [rows, columns]; below 0: nothing.
+
+        Row i has `prompts[i]` tokens, before column `base`.
+        """
+        kept = min(window - 1, base)
+        self.shift = base - kept
+        positions = torch.tensor(prompts, device=self.shape.device)[:, None] - kept
+        positions = positions + torch.arange(kept, device=self.shape.device)
+        self.near.gather(positions.clamp(min=0))
+        return positions
+
+    def grow(self, columns: int) -> None:
+        """Make room for more columns, keeping what is stored."""
+        self.far.grow(columns)
+        self.near.grow(columns)
+
+    def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
+        """Shrink to `size` rows that hold the given ones, and return where they are now; `used` columns are in use."""
+        self.near.keep(rows, size, used - self.shift)
+        return self.far.keep(rows, size, used)
+
+    def read(self, row: int, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Return a copy of a row's columns, before `settle`."""
+        return *self.far.read(row, start, stop), *self.near.read(row, start, stop)
+
+    def write(self, row: int, start: int, block: tuple[Tensor, ...]) -> None:
+        """Store what `read` returned."""
+        far_keys, far_values, near_keys, near_values = block
+        self.far.write(row, start, (far_keys, far_values))
+        self.near.write(row, start, (near_keys, near_values))
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from agentr_core.cpu_memory import keep_freed_memory
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
@@ -49,6 +50,8 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
     place = _device(device)
+    if place.type == "cpu":
+        keep_freed_memory()
     # Stages show their own progress.
     transformers_logging.disable_progress_bar()
     base = adapter_base(path)
@@ -123,7 +126,9 @@ def _context_length(path: Path, config: Any, wanted: int) -> int:
 
 
 def _attention(path: Path, config: Any, context: int) -> Attention:
-    kinds = set(getattr(config, "layer_types", None) or ())
+    # Without a list, a model that has a window has it in all layers.
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    kinds = set(layers)
     if strange := kinds - {"full_attention", "sliding_attention"}:
         raise ModelDirectoryError(
             f"the model of {path} has layers of kind {', '.join(sorted(strange))}, which this backend cannot decode; "
@@ -132,7 +137,8 @@ def _attention(path: Path, config: Any, context: int) -> Attention:
     window = getattr(config, "sliding_window", None)
     if window is None or window >= context or kinds == {"full_attention"}:
         return Attention(by_kind=len(kinds) == 2)
-    return Attention(window=window, by_kind=len(kinds) == 2)
+    near = frozenset(number for number, kind in enumerate(layers) if kind == "sliding_attention")
+    return Attention(window=window, near=near, by_kind=len(kinds) == 2)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

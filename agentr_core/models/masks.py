@@ -9,6 +9,8 @@ from torch import Tensor
 
 MaskInput = Tensor | dict[str, Tensor]
 """What a Transformers model takes as `attention_mask`: one mask, or one for each kind of layer."""
+_GRAIN = 16
+"""Columns by which the part that a window covers moves on: not every step has a shape of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,24 +18,62 @@ class Attention:
     """How far the layers of a model look back.
 
     Args:
-        window: the number of tokens, itself included, that a token sees in a layer with a sliding window; None if no
-            layer has one that matters.
+        window: the number of tokens, itself included, that a token sees in a near layer; None without such layers.
+        near: the numbers of the layers with a sliding window that matters; the others are far layers.
         by_kind: the model has layers of both kinds and takes one mask for each; otherwise all layers are alike.
     """
 
     window: int | None = None
+    near: frozenset[int] = frozenset()
     by_kind: bool = False
 
-    def masks(self, full: Tensor, keys: Tensor, queries: Tensor) -> MaskInput:
-        """Return what the model takes as `attention_mask`.
+    def masks(self, far: Tensor, near: Tensor | None) -> MaskInput:
+        """Return what the model takes as `attention_mask`, of the masks of its far and its near layers."""
+        if self.by_kind:
+            return {"full_attention": far, "sliding_attention": far if near is None else near}
+        return far if near is None else near
 
-        Args:
-            full: the additive mask [rows or 1, 1, queries, columns] without any window.
-            keys: the position of each column's token [rows or 1, columns].
-            queries: the position of each new token [rows or 1, queries].
+    def span(self, end: int, width: int) -> tuple[int, int]:
+        """Return the first column that near layers need, and the one after the last, in a step of `width` slots.
+
+        `end` is the column after those of the step.
         """
-        if self.window is None:
-            return {"full_attention": full, "sliding_attention": full} if self.by_kind else full
-        too_far = keys[:, None, None, :] <= queries[:, None, :, None] - self.window
-        sliding = full.masked_fill(too_far, -torch.inf)
-        return {"full_attention": full, "sliding_attention": sliding} if self.by_kind else sliding
+        first = 0 if self.window is None else max(0, end - self.window * width)
+        return first // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
+
+    def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+        """Return a mask [rows, 1, queries, columns] without what lies before the window.
+
+        `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new tokens [rows,
+        queries].
+        """
+        assert self.window is not None
+        return mask.masked_fill(keys[:, None, None, :] <= queries[:, None, :, None] - self.window, -torch.inf)
+
+
+class View:
+    """What the slots of a wave see of one buffer: a mask [rows, 1, width, columns], and the columns' positions.
+
+    Column c of the wave is column c - `shift` of the buffer.
+    """
+
+    def __init__(self, mask: Tensor, positions: Tensor, shift: int) -> None:
+        self.mask = mask
+        self.positions = positions
+        self._shift = shift
+
+    def open(self, column: int, positions: Tensor) -> None:
+        """Let each slot see the column that it writes in this step, the first of which is `column`."""
+        start = column - self._shift
+        stop = start + self.mask.shape[2]
+        self.mask[:, 0, :, start:stop].diagonal(dim1=1, dim2=2).zero_()
+        self.positions[:, start:stop] = positions
+
+    def widen(self, more: int) -> None:
+        """Follow the growth of the buffer."""
+        self.mask = torch.nn.functional.pad(self.mask, (0, more), value=-torch.inf)
+        self.positions = torch.nn.functional.pad(self.positions, (0, more))
+
+    def take(self, rows: Tensor) -> None:
+        """Keep copies of the given rows, in their order."""
+        self.mask, self.positions = self.mask[rows], self.positions[rows]

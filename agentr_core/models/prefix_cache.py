@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-Block = tuple[Tensor, Tensor]
-"""Keys and values of one block: each [layers, heads, tokens, head size]."""
+Block = tuple[Tensor, ...]
+"""Keys and values of one block, for each kind of layers: each [layers, heads, tokens, head size]."""
 
 
 def block_names(tokens: Sequence[int], length: int) -> list[bytes]:

@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
+from agentr_core.cpu_memory import keep_freed_memory
 from agentr_core.errors import TrainingFault
 from agentr_core.training import dpo, trainer
 from agentr_core.training.checkpoints import Manifest, publish
@@ -44,6 +45,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     """
     if job.config.num_threads:
         torch.set_num_threads(job.config.num_threads)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     check_requirements(job.config)
     disable_progress_bar()
     set_seed(job.seed)

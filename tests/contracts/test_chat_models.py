@@ -227,6 +227,31 @@ async def test_a_sliding_window_in_every_layer(all_windowed_model_dir: Path) -> 
     await assert_decodes_like_plain_forward_passes(TransformersModel.load(all_windowed_model_dir, device="cpu"))
 
 
+@pytest.mark.parametrize("window", [2, 40, 100])
+async def test_windows_of_any_size_over_long_replies(
+    tmp_path: Path, window: int, save_windowed_model: Callable[..., Path]
+) -> None:
+    """Replies of 150 tokens outgrow the columns that were made ready, and a window that covers a short prompt."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    kinds = ["sliding_attention", "full_attention"]
+    path = save_windowed_model(tmp_path / "model", use_sliding_window=True, layer_types=kinds, sliding_window=window)
+    model = TransformersModel.load(path, device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    asked = [request(words, n=n, seed=words, max_new_tokens=150, logprobs=True) for words, n in ((3, 3), (60, 2))]
+    lengths = []
+    for one, group in zip(asked, await answer(model, *asked), strict=True):
+        prompt = model.renderer.render_prompt(one.messages)
+        for g in group:
+            lengths.append(len(g.token_ids))
+            with torch.inference_mode():
+                scores = plain(input_ids=torch.tensor([[*prompt, *g.token_ids]])).logits[0, len(prompt) - 1 : -1]
+            expected = scores.log_softmax(-1)[range(len(g.token_ids)), list(g.token_ids)]
+            assert list(g.logprobs or ()) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert max(lengths) > 100
+
+
 async def test_sampling_follows_the_models_probabilities(tiny: TransformersModel) -> None:
     import torch
 

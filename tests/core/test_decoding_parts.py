@@ -158,7 +158,7 @@ def _buffer(rows: int, columns: int) -> KVBuffer:
 def _write(buffer: KVBuffer, numbers: list[float], column: int, rows: list[int] | None = None) -> list[list[float]]:
     buffer.window(rows, column, column + 1)
     keys = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None]
-    seen, values = buffer.cache.update(keys, keys.expand(-1, -1, -1, 2), 0)
+    seen, values = buffer.update(0, keys, keys.expand(-1, -1, -1, 2))
     assert torch.equal(values[..., :1], seen)
     return [row[0] for row in seen.squeeze(-1).tolist()]
 
