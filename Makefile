@@ -11,7 +11,7 @@ WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test test-vllm test-alfworld bench quick lint types contracts golden clean
+.PHONY: run test test-vllm test-alfworld bench gpu-bench quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -32,6 +32,11 @@ test-alfworld: $(STAMP)
 # Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
 bench: $(STAMP)
 	$(BIN)/python tests/bench/bench.py $(BENCH)
+
+# On a CUDA device: the tests that need one, then tokens a second and model FLOPs; BENCH="--size 1b".
+gpu-bench: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python tests/bench/gpu.py $(BENCH)
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .

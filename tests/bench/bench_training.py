@@ -16,7 +16,8 @@ import pytest
 import torch
 from datasets import Dataset
 from training_jobs import make_job, random_row
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from training_speed import StepTimes
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from agentr_core.training.packing import TokenRow, trained_tokens
@@ -29,20 +30,9 @@ STEPS = 4
 LEAST_RATIO = 1.5
 
 
-class StepTimes(TrainerCallback):
-    """Notes the CPU time at the end of each optimizer step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note the time."""
-        self.seconds.append(time.process_time())
-
-
 def tokens_per_cpu_second(trainer: Any, tokens: int) -> float:
     """Return the speed of all steps but the first, which compiles; `tokens` are those of all steps."""
-    times = StepTimes()
+    times = StepTimes(time.process_time)
     trainer.add_callback(times)
     trainer.train()
     steps = len(times.seconds)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from measures import Clock, Measure
 from published import OneByOne, environment_server, grow_one_by_one
 
@@ -105,6 +106,7 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
             note=f"{len(grown) / seconds:.3g} trees/s of {replies / len(grown):.0f} replies each, against "
             f"{len(grown) / slow_seconds:.3g} with one request at a time and replay over HTTP ({len(chosen)} of them)",
         ),
+        Measure(name="collection_tokens_per_second", value=rate, unit="tokens/s", note="sampled, prompts not counted"),
         Measure(
             name="collection_share_of_engine_limit",
             value=100 * rate / limit,
@@ -155,7 +157,10 @@ async def _published_seconds_per_reply(
         (request.session, request.seed): replies
         for request, replies in zip(recorder.requests, recorder.replies, strict=True)
     }
-    sampler = OneByOne(Path(recipe.model.path), recorder.model.renderer, recorded, dtype=recipe.model.dtype)
+    device = torch.device("cpu" if recipe.model.device == "auto" else recipe.model.device)
+    sampler = OneByOne(
+        Path(recipe.model.path), recorder.model.renderer, recorded, dtype=recipe.model.dtype, device=device
+    )
     with environment_server() as url:
         seconds = await grow_one_by_one(trees, recipe.search, sampler, url, clock)
     return seconds / sampler.replies

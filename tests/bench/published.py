@@ -75,9 +75,9 @@ class OneByOne:
     So the slow way grows the very trees that the fast way grew, with as many tokens. `replies` counts them.
     """
 
-    def __init__(self, path: Path, renderer: Renderer, recorded: Replies, *, dtype: str) -> None:
+    def __init__(self, path: Path, renderer: Renderer, recorded: Replies, *, dtype: str, device: torch.device) -> None:
         self.replies = 0
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval()
         self._renderer = renderer
         self._recorded = recorded
 
@@ -91,7 +91,7 @@ class OneByOne:
 
     @torch.inference_mode()
     def _draw(self, request: Request, tokens: int) -> None:
-        prompt = torch.tensor([self._renderer.render_prompt(request.messages)])
+        prompt = torch.tensor([self._renderer.render_prompt(request.messages)], device=self._model.device)
         self._model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
