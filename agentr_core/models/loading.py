@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from agentr_core.cpu_memory import keep_freed_memory
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
@@ -50,8 +49,6 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
     place = _device(device)
-    if place.type == "cpu":
-        keep_freed_memory()
     # Stages show their own progress.
     transformers_logging.disable_progress_bar()
     base = adapter_base(path)
