@@ -86,11 +86,14 @@ def _dask(scale: ScaleConfig) -> Cluster:
 
 
 def _ray(scale: ScaleConfig) -> Cluster:
+    # Ray first: the lazy import of prefect_ray would load its exceptions a second time, and none would be caught.
+    from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    # isort: split
     from prefect_ray.task_runners import RayTaskRunner
-    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
     own: dict[str, Any] = {"include_dashboard": False}
     if scale.workers:
         own["num_cpus"] = scale.workers
     runner = RayTaskRunner(address=scale.address) if scale.address else RayTaskRunner(init_kwargs=own)
-    return Cluster(runner, lambda: None, (WorkerCrashedError, NodeDiedError, OutOfMemoryError))
+    return Cluster(runner, lambda: None, (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError))

@@ -70,7 +70,8 @@ def ray(env: dict[str, str]) -> Iterator[Cluster]:
     """A Ray of two processes, made by the task runner for each stage."""
 
     def kill_one() -> None:
-        busy = (p for p in psutil.Process().children(recursive=True) if "ray::" in " ".join(p.cmdline()))
+        # The title of a worker at work; Ray's own agents, whose titles begin alike, take the whole node with them.
+        busy = (p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith("ray::work"))
         os.kill(next(busy).pid, signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
