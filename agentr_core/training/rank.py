@@ -17,14 +17,15 @@ from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status of `work` on a job file."""
+    """Do this process's part of the job in a file; return the exit status, 0."""
     job_file, events_file = (Path(argument) for argument in arguments)
     end_with_parent()
-    return work(JOB.validate_json(job_file.read_bytes()), events_file)
+    work(JOB.validate_json(job_file.read_bytes()), events_file)
+    return 0
 
 
-def work(job: TrainingJob, events_file: Path) -> int:
-    """Return the exit status of this process's part of a job: 1 after a fault, which the events file tells, else 0."""
+def work(job: TrainingJob, events_file: Path) -> None:
+    """Do this process's part of a job. A fault is told in the events file, and ends the process with status 1."""
     with events_file.open("ab", buffering=0) as events:
 
         def tell(event: Event) -> None:
@@ -39,8 +40,9 @@ def work(job: TrainingJob, events_file: Path) -> int:
             from agentr_core.training.faults import describe
 
             tell(describe(error, job.work.root))
-            return 1
-    return 0
+            # Here and at once: the error's frames hold what is left of a group of processes, and to drop that, or to
+            # take leave of the group, may be to wait for others that are gone.
+            _leave(1)
 
 
 def end_with_parent() -> None:
@@ -69,6 +71,3 @@ if __name__ == "__main__":
     # (pytorch issue 190489).
     atexit.register(lambda: _leave(status))
     status = main(sys.argv[1:])
-    if status:
-        # At once: a broken group of processes may wait for those that are gone.
-        _leave(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import platform
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
 
     history = one.steps_done()
     weights = one.accelerator.get_state_dict(one.model_wrapped) if zero3 else None
-    _part(settings.distributed_state)
+    _part(one)
     if not one.is_world_process_zero():
         return None
     write_result(job, one, history, parent.dtype, weights)
@@ -95,9 +96,15 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     return publish(job.work.staging, job.output_dir, manifest)
 
 
-def _part(company: Any) -> None:
+def _part(one: Any) -> None:
     """End the group of processes, in which none may be left waiting for one that is gone."""
+    company = one.args.distributed_state
     company.wait_for_everyone()
+    if torch.distributed.is_initialized():
+        # What gradients were exchanged with holds on to the group, and may be dropped by no one: that waits, with the
+        # interpreter's lock in hand, for a thread of Gloo, which may be waiting for this lock to drop a tensor. So it
+        # is kept until the process leaves.
+        atexit.register(lambda: one)
     company.destroy_process_group()
 
 

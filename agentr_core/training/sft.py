@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ POLL = 0.2
 """Seconds between two looks at the events."""
 GRACE = 5.0
 """Seconds a cancelled trainer has to end by itself."""
+LINGER = 60.0
+"""Seconds a trainer has to end by itself once its checkpoint is published."""
 TAIL = 15
 """Lines of the log in an error message."""
 _KINDS: dict[str, type[AgentrError]] = {
@@ -126,8 +129,13 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
 
 
 async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) -> tuple[int, Fault | None]:
-    """Return the exit status of the trainer's process (negative: the signal that ended it) and the fault it told."""
+    """Return the exit status of the trainer's process (negative: the signal that ended it) and the fault it told.
+
+    What is published is done: processes that do not end after it, as those of a group may wait for each other for ever,
+    are ended.
+    """
     fault: Fault | None = None
+    published: float | None = None
     with (
         job.work.log_file.open("ab") as log,
         # A new file for each attempt: what an earlier one said has been told already.
@@ -163,6 +171,10 @@ async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) ->
                         on_progress(event)
                 if ended:
                     return exited.result(), fault
+                if published is None and is_complete(job.output_dir):
+                    published = time.monotonic()
+                if published is not None and time.monotonic() - published > LINGER:
+                    return 0, fault
         finally:
             await _end(process, exited)
 
@@ -171,14 +183,18 @@ async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int])
     if exited.done():
         return
     try:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        _signal(process, signal.SIGTERM)
         await asyncio.wait({exited}, timeout=GRACE)
     finally:
         if not exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _signal(process, signal.SIGKILL)
             await asyncio.wait({exited})
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a trainer and to the launcher of its processes, which passes it on to them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _environment(job: TrainingJob) -> dict[str, str]:

@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
             if is_complete(job.output_dir):
                 return 0
             if job.config.launch is None:
-                return work(job, events_file)
+                work(job, events_file)
+                return 0
             return launched(job, job_file=job_file, events_file=events_file, keep=lock)
     except TrainingFault as fault:
         with events_file.open("ab") as events:

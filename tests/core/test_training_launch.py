@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.config import LaunchConfig
 from agentr_core.errors import ConfigError, OutOfMemory
-from agentr_core.training import is_complete, train
+from agentr_core.training import is_complete, sft, train
 from agentr_core.training.job import JOB
 from agentr_core.training.plan import plan
 
@@ -35,6 +35,23 @@ resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))
 """
 """A training whose processes may have only so many bytes of memory each."""
+LAST_LOOK = """
+import os
+leave = os._exit
+def look(status):
+    import gc
+    from torch.nn.parallel import DistributedDataParallel
+    with open(os.path.join({folder!r}, "left-" + os.environ["RANK"]), "w") as file:
+        file.write(str(sum(isinstance(one, DistributedDataParallel) for one in gc.get_objects())))
+    leave(status)
+os._exit = look
+"""
+"""Note how many models with a group of processes there are when a process leaves."""
+ENDLESS = """
+import sys, threading
+if "accelerate.commands.launch" not in sys.orig_argv:
+    threading.Thread(target=threading.Event().wait).start()
+"""
 
 
 async def losses(job):
@@ -64,6 +81,35 @@ async def test_several_processes_train_as_one_on_the_same_batch(alone, tiny_mode
 
     assert await losses(job) == pytest.approx(alone[0], abs=1e-4)
     assert_same_weights(job.output_dir, alone[1], 1e-3)
+
+
+async def test_a_process_leaves_with_what_is_left_of_its_group(tiny_model_dir, tmp_path, monkeypatch):
+    """To drop it may be to wait for ever: twice in 85 trainings on a busy machine, and then always."""
+    (tmp_path / "sitecustomize.py").write_text(LAST_LOOK.format(folder=str(tmp_path)), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    await train(make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=LaunchConfig(num_processes=2)))
+
+    assert [(tmp_path / f"left-{rank}").read_text(encoding="utf-8") for rank in "01"] == ["1", "1"]
+
+
+@pytest.mark.parametrize(("launch", "others"), [(None, 0), (LaunchConfig(num_processes=2), 3)], ids=["alone", "two"])
+async def test_what_is_published_waits_for_no_process(launch, others, tiny_model_dir, tmp_path, monkeypatch):
+    """Each process that trains has a thread that its end waits for, and that never ends."""
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sft, "LINGER", 1.0)
+    family = []
+    job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=launch)
+
+    def remember(step):
+        worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
+        family[:] = [worker, *worker.children(recursive=True)]
+
+    result = await train(job, on_progress=remember)
+    assert is_complete(result.path)
+    assert len(family) == 1 + others
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE / 4)
+    assert not left
 
 
 async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weights(tiny_model_dir, tmp_path):
