@@ -289,7 +289,14 @@ def test_readme_names_each_file_with_its_hash() -> None:
     text = ROOT.joinpath("data", "README.md").read_text()
     listed = dict(re.findall(r"^\| `(\S+/\S+)` \|.*\| `([0-9a-f]{64})` \|$", text, re.M))
     tables = {f"textcraft/{path.name}" for path in (ROOT / "data" / "textcraft").glob("*.json")}
-    assert tables | {"models/textcraft-tiny/model.safetensors", "models/textcraft-tiny/tokenizer.json"} <= listed.keys()
+    small = {
+        path.relative_to(ROOT / "data").as_posix()
+        for kind in ("shapes", "chat_templates")
+        for path in (ROOT / "data" / kind).rglob("*")
+        if path.suffix in (".json", ".jinja")
+    }
+    weights = {"models/textcraft-tiny/model.safetensors", "models/textcraft-tiny/tokenizer.json"}
+    assert tables | small | weights <= listed.keys()
     assert listed == {name: hashlib.sha256((ROOT / "data" / name).read_bytes()).hexdigest() for name in listed}
 
 
