@@ -52,9 +52,8 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
     launch = job.config.launch
     assert launch is not None
     if not gpus:
-        inner["ACCELERATE_USE_CPU"] = "true"
-        if launch.deepspeed:
-            inner["DS_ACCELERATOR"] = "cpu"
+        # Told of the CPU, Accelerate would leave DeepSpeed out without a word.
+        inner |= {"DS_ACCELERATOR": "cpu"} if launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     if launch.deepspeed and launch.num_processes == 1:
         # DeepSpeed always wants a group of processes, and Accelerate makes none for one.
         inner |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

@@ -67,8 +67,12 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     settings = method.arguments(job, steps=len(steps.steps))
     _check_company(job)
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
+    if zero3:
+        _tell_deepspeed()
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
     one = method.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    if settings.deepspeed_plugin is not None and not one.is_deepspeed_enabled:
+        raise TrainingFault("training.launch.deepspeed is set, but Accelerate left DeepSpeed out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
     one.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
@@ -94,6 +98,14 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
     )
     return publish(job.work.staging, job.output_dir, manifest)
+
+
+def _tell_deepspeed() -> None:
+    """Tell DeepSpeed of the group of processes, of which on a CPU it learns only after it has split the weights."""
+    from deepspeed import comm
+
+    if not comm.is_initialized():
+        comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
 def _part(one: Any) -> None:

@@ -187,9 +187,12 @@ async def test_a_setting_that_cannot_be_met_is_told_before_training(tiny_model_d
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("name", ["zero2", "zero3", "zero3-offload"])
-async def test_deepspeed_trains_as_the_plain_process_does(alone, tiny_model_dir, tmp_path, name):
-    job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=LaunchConfig(deepspeed=name))
+async def test_deepspeed_trains_as_the_plain_process_does(alone, tiny_model_dir, tmp_path, name, processes):
+    launch = LaunchConfig(num_processes=processes, deepspeed=name)
+    samples = {"per_device_train_batch_size": 4 // processes}
+    job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=launch, **samples)
 
     assert await losses(job) == pytest.approx(alone[0], abs=1e-3)
     assert_same_weights(job.output_dir, alone[1], 2e-3)
