@@ -38,10 +38,18 @@ from agentr_core.config_models import (
     url_fault,
 )
 from agentr_core.config_splicing import ContinuationConfig, SpliceConfig, splice_faults
-from agentr_core.config_training import BaseConfig, LaunchConfig, TrainingConfig, training_faults
+from agentr_core.config_training import (
+    VLLM_LORA_RANKS,
+    BaseConfig,
+    LaunchConfig,
+    TrainingConfig,
+    training_faults,
+    vllm_adapter_faults,
+)
 from agentr_core.errors import ConfigError
 
 __all__ = [
+    "VLLM_LORA_RANKS",
     "BaseConfig",
     "CompareConfig",
     "ContinuationConfig",
@@ -288,6 +296,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
     faults += training_faults(recipe.training)
+    faults += _faults_of_served_adapters(recipe)
     if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
@@ -302,6 +311,20 @@ def _cross_check(recipe: Recipe) -> list[str]:
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
     if scale.address and scale.workers:
         faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
+    return faults
+
+
+def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
+    """Checkpoints that vLLM could not serve would end the run only after its first training."""
+    training, model = recipe.training, recipe.model
+    if recipe.method == "base" or model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
+        return []
+    faults = vllm_adapter_faults(training)
+    if model.dtype == "float32" and model.device != "cpu":
+        faults.append(
+            "model.dtype: on a GPU vLLM serves adapters in bfloat16 only; set model.dtype=bfloat16, or "
+            "training.publish=merged, or model.device=cpu where there is no GPU"
+        )
     return faults
 
 

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from agentr_core.config_fields import Count, Natural, Positive, Unit, record
 
+VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next one."""
+
 
 @record
 class LaunchConfig:
@@ -147,4 +150,19 @@ def training_faults(training: TrainingConfig) -> list[str]:
         faults.append("training.launch: several machines need main_process_ip and main_process_port")
     if training.load_in_4bit and launch.deepspeed.startswith("zero3"):
         faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
+    return faults
+
+
+def vllm_adapter_faults(training: TrainingConfig) -> list[str]:
+    """Return why vLLM could not serve the adapters that a section `training` makes, one sentence each."""
+    way_out = "set training.publish=merged"
+    faults = []
+    if training.use_dora:
+        faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {way_out}")
+    if training.lora_modules_to_save:
+        faults.append(
+            f"training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; {way_out}"
+        )
+    if training.lora_r > VLLM_LORA_RANKS[-1]:
+        faults.append(f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {way_out}")
     return faults

@@ -65,11 +65,12 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Return the ids with which a model of a directory may end a reply, as its files say."""
+    """Return the ids with which a model of a directory may end a reply, as its files, or an adapter's model's, say."""
     values = [tokenizer.eos_token_id]
+    folder = adapter_base(path) or path
     for name in ("generation_config.json", "config.json"):
-        if (path / name).is_file():
-            values.append(read_json(path / name).get("eos_token_id"))
+        if (folder / name).is_file():
+            values.append(read_json(folder / name).get("eos_token_id"))
     ids: set[int] = set()
     for value in values:
         ids.update(value if isinstance(value, list) else () if value is None else (value,))
@@ -79,12 +80,15 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
 def context_length_of(path: Path, wanted: int) -> int:
     """Return the most tokens of a prompt and its reply: `wanted`, or what the model's configuration says if it is 0.
 
+    For an adapter it is the configuration of its model.
+
     Raises `ConfigError` when the configuration says nothing, or less than what is wanted.
     """
-    config = read_json(path / "config.json")
+    file = (adapter_base(path) or path) / "config.json"
+    config = read_json(file)
     own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
     if not wanted and not own:
-        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
+        raise ConfigError(f"{file} does not say how long a context may be; set model.context_length")
     if own and wanted > own:
         raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
     return int(wanted or own)

@@ -14,6 +14,7 @@ from agentr_core.config import ServerConfig
 from agentr_core.errors import ModelFault, PromptTooLong, Transient
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models import openai_endpoint as endpoints
+from agentr_core.models.connections import allow_connections, limits
 from agentr_core.models.openai_endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai_wire import bodies, read_completion
 from agentr_core.rendering import Renderer, load_renderer
@@ -23,6 +24,8 @@ from agentr_core.types import Generation, Message, Request
 _CACHED_PROMPTS = 4096
 _BYTES_A_TOKEN = 3
 _TOKENS_A_TURN = 4
+_IDLE_SECONDS = 4.0
+"""Servers in Python close a connection that was idle for five."""
 
 
 class OpenAIModel:
@@ -37,7 +40,7 @@ class OpenAIModel:
     def __init__(
         self, where: Endpoint, server: ServerConfig, *, context_length: int, renderer: Renderer | None = None
     ) -> None:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         self.name = server.model
         self.fingerprint = fingerprint("openai", where.url, server.model, server.send_seed, server.extra_body)
@@ -48,7 +51,9 @@ class OpenAIModel:
         self._renderer = renderer
         self._count = lru_cache(_CACHED_PROMPTS)(self._count_uncached)
         self._slots = asyncio.Semaphore(server.concurrency)
-        self._client = AsyncOpenAI(**where.options(server))
+        allow_connections(server.concurrency)
+        pool = limits(server.concurrency, idle_seconds=_IDLE_SECONDS)
+        self._client = AsyncOpenAI(**where.options(server), http_client=DefaultAsyncHttpxClient(limits=pool))
         self._closed = False
 
     @classmethod

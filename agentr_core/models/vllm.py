@@ -9,6 +9,7 @@ from typing import Any
 
 from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.checkpoint_dir import end_ids
+from agentr_core.models.connections import allow_connections, limits
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.stopping import cut_at_stop
 from agentr_core.models.vllm_command import Launch
@@ -19,6 +20,10 @@ from agentr_core.types import Generation, Message, Request
 
 _CACHED_PROMPTS = 4096
 _POLL_SECONDS = 0.25
+_CONNECTIONS = 8192
+"""For so many requests under way there are files; how many there are is the caller's business."""
+_IDLE_SECONDS = 2.0
+"""vLLM's server closes a connection that was idle for five."""
 
 
 class VllmModel:
@@ -36,7 +41,7 @@ class VllmModel:
     """
 
     def __init__(self, launch: Launch, fleet: Fleet) -> None:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
 
         self.name = launch.model.name
         self.fingerprint = launch.served_name
@@ -51,13 +56,14 @@ class VllmModel:
         # Empty until the replicas answer, and from a failed request until they do again.
         self._addresses: tuple[str, ...] = ()
         self._looking = asyncio.Lock()
+        allow_connections(_CONNECTIONS)
         self._client = AsyncOpenAI(
             base_url="http://127.0.0.1",
             api_key="none",
             max_retries=0,
-            timeout=launch.settings.request_timeout,
+            timeout=Timeout(launch.settings.request_timeout, pool=None),
             # The servers are on this machine: a proxy that the environment names must not come between.
-            http_client=DefaultAsyncHttpxClient(trust_env=False),
+            http_client=DefaultAsyncHttpxClient(trust_env=False, limits=limits(None, idle_seconds=_IDLE_SECONDS)),
         )
 
     async def ready(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -12,11 +13,15 @@ from pathlib import Path
 from agentr_core.config import VllmConfig
 from agentr_core.errors import ConfigError
 from agentr_core.models.vllm_env import Device
+from agentr_core.models.vllm_lora import Adapter
 
 HOST = "127.0.0.1"
+BASE_NAME = "base"
+"""What the model below an adapter is called; no request asks for it."""
 _OURS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
-     "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill")
+     "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
+     "tokenizer", "enable-lora", "max-lora-rank", "lora-modules")
 )  # fmt: skip
 _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 """Variables of our own environment that would reach into the engine's."""
@@ -30,6 +35,7 @@ class Launch:
     """What a replica serves, and how. Replicas of equal launches answer alike.
 
     `served_name` is the model's name in requests. It identifies the weights, so that a request never meets others.
+    `model` is the directory that was asked for; where that is an adapter, `adapter` tells of the model below it.
     """
 
     model: Path
@@ -40,6 +46,7 @@ class Launch:
     settings: VllmConfig
     implementation: str = "auto"
     """Whose code of the model vLLM runs, as its option `model-impl` has it."""
+    adapter: Adapter | None = None
 
     @property
     def eager(self) -> bool:
@@ -60,7 +67,7 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     if taken:
         raise ConfigError(f"model.vllm.options: {', '.join(taken)} is set by agentr itself; leave it out")
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
-    words += ["--model", str(launch.model.absolute()), "--served-model-name", launch.served_name]
+    words += _weights(launch)
     words += ["--host", HOST, "--port", str(port), "--dtype", launch.dtype]
     words += ["--max-model-len", str(launch.context_length), "--seed", "0"]
     # Else the sampling defaults in a model's generation_config.json would join in.
@@ -81,6 +88,19 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
         else:
             words += [f"--{name}", str(value)]
     return words
+
+
+def _weights(launch: Launch) -> list[str]:
+    """Return the options that say which weights are served, and by which name."""
+    model, adapter = str(launch.model.absolute()), launch.adapter
+    if adapter is None:
+        return ["--model", model, "--served-model-name", launch.served_name]
+    # As JSON, since in NAME=PATH a path may hold neither "=" nor ",".
+    module = json.dumps({"name": launch.served_name, "path": model})
+    return [
+        *("--model", str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model),
+        *("--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", module),
+    ]
 
 
 def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ GET tells the present state; POST with what a recipe says of its model has the r
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from agentr_core.config import ModelConfig
 from agentr_core.errors import AgentrError, ConfigError, ModelFault, ModelServerError, ModelUnavailable
@@ -26,14 +27,20 @@ from agentr_core.models.vllm_start import make_launch
 
 _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0
+_REPLACEMENTS = 3
 _JSON = "application/json"
 
 
 class State(BaseModel):
-    """What the door tells: no addresses while replicas start; `fault` when they cannot."""
+    """What the door tells: no addresses while replicas start; `fault` when they cannot.
+
+    `seeds` and `options` are those of `model.vllm` that the door was opened with; no wish changes them.
+    """
 
     model: Path
     served_name: str
+    seeds: bool = True
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     fault: str = ""
 
@@ -95,7 +102,14 @@ class Keeper:
 
     def _present(self, addresses: tuple[str, ...] = (), fault: str = "") -> State:
         launch = self._replicas.launch
-        return State(model=launch.model, served_name=launch.served_name, addresses=addresses, fault=fault)
+        return State(
+            model=launch.model,
+            served_name=launch.served_name,
+            seeds=launch.settings.seeds,
+            options=launch.settings.options,
+            addresses=addresses,
+            fault=fault,
+        )
 
 
 @contextmanager
@@ -144,6 +158,9 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
 class RemoteFleet:
     """A Fleet behind a door of this machine. Other weights than those of `launch` are replaced there.
 
+    When somebody else has replaced ours for the third time, they are left to it: two who each put theirs back would
+    end each other's replicas for ever.
+
     Raises `ConfigError` for an address that is none.
     """
 
@@ -154,17 +171,27 @@ class RemoteFleet:
         self._where = (parts.hostname, parts.port)
         self._launch = launch
         self._suspected: set[str] = set()
+        # Whether the door has been asked for our weights, or was found to serve them.
+        self._served = False
+        self._replaced = 0
 
     def advance(self) -> tuple[str, ...] | None:
-        """See `Fleet.advance`; the replicas are started anew by who keeps them."""
+        """See `Fleet.advance`; the replicas are started anew by who keeps them.
+
+        Raises `ModelServerError` also when the door cannot serve our weights, or others take turns with them.
+        """
         state = self._ask("GET")
-        if state.served_name != self._launch.served_name or self._suspected:
+        ours = state.served_name == self._launch.served_name
+        if not ours and self._served:
+            self._count_replacement(state)
+        if not ours or self._suspected:
             state = self._ask("POST")
             if state.served_name != self._launch.served_name:
                 raise ModelServerError(
-                    f"the servers at http://{self._where[0]}:{self._where[1]} do not serve {self._launch.model} as the "
-                    f"recipe says: {state.fault or 'their model.vllm settings differ'}"
+                    f"the servers at {self._address} do not serve {self._launch.model} as the recipe says: "
+                    f"{state.fault or _difference(self._launch, state)}"
                 )
+        self._served = True
         if state.fault:
             raise ModelFault(state.fault)
         return state.addresses or None
@@ -175,6 +202,19 @@ class RemoteFleet:
 
     def close(self) -> None:
         """Leave the replicas as they are: they outlive a run."""
+
+    @property
+    def _address(self) -> str:
+        return f"http://{self._where[0]}:{self._where[1]}"
+
+    def _count_replacement(self, state: State) -> None:
+        self._replaced += 1
+        if self._replaced >= _REPLACEMENTS:
+            raise ModelServerError(
+                f"the servers at {self._address} were made to serve {state.model} instead of {self._launch.model} "
+                f"{self._replaced} times: another run, or another model of this one, wants other weights from the same "
+                "`agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
+            )
 
     def _ask(self, method: str) -> State:
         body = None
@@ -192,9 +232,22 @@ class RemoteFleet:
                 return _STATE.validate_json(connection.getresponse().read())
             except (OSError, http.client.HTTPException, ValidationError) as error:
                 raise ModelUnavailable(
-                    f"`agentr models serve` does not answer at http://{self._where[0]}:{self._where[1]} ({error}); "
-                    "start it, or unset AGENTR_VLLM"
+                    f"`agentr models serve` does not answer at {self._address} ({error}); start it, or unset "
+                    "AGENTR_VLLM"
                 ) from error
+
+
+def _difference(launch: Launch, state: State) -> str:
+    """Return why equal weights have another name behind a door."""
+    pairs = {"seeds": (launch.settings.seeds, state.seeds), "options": (launch.settings.options, state.options)}
+    parts = [
+        f"model.vllm.{name} is {json.dumps(here)} in the recipe and {json.dumps(there)} there"
+        for name, (here, there) in pairs.items()
+        if here != there
+    ]
+    if not parts:
+        return "they are of another version of agentr, or the files changed just now; start them again"
+    return f"{', and '.join(parts)}; give `agentr models serve` the same (-o model.vllm...), or change the recipe"
 
 
 _STATE: TypeAdapter[State] = TypeAdapter(State)

@@ -14,6 +14,7 @@ from agentr_core.model_files import adapter_base, read_json, weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, context_length_of
 from agentr_core.models.vllm_command import Launch, check_compiler
 from agentr_core.models.vllm_env import Device, engine_version, ensure
+from agentr_core.models.vllm_lora import served_adapter
 from agentr_core.models.vllm_replicas import Replicas
 
 _DRIVER_SECONDS = 30.0
@@ -40,7 +41,13 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
     Raises `ModelDirectoryError` when the directory is unsound, `ConfigError` when the settings do not fit.
     """
     check_model_directory(path)
+    adapter = served_adapter(path)
     device = device_of(model.device)
+    if adapter is not None and device == "cuda" and model.dtype == "float32":
+        raise ConfigError(
+            f"on a GPU vLLM serves adapters such as {path} in bfloat16 only; set model.dtype=bfloat16, or use merged "
+            "checkpoints (training.publish=merged)"
+        )
     context = context_length_of(path, model.context_length)
     behaviour = behaviour_files_sha256(path)
     settings = model.vllm
@@ -62,6 +69,7 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
         context_length=context,
         settings=settings,
         implementation=implementation_of(path),
+        adapter=adapter,
     )
 
 

@@ -162,6 +162,15 @@ async def test_the_server_says_when_to_come_back(server: Served) -> None:
             await model.generate([ask()])
 
 
+async def test_connections_are_as_many_as_the_recipe_says(server: Served) -> None:
+    """That a client really opens more than it does by itself is tested with vLLM's, in tests/core."""
+    async with connected(server, concurrency=1500) as model:
+        pool = model._client._client._transport._pool
+        assert (pool._max_connections, pool._max_keepalive_connections) == (1500, 1500)
+        assert model._client.timeout.pool is None
+        await model.generate([ask()])
+
+
 async def test_one_request_at_fault_does_not_touch_the_others(server: Served) -> None:
     async with connected(server) as model:
         relay = Relay(model, concurrency=64)

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crowd import CROWD, crowd
 from model_servers import launch
 
-from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
+from agentr_core.errors import MalformedReply, ModelFault, ModelUnavailable, PromptTooLong, Transient
+from agentr_core.models.connections import allow_connections
 from agentr_core.models.vllm import VllmModel
 from agentr_core.protocols import ChatModel, Starting
 from agentr_core.types import Message, Request, Sampling
 
 
 class Server:
-    """Answers each request with the ids in `say`; a status other than 200 is answered with an error."""
+    """Answers each request with the ids in `say`; a status other than 200 is answered with an error.
+
+    While `hangs` it says nothing. `cut` is the part of an answer that it sends before it closes the connection, and
+    `announced` whether it said how long the whole is.
+    """
 
     def __init__(self, say: list[int]) -> None:
         self.say = say
         self.status = 200
+        self.hangs = False
+        self.cut = 1.0
+        self.announced = True
+        self.closing = threading.Event()
         self.bodies: list[dict[str, Any]] = []
         outer = self
 
@@ -32,6 +44,9 @@ class Server:
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.bodies.append(asked)
+                if outer.hangs:
+                    outer.closing.wait()
+                    return
                 reply = {"text": "-", "finish_reason": "stop", "token_ids": outer.say, "logprobs": None}
                 content = json.dumps(
                     {"choices": [{"index": number, **reply} for number in range(asked["n"])]}
@@ -39,9 +54,10 @@ class Server:
                     else {"error": {"message": "out of order"}}
                 ).encode()
                 self.send_response(outer.status)
-                self.send_header("Content-Length", str(len(content)))
+                if outer.announced:
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                self.wfile.write(content[: int(outer.cut * len(content))])
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -51,6 +67,7 @@ class Server:
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def close(self) -> None:
+        self.closing.set()
         self.http.shutdown()
         self.http.server_close()
 
@@ -125,13 +142,32 @@ async def test_prompts_go_out_and_replies_come_back_as_ids(model: VllmModel, ser
 
 
 async def test_requests_of_a_session_go_to_one_replica(model: VllmModel, servers: list[Server]) -> None:
+    session_of: dict[tuple[int, ...], str] = {}
     for turn in range(3):
-        await model.generate([asked(f"{number} {turn}", session=f"tree {number}") for number in range(12)])
-    lengths = {len(server.bodies) for server in servers}
-    assert all(length % 3 == 0 and length for length in lengths)
-    firsts = [{tuple(body["prompt"][:4]) for body in server.bodies} for server in servers]
-    assert sum(len(server.bodies) for server in servers) == 36
-    assert firsts[0] | firsts[1]
+        requests = [asked(f"{number} {turn}", session=f"tree {number}") for number in range(12)]
+        for request in requests:
+            session_of[tuple(model.renderer.render_prompt(request.messages))] = str(request.session)
+        await model.generate(requests)
+    assert len(session_of) == 36, "each prompt tells its session"
+    asked_of = [Counter(session_of[tuple(body["prompt"])] for body in server.bodies) for server in servers]
+    assert sum(asked_of, Counter()) == {f"tree {number}": 3 for number in range(12)}
+    assert not asked_of[0].keys() & asked_of[1].keys(), "no session was at two replicas"
+    assert all(asked_of), "every replica has sessions"
+
+
+@pytest.mark.slow
+async def test_more_requests_are_under_way_than_a_client_allows_by_itself(
+    tiny_model_dir: Path,
+) -> None:
+    reply = {"index": 0, "text": "-", "finish_reason": "stop", "token_ids": [2], "logprobs": None}
+    async with crowd(CROWD, json.dumps({"choices": [reply]}).encode()) as server:
+        model = VllmModel(launch(tiny_model_dir), Given(server.url))
+        try:
+            async with asyncio.timeout(600):
+                replies = await model.generate([asked(n=1, session="one")] * CROWD)
+        finally:
+            await model.close()
+    assert len(replies) == CROWD == server.under_way
 
 
 async def test_a_prompt_without_room_is_not_sent(model: VllmModel, servers: list[Server]) -> None:
@@ -167,6 +203,55 @@ async def test_a_replica_that_is_gone_may_come_back(model: VllmModel, servers: l
     with pytest.raises(ModelUnavailable, match="does not answer"):
         await model.generate([asked()])
     assert fleet.suspects
+
+
+async def test_a_replica_that_hangs_is_given_up(tiny_model_dir: Path, servers: list[Server]) -> None:
+    fleet = Given(servers[0].address)
+    model = VllmModel(launch(tiny_model_dir, request_timeout=0.3), fleet)
+    servers[0].hangs = True
+    try:
+        with pytest.raises(ModelUnavailable, match=r"does not answer \(ReadTimeout\)"):
+            await model.generate([asked()])
+    finally:
+        await model.close()
+    assert len(servers[0].bodies) == 1, "it had the request"
+    assert fleet.suspects == [servers[0].address]
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+async def test_an_answer_that_is_cut_is_no_reply(
+    model: VllmModel, servers: list[Server], fleet: Given, part: float
+) -> None:
+    for server in servers:
+        server.cut = part
+    with pytest.raises(ModelUnavailable, match=r"does not answer .*peer closed connection"):
+        await model.generate([asked()])
+    assert len(fleet.suspects) == 1
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+async def test_nor_is_one_that_ends_too_early_by_its_own_account(
+    model: VllmModel, servers: list[Server], part: float
+) -> None:
+    for server in servers:
+        server.cut, server.announced = part, False
+    with pytest.raises(MalformedReply, match="malformed") as raised:
+        await model.generate([asked()])
+    assert isinstance(raised.value, Transient)
+
+
+def test_files_for_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        allow_connections(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, hard), "enough as it is"
+        allow_connections(1000)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(1512, hard), hard)
+        allow_connections(1 << 40)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "as far as the machine allows"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_start_can_be_interrupted(tiny_model_dir: Path) -> None:

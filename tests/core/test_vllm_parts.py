@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections import Counter
 from dataclasses import replace
@@ -10,13 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from agentr_core.config import VllmConfig, parse
-from agentr_core.errors import ConfigError, MalformedReply, ModelServerError
-from agentr_core.models import vllm_env
+from agentr_core.config import ModelConfig, VllmConfig, parse
+from agentr_core.errors import ConfigError, MalformedReply, ModelDirectoryError, ModelServerError
+from agentr_core.models import vllm_env, vllm_start
+from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.vllm_command import (
+    BASE_NAME,
     HOST,
     Launch,
     cause,
@@ -26,8 +31,10 @@ from agentr_core.models.vllm_command import (
     free_ports,
     variables,
 )
-from agentr_core.models.vllm_start import implementation_of
+from agentr_core.models.vllm_lora import Adapter, max_rank
+from agentr_core.models.vllm_start import implementation_of, make_launch
 from agentr_core.models.vllm_wire import body, read_choices
+from agentr_core.rendering import load_tokenizer
 from agentr_core.types import Message, Request, Sampling
 
 PYTHON = Path("/env/bin/python")
@@ -84,10 +91,111 @@ def test_eager_by_default_on_a_cpu_only() -> None:
 
 
 def test_further_options_go_to_the_server() -> None:
-    words = command(PYTHON, launch(options={"max-num-seqs": 64, "enable-lora": False, "async-scheduling": True}), 1)
-    assert words[-4:] == ["--async-scheduling", "--no-enable-lora", "--max-num-seqs", "64"]
+    words = command(
+        PYTHON, launch(options={"max-num-seqs": 64, "enable-sleep-mode": False, "async-scheduling": True}), 1
+    )
+    assert words[-4:] == ["--async-scheduling", "--no-enable-sleep-mode", "--max-num-seqs", "64"]
     with pytest.raises(ConfigError, match="no-enable-prefix-caching, port is set by agentr itself"):
         command(PYTHON, launch(options={"port": 3, "no-enable-prefix-caching": True}), 1)
+
+
+# ---- adapters
+
+
+def adapter_dir(folder: Path, base: Path, **settings: Any) -> Path:
+    """Write a PEFT directory with the tokenizer of its model, as a training publishes it."""
+    folder.mkdir()
+    for file in base.iterdir():
+        if file.suffix in (".json", ".jinja") and file.name not in ("config.json", "generation_config.json"):
+            shutil.copyfile(file, folder / file.name)
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": str(base)} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    weights = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((4, 64), np.float32)}
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+def on_cpu(**fields: Any) -> ModelConfig:
+    return ModelConfig(backend="vllm", device="cpu", **fields)
+
+
+def test_an_adapter_is_served_over_its_model(tiny_model_dir: Path, tmp_path: Path) -> None:
+    adapter = adapter_dir(tmp_path / "a=1,b", tiny_model_dir)
+    made = make_launch(adapter, on_cpu())
+    assert made.model == adapter
+    assert made.adapter == Adapter(base=tiny_model_dir, max_rank=8)
+    assert made.context_length == 512, "as its model's configuration says"
+    words = command(PYTHON, made, 1)
+    options = dict(pairwise(words))
+    assert options["--model"] == str(tiny_model_dir)
+    assert options["--tokenizer"] == str(adapter)
+    assert options["--served-model-name"] == BASE_NAME != made.served_name
+    assert "--enable-lora" in words
+    assert options["--max-lora-rank"] == "8"
+    assert json.loads(options["--lora-modules"]) == {"name": made.served_name, "path": str(adapter)}
+    whole = command(PYTHON, make_launch(tiny_model_dir, on_cpu()), 1)
+    assert not {"--enable-lora", "--max-lora-rank", "--lora-modules", "--tokenizer"} & set(whole)
+
+
+def test_the_name_of_an_adapter_follows_its_weights_and_settings(tiny_model_dir: Path, tmp_path: Path) -> None:
+    one = adapter_dir(tmp_path / "one", tiny_model_dir)
+    other = adapter_dir(tmp_path / "other", tiny_model_dir)
+    again = adapter_dir(tmp_path / "again", tiny_model_dir, lora_alpha=16)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({name: np.ones((4, 64), np.float32)}, other / "adapter_model.safetensors")
+    names = [make_launch(path, on_cpu()).served_name for path in (tiny_model_dir, one, other, again)]
+    assert len(set(names)) == 4
+
+
+def test_replies_on_an_adapter_end_where_its_model_ends_them(tiny_model_dir: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model_dir, base)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, 301]}))
+    tokenizer = load_tokenizer(base)
+    adapter = adapter_dir(tmp_path / "adapter", base)
+    assert end_ids(adapter, tokenizer) == end_ids(base, tokenizer) >= {300, 301, tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 8), (8, 8), (9, 16), (257, 320), (512, 512)])
+def test_room_for_a_rank(rank: int, room: int) -> None:
+    assert max_rank(rank, Path("a")) == room
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_dora": True}, r"is DoRA \(use_dora\); merge it .*training\.publish=merged"),
+        ({"modules_to_save": ["norm"]}, r"has modules that were trained whole \(modules_to_save\)"),
+        ({"use_dora": True, "bias": "all"}, r"is DoRA \(use_dora\) and trains biases \(bias: all\)"),
+        ({"alpha_pattern": {"q_proj": 64}}, r"has another lora_alpha in some modules"),
+        ({"peft_type": "LOHA"}, r"is of the kind LOHA, not LORA"),
+        ({"alora_invocation_tokens": [5]}, r"is no plain LoRA \(alora_invocation_tokens\)"),
+        ({"r": 513}, r"has rank 513, and vLLM serves adapters up to rank 512"),
+    ],
+)
+def test_adapters_that_vllm_cannot_serve(
+    tiny_model_dir: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    adapter = adapter_dir(tmp_path / "adapter", tiny_model_dir, **settings)
+    with pytest.raises(ConfigError, match=message):
+        make_launch(adapter, on_cpu())
+
+
+def test_a_damaged_rank(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelDirectoryError, match=r"adapter_config\.json has None as its rank r"):
+        make_launch(adapter_dir(tmp_path / "adapter", tiny_model_dir, r=None), on_cpu())
+
+
+def test_adapters_on_a_gpu_are_bfloat16(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start, "device_of", lambda wanted: "cuda")
+    adapter = adapter_dir(tmp_path / "adapter", tiny_model_dir)
+    with pytest.raises(ConfigError, match=r"in bfloat16 only; set model\.dtype=bfloat16"):
+        make_launch(adapter, ModelConfig(backend="vllm"))
+    assert make_launch(adapter, ModelConfig(backend="vllm", dtype="bfloat16")).adapter is not None
+    assert make_launch(tiny_model_dir, ModelConfig(backend="vllm")).adapter is None
+
+
+# ---- models that vLLM does not take as they are
 
 
 def test_models_that_vllm_refuses_run_in_transformers_code(tmp_path: Path) -> None:
@@ -329,3 +437,36 @@ def test_settings_of_vllm_belong_to_its_backend() -> None:
         parse({"name": "x", "model": model | {"backend": "transformers"}})
     with pytest.raises(ConfigError, match=r"model\.path: name the directory"):
         parse({"name": "x", "model": {"backend": "vllm"}})
+
+
+def recipe(**training: Any) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "model": {"path": "m", "backend": "vllm", "device": "cpu"},
+        "training": {"lora_r": 8, "publish": "adapter"} | training,
+    }
+
+
+def test_a_recipe_may_publish_adapters_that_vllm_serves() -> None:
+    assert parse(recipe()).training.publish == "adapter"
+    assert parse(recipe(publish="merged", use_dora=True, lora_modules_to_save=["norm"], lora_r=1024))
+    assert parse(recipe(use_dora=True), ["model.backend=transformers"])
+    assert parse(recipe(), ["model.device=auto", "model.dtype=bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"use_dora": True}, r"training\.use_dora: vLLM serves no DoRA adapters; set training\.publish=merged"),
+        ({"lora_modules_to_save": ["norm"]}, r"training\.lora_modules_to_save: .*; set training\.publish=merged"),
+        ({"lora_r": 600}, r"training\.lora_r: vLLM serves adapters up to rank 512; lower it, or"),
+    ],
+)
+def test_a_recipe_whose_adapters_vllm_cannot_serve(training: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(recipe(**training))
+
+
+def test_a_recipe_with_adapters_says_their_number_format_before_it_is_trained() -> None:
+    with pytest.raises(ConfigError, match=r"model\.dtype: on a GPU vLLM serves adapters in bfloat16 only"):
+        parse(recipe(), ["model.device=auto"])

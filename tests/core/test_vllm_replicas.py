@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from model_servers import BROKEN, SLOW, WELL, command, launch
 from agentr_core.config import ModelConfig
 from agentr_core.errors import ConfigError, ModelFault, ModelServerError, ModelUnavailable
 from agentr_core.models import vllm_door
+from agentr_core.models.vllm_command import Launch
 from agentr_core.models.vllm_door import Keeper, RemoteFleet, Wish, open_door
 from agentr_core.models.vllm_replicas import Fleet, Replicas
 
@@ -231,6 +233,56 @@ def test_what_cannot_be_served_is_refused(start: Callable[..., Replicas], tmp_pa
     with open_door(keeper, 0) as address, pytest.raises(ModelServerError, match=r"missing does not exist"):
         RemoteFleet(address, launch(tmp_path / "missing")).advance()
     assert Wish(model=tmp_path, dtype="float32", context_length=1).suspected == ()
+
+
+def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[Keeper, str], tmp_path: Path) -> None:
+    keeper, address = door
+    one = RemoteFleet(address, launch(tmp_path / "model"))
+    other = RemoteFleet(address, launch(tmp_path / "better"))
+
+    def take_turns() -> None:
+        for _ in range(20):
+            one.advance()
+            other.advance()
+
+    with pytest.raises(ModelServerError, match=r"made to serve .*better instead of .*model 3 times: another run, or"):
+        take_turns()
+    with pytest.raises(ModelServerError, match=r"4 times.*start one for each, and give each its own AGENTR_VLLM"):
+        one.advance()
+    assert until(lambda: other.advance() or (keeper.look() and None), "one of the two is served")
+    assert keeper.state.model == tmp_path / "better"
+
+
+def test_who_follows_another_run_is_served(door: tuple[Keeper, str], tmp_path: Path) -> None:
+    """Iterations come and go, each with weights of its own."""
+    for number in range(10):
+        fleet = RemoteFleet(door[1], launch(tmp_path / str(number)))
+        assert fleet.advance() is None
+        fleet.close()
+
+
+def test_a_door_with_other_settings_says_which(
+    start: Callable[..., Replicas], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_the_door(path: Path, model: ModelConfig) -> Launch:
+        return replace(launch(path, seeds=False, options={"max-num-seqs": 8}), served_name="another")
+
+    monkeypatch.setattr(vllm_door, "make_launch", of_the_door)
+    keeper = Keeper(
+        start(seeds=False, options={"max-num-seqs": 8}), ModelConfig(backend="vllm"), tell=lambda line: None
+    )
+    with open_door(keeper, 0) as address:
+        with pytest.raises(ModelServerError) as raised:
+            RemoteFleet(address, launch(tmp_path / "better")).advance()
+        for part in (
+            "model.vllm.seeds is true in the recipe and false there",
+            'model.vllm.options is {} in the recipe and {"max-num-seqs": 8} there',
+            "give `agentr models serve` the same",
+        ):
+            assert part in str(raised.value)
+        same = launch(tmp_path / "better", seeds=False, options={"max-num-seqs": 8})
+        with pytest.raises(ModelServerError, match="another version of agentr"):
+            RemoteFleet(address, same).advance()
 
 
 def test_nobody_at_the_door(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from vllm_engine import ROOT, START_SECONDS, TINY
+from vllm_engine import ROOT, START_SECONDS, TINY, settings
 
-from agentr_core import config
-from agentr_core.config import ModelConfig
 from agentr_core.models.vllm import VllmModel
 from agentr_core.models.vllm_env import ensure
 from agentr_core.models.vllm_replicas import Replicas
@@ -27,19 +25,6 @@ def engine() -> Path:
     folder = Path(os.environ.get("AGENTR_VLLM_ENV", ROOT / ".venv-vllm"))
     ensure(folder, "cpu", tell=print)
     return folder
-
-
-def settings(**vllm: object) -> ModelConfig:
-    """Return the model section of a recipe for the tiny model, in float32, so that replies repeat."""
-    model = {
-        "backend": "vllm",
-        "path": str(TINY),
-        "device": "cpu",
-        # What the contract asks for.
-        "context_length": 512,
-        "vllm": {"start_timeout": START_SECONDS, **vllm},
-    }
-    return config.parse({"name": "test", "model": model}).model
 
 
 @pytest.fixture(scope="session")
