@@ -249,7 +249,7 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Close an environment that nobody used for so long.",
+    help="Close an environment that nobody has used for this long.",
 )
 def env_serve(
     name: str, options: tuple[str, ...], host: str, port: int, splits: tuple[str, ...], idle_minutes: float

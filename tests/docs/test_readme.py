@@ -35,7 +35,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
         "prefect --no-prompt deploy ",
         "prefect worker start ",
     )
-    several += ("pip install 'agentr[dask]'", "dask scheduler", "dask worker ", "agentr run ")
+    several += ("pip install -c constraints.txt -e '.[dask]'", "dask scheduler", "dask worker ", "agentr run ")
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown

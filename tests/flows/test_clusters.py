@@ -89,7 +89,7 @@ def cluster(request: pytest.FixtureRequest, process_env: dict[str, str]) -> Iter
     """A cluster for both tests; the one that kills a worker comes last."""
     name: str = request.param
     if find_spec(f"prefect_{name}") is None:
-        pytest.skip(f"the extra agentr[{name}] is not installed")
+        pytest.skip(f"the extra {name} is not installed")
     path = os.pathsep.join([process_env["PYTHONPATH"], *filter(None, sys.path)])
     with MAKERS[name](process_env | {"PYTHONPATH": path, "DOOR_PAUSE": "0.1"}) as made:
         yield made
