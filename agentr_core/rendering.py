@@ -141,7 +141,8 @@ class Renderer:
             if self._pieces(messages[:position], prompt=True) != list(pieces[: number + 1]):
                 raise DataFault(
                     f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
-                    "so training would not see what was sampled; use a template that renders earlier turns unchanged"
+                    "so training would not see what was sampled; put a template that renders earlier turns unchanged "
+                    "into its chat_template.jinja, such as one of data/chat_templates"
                 )
 
     def _template(self, messages: Sequence[Message], markers: Sequence[str], *, prompt: bool) -> str:

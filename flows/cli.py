@@ -92,11 +92,14 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
 @cli.command()
 @_recipe
 @_override
-def plan(recipe: Path, overrides: tuple[str, ...]) -> None:
-    """Show what a recipe would run, and which field reaches which stage."""
+@click.option(
+    "--gpu-gib", type=click.FloatRange(min=1), default=80.0, show_default=True, help="Memory of a GPU, in GiB."
+)
+def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
+    """Show what a recipe would run, the tokens and memory it needs, and which field reaches which stage."""
     from tasks.plan import describe
 
-    click.echo(describe(recipe, overrides))
+    click.echo(describe(recipe, overrides, gpu_gib=gpu_gib))
 
 
 @cli.command("eval")

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from agentr_core.arms import pool_stages
 from agentr_core.config import ModelConfig, Recipe
-from agentr_core.errors import ConfigError, EndpointError, ModelFault
+from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault
 from agentr_core.expert_file import read_demonstrations
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
 from agentr_core.protocols import Environment, Served
+from agentr_core.rendering import load_renderer
 from agentr_core.stages.expert import no_expert
 from agentr_core.stages.instances import test_instances, training_instances
-from agentr_core.types import Instance
+from agentr_core.types import Instance, Message
 from tasks.wiring import make_environment, open_store
 
 LOOKED_AT = 20
@@ -38,6 +39,8 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
         )
     for model in recipe.own_models().values():
         _check_model(model)
+    if trains:
+        _check_template(Path(recipe.model.path))
     env = make_environment(recipe)
     try:
         if isinstance(env, Served):
@@ -52,6 +55,15 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
     if store.path.exists():
         with store.reading():
             pass
+
+
+def _check_template(path: Path) -> None:
+    """Raise `ModelDirectoryError` when a conversation of several turns could be sampled, but not trained on."""
+    turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
+    try:
+        load_renderer(path).render_sample(turns)
+    except DataFault as fault:
+        raise ModelDirectoryError(f"the model in {path} cannot be trained: {fault}") from fault
 
 
 def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:

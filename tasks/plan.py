@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentr_core import estimates
 from agentr_core.arms import arms_of, pool_stages
-from agentr_core.config import Recipe, resolved
+from agentr_core.config import ModelConfig, ModelRole, Recipe, resolved
+from agentr_core.estimates import GIB
 from agentr_core.stages.instances import test_instances, training_instances
 from agentr_core.stages.start import run_id_of
 from tasks.wiring import load_recipe, make_environment, open_store
@@ -33,8 +35,15 @@ _ETO: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(path: Path, overrides: Sequence[str]) -> str:
-    """Return the plan of a recipe as text. Raises `UserError` for what would stop the run at once."""
+def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
+    """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each stage.
+
+    A model's directory may still be missing if the shape of a model of its name comes along. Raises `UserError` for
+    what else would stop the run at once.
+
+    Args:
+        gpu_gib: memory of a GPU, in GiB.
+    """
     recipe = load_recipe(path, list(overrides))
     plain = resolved(recipe)
     if recipe.method == "base":
@@ -47,11 +56,16 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
     if recipe.method == "compare":
         return "\n".join(_of_comparison(recipe, train, test, plain))
     method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
-    where = f"run {run_id_of(recipe)} in {recipe.workspace}"
+    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path}
+    shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
+    missing = [(path, shapes[role].where) for role, path in paths.items() if not any(path.glob("*.safetensors"))]
+    where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
         f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
         *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
-        f"already done: {_done(recipe)}",
+        *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
+        *([] if missing else [f"already done: {_done(recipe)}"]),
+        *_needs(recipe, shapes, train, test, gpu_gib * GIB),
     ]
     for stage, sections in stages.items():
         lines += _section(stage, sections, plain)
@@ -59,10 +73,10 @@ def describe(path: Path, overrides: Sequence[str]) -> str:
 
 
 def _of_agent_r(recipe: Recipe, train: int, test: int) -> list[str]:
-    search = recipe.search
-    most = train * search.dives * search.width * (search.depth + 1)
+    if recipe.data.use == "expert":
+        return [f"each iteration: the expert's episodes of {train} instances, then {test} held-out episodes"]
     return [
-        f"each iteration: {train} trees (at most {most} replies), then {test} held-out episodes",
+        f"each iteration: {train} trees, then {test} held-out episodes",
         f"alpha by iteration: {', '.join(f'{recipe.alpha(i):g}' for i in range(1, recipe.iterations + 1))}",
     ]
 
@@ -99,6 +113,60 @@ def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:
         f"an iteration that explores plays {train} instances, {each} times each"
         + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
     ]
+
+
+def _needs(recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], train: int, test: int, gpu: float) -> list[str]:
+    """Return what a run needs as lines: tokens at most, and memory of each GPU."""
+    lines = ["", "each iteration samples at most"]
+    for one in estimates.tokens(recipe, train, test):
+        lines.append(f"  {one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
+    lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
+    for role, shape in shapes.items():
+        lines += _sampling_needs(role, recipe.own_models()[role], shape, gpu)
+    if "actor" in shapes:
+        lines += _training_needs(recipe, shapes["actor"], gpu)
+    return lines
+
+
+def _sampling_needs(role: str, model: ModelConfig, shape: estimates.Shape, gpu: float) -> list[str]:
+    need = estimates.sampling(shape, model)
+    context = model.context_length or shape.context_length
+    served = model.backend == "vllm"
+    room = need.sequences(gpu * (model.vllm.gpu_memory_utilization if served else 1.0), context)
+    parts = f" on each of {model.vllm.tensor_parallel_size} GPUs" if model.vllm.tensor_parallel_size > 1 else ""
+    line = f"  {role}, {model.backend}: {shape.parameters:,} parameters, weights {_size(need.weights)}{parts}, "
+    line += f"{_size(need.token)} for each token in keys and values: room for {room:,} sequences of {context:,} tokens"
+    if room:
+        return [line]
+    return [f"{line}; lower model.context_length, or spread the model by model.vllm.tensor_parallel_size"]
+
+
+def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
+    config = recipe.training
+    need = estimates.training(shape, config, recipe.data.max_length)
+    kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
+    spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
+    zero = f" under {config.launch.deepspeed}" if config.launch and config.launch.deepspeed else ""
+    line = (
+        f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
+        f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "
+        f"{recipe.data.max_length:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
+    )
+    if need.host:
+        line += f", and {_size(need.host)} of main memory on all machines together"
+    if need.total <= gpu:
+        return [line]
+    return [
+        f"{line}; that is too much: set training.lora_r, training.launch.deepspeed=zero3 or "
+        "training.gradient_checkpointing=true, or lower training.per_device_train_batch_size or data.max_length"
+    ]
+
+
+def _size(count: float) -> str:
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count / 1024:.3g} KiB"
 
 
 def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:

@@ -49,10 +49,10 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
     """
     base = adapter_base(model_dir)
     with _faults(model_dir):
-        model, dtype = _weights(base or model_dir, config, zero3=zero3)
+        model, dtype = read_weights(base or model_dir, config, zero3=zero3)
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if base is None:
-            return Parent(model, tokenizer, dtype, _lora(config) if config.lora_r else None)
+            return Parent(model, tokenizer, dtype, lora_config(config) if config.lora_r else None)
         if config.lora_r:
             _check_shape(model_dir, config)
         elif zero3:
@@ -73,7 +73,8 @@ def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     return PeftModel.from_pretrained(model, adapter).merge_and_unload().to(dtype)
 
 
-def _weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
+def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
+    """Return a whole model in the number format that the settings want to train it in, and the one it is stored in."""
     as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
     if config.load_in_4bit or zero3:
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
@@ -86,7 +87,8 @@ def _weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, t
     return (model if as_it_is else model.to(torch.float32)), dtype
 
 
-def _lora(config: TrainingConfig) -> Any:
+def lora_config(config: TrainingConfig) -> Any:
+    """Return PEFT's description of the adapters that the settings ask for."""
     targets = config.lora_target_modules
     return LoraConfig(
         r=config.lora_r,

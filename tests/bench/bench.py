@@ -52,7 +52,7 @@ def main() -> None:
 def _collection(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     trees = options.trees or (2 if options.quick else 80)
     search = ["search.dives=1", "search.depth=2"] if options.quick else []
-    return collecting.measure(folder, trees=trees, slow_trees=1 if options.quick else 3, search=search, clock=clock)
+    return collecting.measure(folder, trees=trees, slow_trees=1 if options.quick else 6, search=search, clock=clock)
 
 
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

@@ -72,11 +72,15 @@ def environment_server() -> Iterator[str]:
 class OneByOne:
     """Asks `generate` for one reply at a time, as long as the recorded one, and returns the recorded one.
 
-    So the slow way grows the very trees that the fast way grew, with as many tokens. `replies` counts them.
+    So the slow way grows the very trees that the fast way grew, with as many tokens. `replies` counts them. `threads`
+    are those of a matrix product on a CPU.
     """
 
-    def __init__(self, path: Path, renderer: Renderer, recorded: Replies, *, dtype: str, device: torch.device) -> None:
+    def __init__(
+        self, path: Path, renderer: Renderer, recorded: Replies, *, dtype: str, device: torch.device, threads: int
+    ) -> None:
         self.replies = 0
+        self._threads = threads
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval()
         self._renderer = renderer
         self._recorded = recorded
@@ -91,6 +95,8 @@ class OneByOne:
 
     @torch.inference_mode()
     def _draw(self, request: Request, tokens: int) -> None:
+        # Here, for each thread of Python has a number of its own.
+        torch.set_num_threads(self._threads)
         prompt = torch.tensor([self._renderer.render_prompt(request.messages)], device=self._model.device)
         self._model.generate(
             prompt,

@@ -1,0 +1,239 @@
+"""What a recipe needs, before anything runs: memory of a GPU for sampling and for training, and tokens at most.
+
+Weights, adapters and optimizer states are counted on the model's real layers, made without memory; activations follow
+from their widths. Measured against a real trainer's tensors by `tests/core/test_estimates.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentr_core.config import ModelConfig, Recipe, TrainingConfig
+from agentr_core.data_files import data_path
+from agentr_core.errors import DataFileError, ModelDirectoryError
+from agentr_core.model_files import adapter_base
+
+GIB = 1 << 30
+_NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
+_WORKSPACE = GIB
+"""Kernels, buffers and the scores of a chunk of tokens, on a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How big a model is; a stored weight has `stored` bytes.
+
+    `normalized` and `inputs` are the widths of what a layer's norms and its linear modules read, each together.
+    """
+
+    parameters: int
+    stored: int
+    layers: int
+    hidden_size: int
+    query_size: int
+    key_size: int
+    intermediate_size: int
+    normalized: int
+    inputs: int
+    cached_layers: int
+    context_length: int
+    where: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Bytes on each GPU of a replica: weights, and keys and values of one token."""
+
+    weights: int
+    token: int
+
+    def sequences(self, budget: float, tokens: int) -> int:
+        """Return how many sequences of so many tokens fit beside the weights into a budget of bytes."""
+        return max(0, int((budget - self.weights) // (self.token * tokens)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Bytes on the GPU of each process: weights, gradients and AdamW's states, activations; `host` is in main memory.
+
+    `trained` is the number of parameters that change.
+    """
+
+    trained: int
+    weights: int
+    states: int
+    activations: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on a GPU at the peak of a step."""
+        return self.weights + self.states + self.activations + _WORKSPACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The most tokens that an iteration samples, by stage, and the replies they are in."""
+
+    stage: str
+    replies: int
+    tokens: int
+
+
+def find_shape(model_dir: Path) -> Path:
+    """Return the directory whose `config.json` says how big a model is: its own, or a shipped one of the same name.
+
+    Raises `ModelDirectoryError` when there is neither.
+    """
+    if model_dir.is_dir() and any(model_dir.iterdir()):
+        return adapter_base(model_dir) or model_dir
+    try:
+        return data_path("shapes", model_dir.name)
+    except DataFileError:
+        raise ModelDirectoryError(
+            f"model directory {model_dir} does not exist; give a Hugging Face model directory"
+        ) from None
+
+
+def read_shape(model_dir: Path) -> Shape:
+    """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it cannot be read."""
+    where = find_shape(model_dir)
+    model = skeleton(where)
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    linear = sum(module.in_features for module in _linear(model))
+    norms_of_heads = any(name.endswith("q_norm") for name, _ in model.named_modules())
+    return Shape(
+        parameters=model.num_parameters(),
+        stored=model.config.dtype.itemsize if model.config.dtype else 4,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        query_size=heads * head,
+        key_size=key_heads * head,
+        intermediate_size=config.intermediate_size,
+        normalized=2 * config.hidden_size + norms_of_heads * (heads + key_heads) * head,
+        inputs=linear // config.num_hidden_layers,
+        cached_layers=kinds.count("full_attention"),
+        context_length=config.max_position_embeddings,
+        where=where,
+    )
+
+
+def skeleton(model_dir: Path) -> Any:
+    """Return the model of a configuration with weights that take no memory. Raises `ModelDirectoryError`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
+
+
+def sampling(shape: Shape, model: ModelConfig) -> Sampling:
+    """Return what a replica of a model takes on each of its GPUs."""
+    width = _NUMBER_BYTES[model.dtype]
+    parts = model.vllm.tensor_parallel_size if model.backend == "vllm" else 1
+    return Sampling(
+        weights=shape.parameters * width // parts,
+        token=2 * shape.cached_layers * shape.key_size * width // parts,
+    )
+
+
+def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
+    """Return what supervised fine-tuning takes on the GPU of each process.
+
+    A trained parameter takes 16 bytes: weight, gradient and two moments of AdamW in 32 bits, or the same number split
+    into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the processes, ZeRO-3 everything; an
+    offload keeps it in main memory. Source: Rajbhandari et al. 2020, section 3.1.
+
+    Args:
+        max_length: tokens of the longest row.
+    """
+    trained = _trained(shape, config)
+    frozen = shape.parameters - trained if not config.lora_r else shape.parameters
+    as_stored = config.bf16 and not config.lora_modules_to_save
+    frozen_bytes = 0.55 if config.load_in_4bit else shape.stored if as_stored else 4
+    own = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * trained
+    weights, states = int(frozen * frozen_bytes * bool(config.lora_r)) + own, 16 * trained - own
+    host = 0
+    zero = config.launch.deepspeed if config.launch else ""
+    if zero:
+        states //= config.num_processes
+    if zero.startswith("zero3"):
+        weights //= config.num_processes
+    if zero.endswith("offload"):
+        host, weights, states = (weights + states) * config.num_processes, 0, 0
+    return Training(
+        trained=trained,
+        weights=weights,
+        states=states,
+        activations=_activations(shape, config, config.per_device_train_batch_size * max_length),
+        host=host,
+    )
+
+
+def tokens(recipe: Recipe, train: int, test: int) -> list[Tokens]:
+    """Return the most replies and tokens that an iteration samples from `train` and `test` instances.
+
+    ETO's exploration from every step of the expert, which depends on the expert, and splices that are played on are not
+    counted.
+    """
+    search, critique, evaluation, explore = recipe.search, recipe.critique, recipe.evaluation, recipe.eto.explore
+    replies: dict[str, tuple[int, int]] = {}
+    if recipe.method == "eto":
+        episodes = train * (explore.samples + explore.greedy)
+        replies["explore"] = episodes * explore.max_steps, explore.max_new_tokens
+    elif recipe.data.use != "expert":
+        leaves = train * search.dives * search.width
+        bad = min(leaves, train * recipe.pairs.per_tree) if recipe.pairs.per_tree else leaves
+        replies["search"] = leaves * (search.depth + 1), search.max_new_tokens
+        replies["critique"] = bad * search.depth * critique.votes, critique.max_new_tokens
+    replies["evaluate"] = test * evaluation.max_steps * evaluation.episodes, evaluation.max_new_tokens
+    return [Tokens(stage=stage, replies=count, tokens=count * most) for stage, (count, most) in replies.items()]
+
+
+def _linear(model: Any) -> list[Any]:
+    import torch
+
+    head = model.get_output_embeddings()
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+
+
+def _trained(shape: Shape, config: TrainingConfig) -> int:
+    if not config.lora_r:
+        return shape.parameters
+    from peft import get_peft_model
+
+    from agentr_core.training.parent import lora_config
+
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that Transformers has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        adapted = get_peft_model(skeleton(shape.where), lora_config(config))
+    return sum(one.numel() for one in adapted.parameters() if one.requires_grad)
+
+
+def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:
+    """Return the bytes that a forward pass over `row` tokens keeps for the backward pass.
+
+    With checkpointing these are the inputs of all layers and the insides of one.
+    """
+    width = 2 if config.bf16 else 4
+    stream = width if config.lora_r else 4
+    # Norms keep their input in 32 bits and two results; attention its four inputs and outputs; the gated part four.
+    norms = (4 + 2 * width) * shape.normalized
+    inside = width * (3 * shape.query_size + 3 * shape.key_size + 4 * shape.intermediate_size)
+    # An adapter reads a copy in 32 bits, and dropout makes another, with a mask.
+    copies = (4 * (width < 4) + 5 * bool(config.lora_dropout)) * shape.inputs if config.lora_r else 0
+    layer = norms + inside + copies
+    checkpointing = True if config.gradient_checkpointing is None else config.gradient_checkpointing
+    return row * (shape.layers * shape.hidden_size * stream + layer if checkpointing else shape.layers * layer)

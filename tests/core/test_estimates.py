@@ -1,0 +1,226 @@
+"""What a plan says a recipe needs, held against real models, a real optimizer and the tensors that autograd keeps."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentr_core import estimates
+from agentr_core.config import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
+from agentr_core.data_files import data_path
+from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.training.parent import lora_config, read_weights
+from flows.cli import cli
+from tasks.plan import describe
+
+# PEFT asks for an attribute that Transformers has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "deployments" / "recipes"
+LORA = TrainingConfig(lora_r=16, lora_alpha=32)
+"""The widths of these adapters are the same in all tests."""
+
+
+@pytest.fixture(scope="module")
+def wide(save_tiny_model, tmp_path_factory) -> Path:
+    """A model whose layers weigh more than its vocabulary."""
+    options = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_key_value_heads": 2}
+    return save_tiny_model(tmp_path_factory.mktemp("wide"), **options)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Path:
+    """A model that normalizes its queries and keys."""
+    path = tmp_path_factory.mktemp("qwen")
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=300, **sizes, **heads)).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def halved(wide, tmp_path_factory) -> Path:
+    """The same model with weights of 16 bits."""
+    path = tmp_path_factory.mktemp("halved")
+    shutil.copytree(wide, path, dirs_exist_ok=True)
+    AutoModelForCausalLM.from_pretrained(wide, dtype=torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "adapter"),
+    [("Qwen3-4B", 4_022_468_096, 33_030_144), ("Qwen3-8B", 8_190_735_360, 43_646_976)],
+)
+def test_known_shapes_have_the_published_number_of_parameters(name: str, parameters: int, adapter: int) -> None:
+    shape = estimates.read_shape(Path("models") / name)
+    assert shape.parameters == parameters
+    assert estimates.training(shape, LORA, 1).trained == adapter
+    # 36 layers, 8 heads of 128, keys and values, 2 bytes.
+    assert estimates.sampling(shape, ModelConfig(path=name, dtype="bfloat16")).token == 36 * 8 * 128 * 2 * 2
+
+
+def parent(path: Path, config: TrainingConfig) -> torch.nn.Module:
+    """Return the model of a directory as a training has it; it needs no tokenizer."""
+    model, _ = read_weights(path, config, zero3=False)
+    return get_peft_model(model, lora_config(config)) if config.lora_r else model
+
+
+def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of weights, gradients and optimizer states."""
+    tensors = [one for one in model.parameters()]
+    tensors += [one.grad for one in tensors if one.grad is not None]
+    tensors += [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    return sum(one.nbytes for one in tensors)
+
+
+@pytest.mark.parametrize("config", [TrainingConfig(), LORA, replace(LORA, bf16=False)], ids=["all", "lora", "lora32"])
+@pytest.mark.parametrize("stored", ["wide", "halved"])
+def test_weights_and_states_are_those_of_a_real_optimizer(
+    stored: str, config: TrainingConfig, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(stored)
+    model = parent(path, config)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    with torch.autocast("cpu", torch.bfloat16, enabled=config.bf16):
+        model(input_ids=torch.arange(32)[None], labels=torch.arange(32)[None]).loss.backward()
+    optimizer.step()
+
+    need = estimates.training(estimates.read_shape(path), config, 1)
+    assert need.weights + need.states == pytest.approx(held(model, optimizer), rel=0.01)
+
+
+def kept(model: torch.nn.Module, row: int) -> int:
+    """Return the bytes that a forward pass through the layers keeps for the backward pass, weights apart."""
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    inner = model.get_base_model().model if hasattr(model, "get_base_model") else model.model
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        # Kept until counted, so that no address is taken twice.
+        result = inner(input_ids=torch.arange(row)[None] % 300, use_cache=False).last_hidden_state
+    total = sum(storage.nbytes() for storage in storages.values())
+    del result
+    return total
+
+
+@pytest.mark.parametrize(
+    ("stored", "config"),
+    [
+        ("wide", TrainingConfig(bf16=False)),
+        ("wide", replace(LORA, bf16=False)),
+        ("halved", LORA),
+        ("halved", replace(LORA, lora_dropout=0.1)),
+        ("qwen", LORA),
+    ],
+    ids=["all", "lora32", "lora", "dropout", "qwen3"],
+)
+def test_activations_are_about_those_that_autograd_keeps(
+    stored: str, config: TrainingConfig, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(stored)
+    model = parent(path, config)
+    model.train()
+    need = estimates.training(
+        estimates.read_shape(path), replace(config, gradient_checkpointing=False, per_device_train_batch_size=1), 256
+    )
+    assert need.activations / kept(model, 256) == pytest.approx(1.0, abs=0.3)
+
+
+def test_checkpointing_keeps_inputs_of_layers_and_one_layer(wide: Path) -> None:
+    shape = estimates.read_shape(wide)
+    plain = replace(LORA, per_device_train_batch_size=1)
+    without = estimates.training(shape, replace(plain, gradient_checkpointing=False), 100).activations
+    assert estimates.training(shape, plain, 100).activations == without // 3 + 100 * 3 * 128 * 2
+
+
+def test_zero_spreads_what_it_spreads(wide: Path) -> None:
+    def need(zero: str) -> estimates.Training:
+        config = replace(TrainingConfig(), launch=LaunchConfig(num_processes=4, deepspeed=zero))
+        return estimates.training(shape, config, 1)
+
+    shape = estimates.read_shape(wide)
+    count = shape.parameters
+    assert (need("zero2").weights, need("zero2").states) == (2 * count, 14 * count // 4)
+    assert (need("zero3").weights, need("zero3").states) == (2 * count // 4, 14 * count // 4)
+    offloaded = need("zero3-offload")
+    assert (offloaded.weights, offloaded.states) == (0, 0)
+    assert offloaded.host == pytest.approx(16 * count, rel=1e-6)
+
+
+def test_a_model_over_several_gpus_leaves_more_room() -> None:
+    shape = estimates.read_shape(Path("models/Qwen3-8B"))
+    one, two = (
+        estimates.sampling(
+            shape, ModelConfig(backend="vllm", path="q", dtype="bfloat16", vllm=VllmConfig(tensor_parallel_size=n))
+        )
+        for n in (1, 2)
+    )
+    assert (two.weights, two.token) == (one.weights // 2, one.token // 2)
+    assert one.sequences(24 * estimates.GIB, 8192) == 7
+    assert one.sequences(one.weights - 1, 8192) == 0
+
+
+@pytest.mark.parametrize("name", ["textcraft-qwen3-4b", "textcraft-qwen3-8b-8gpu"])
+def test_the_recipes_for_qwen3_fit_the_cards_they_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = describe(RECIPES / f"{name}.yaml", [])
+    assert "still missing: the weights of models/Qwen3-" in text
+    assert "already done" not in text
+    assert "that is too much" not in text
+    assert "lower model.context_length" not in text
+
+
+def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(cli, ["plan", str(RECIPES / "textcraft-qwen3-8b-8gpu.yaml"), "--gpu-gib", "16"]).output
+    assert "room for 0 sequences of 8,192 tokens; lower model.context_length" in said
+    assert "that is too much: set training.lora_r" in said
+
+
+def test_a_configuration_alone_is_enough_and_an_unknown_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = RECIPES / "textcraft-tiny.yaml"
+    shutil.copytree(
+        data_path("models", "textcraft-tiny"), tmp_path / "mine", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    changes = ["models={}", f"model.path={tmp_path / 'mine'}", f"workspace={tmp_path}"]
+    assert f"still missing: the weights of {tmp_path / 'mine'}; counted by {tmp_path / 'mine'}" in describe(
+        recipe, changes
+    )
+    with pytest.raises(ModelDirectoryError, match=r"nowhere does not exist; give a Hugging Face model directory"):
+        describe(recipe, ["models={}", "model.path=nowhere"])
+
+
+def recipe(name: str, *changes: str) -> Recipe:
+    return load(RECIPES / f"{name}.yaml", list(changes))
+
+
+def test_tokens_are_those_of_the_stages_that_run() -> None:
+    tiny = estimates.tokens(recipe("textcraft-tiny"), 120, 100)
+    assert [(one.stage, one.replies, one.tokens) for one in tiny] == [
+        ("search", 120 * 3 * 4 * 11, 120 * 3 * 4 * 11 * 56),
+        ("critique", 120 * 6 * 10, 120 * 6 * 10 * 120),
+        ("evaluate", 100 * 20, 100 * 20 * 56),
+    ]
+    assert [one.stage for one in estimates.tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
+    eto = estimates.tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
+    assert [one.stage for one in eto] == ["explore", "evaluate"]
+    assert eto[0].replies == 5 * 4 * recipe("textcraft-eto-tiny").eto.explore.max_steps
+    with pytest.raises(ConfigError):
+        recipe("textcraft-tiny", "search.dives=0")
