@@ -100,7 +100,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     max_batch: Count = 128
-    """The most sequences decoded at once."""
+    """The most sequences decoded at once. With backend vllm only a hint for how many trees and episodes are kept in
+    flight: its servers decode as many as `vllm.options: {max-num-seqs: ...}` lets them."""
     context_length: Natural = 0
     """0 means: what the model's own configuration, or its server, says."""
     vllm: VllmConfig = VllmConfig()

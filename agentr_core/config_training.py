@@ -145,7 +145,10 @@ def training_faults(training: TrainingConfig) -> list[str]:
     if launch is None:
         return faults
     if launch.num_processes % launch.num_machines:
-        faults.append(f"training.launch: {launch.num_processes} processes cannot be spread on {launch.num_machines}")
+        faults.append(
+            f"training.launch: {launch.num_processes} processes cannot be divided evenly among {launch.num_machines} "
+            "machines; change num_processes or num_machines"
+        )
     if launch.num_machines > 1 and not (launch.main_process_ip and launch.main_process_port):
         faults.append("training.launch: several machines need main_process_ip and main_process_port")
     if training.load_in_4bit and launch.deepspeed.startswith("zero3"):

@@ -1,4 +1,4 @@
-"""Samples as lines of JSON for other trainers. Every format keeps the loss off the turns that must not be trained."""
+"""Samples as lines of JSON for other trainers. Every format says which turns must not be trained, in its own way."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from agentr_core.errors import ConfigError, DataFault
-from agentr_core.rows import TokenRow
 from agentr_core.samples import sample_id
 from agentr_core.types import Message, Preference, Role, Sample
 
 Format = Literal["trl", "sharegpt", "llamafactory"]
+Tokens = tuple[Sequence[int], Sequence[int]]
+"""The token ids of a sample and their labels, -100 where there is no loss."""
 
 _SHAREGPT_ROLES: dict[Role, str] = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
-def export_lines(
-    samples: Iterable[Sample], format: str, *, rows: Mapping[str, TokenRow] | None = None
-) -> Iterator[str]:
+def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, Tokens] | None = None) -> Iterator[str]:
     """Yield the samples as lines of JSON, each with the sample's id and kind.
 
     trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id) also `input_ids`,
-                   `labels` and `completion_mask`; TRL's SFT trainer uses these as they are, and reads no flags.
-    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads as `message_field_training`.
-                   A reader that ignores the flag would train on the bad steps.
+                   `labels` and `completion_mask`. TRL's SFT trainer takes these as they are, cut at its `max_length`;
+                   it knows no `train`, so that without them it would train on the bad steps, too.
+    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is told
+                   `message_field_training: train`. A reader that ignores the flag would train on the bad steps.
     llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each trained turn, which
                    is its last: LLaMA-Factory has no flags, so train on these with `mask_history: true`.
 
@@ -71,7 +71,7 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
         yield json.dumps(record, ensure_ascii=False)
 
 
-def _trl(sample: Sample, rows: Mapping[str, TokenRow] | None) -> dict[str, Any]:
+def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
     record: dict[str, Any] = {
         "messages": [_openai_turn(message) for message in sample.messages],
         "train": [message.train for message in sample.messages],
@@ -83,8 +83,9 @@ def _trl(sample: Sample, rows: Mapping[str, TokenRow] | None) -> dict[str, Any]:
         raise DataFault(
             f"sample {sample_id(sample)} has no token row; export with the rows of its dataset, or without any"
         )
-    mask = [int(label == token) for token, label in zip(row.input_ids, row.labels, strict=True)]
-    return record | {"input_ids": row.input_ids, "labels": row.labels, "completion_mask": mask}
+    ids, labels = row
+    mask = [int(label == token) for token, label in zip(ids, labels, strict=True)]
+    return record | {"input_ids": ids, "labels": labels, "completion_mask": mask}
 
 
 def _sharegpt(sample: Sample) -> dict[str, Any]:

@@ -162,7 +162,16 @@ def runs(workspace: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A file; otherwise standard output.")
 @_workspace
 def export(run: str, form: str, iteration: int | None, out: Path | None, workspace: Path) -> None:
-    """Write the training set of a run as JSON lines for another trainer."""
+    """Write the training set of a run as JSON lines for another trainer.
+
+    Some turns must not be trained, and each trainer has its own way to be told. trl: the lines have input_ids and
+    labels in the tokens of the run's model, which TRL takes as they are; give it a max_length that holds them.
+    sharegpt: each turn has a flag; Axolotl needs `message_field_training: train`. llamafactory: a line for each trained
+    turn, its last; LLaMA-Factory needs `mask_history: true`.
+
+    An iteration on preference pairs is written as prompt, chosen and rejected, in trl or sharegpt. Stock DPO trainers
+    mask the prompt alone, so that observations within a side carry loss.
+    """
     from tasks.samples import export_lines
 
     lines = export_lines(workspace, run, form, iteration)
@@ -252,7 +261,7 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Close an environment that nobody used for so long.",
+    help="Close an environment that nobody has used for this long.",
 )
 def env_serve(
     name: str, options: tuple[str, ...], host: str, port: int, splits: tuple[str, ...], idle_minutes: float

@@ -49,10 +49,13 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
     if recipe.method == "base":
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
+    # The funnel begins with trees, and a run on preference pairs grows none.
+    pairs = any(recipe.phase(number) == "dpo" for number in range(1, recipe.iterations + 1))
+    question = "select * from v_preferences limit 10" if pairs else "select * from v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from v_funnel" -w {recipe.workspace}'
+        f'ask     agentr sql "{question}" -w {recipe.workspace}'
     )
 
 

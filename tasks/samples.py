@@ -8,7 +8,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.export import export_lines as lines_of
 from agentr_core.export import pair_lines
 from agentr_core.samples import sample_id
-from agentr_core.stages.dataset import dataset_id
+from agentr_core.stages.dataset import dataset_id, stored_tokens
 from agentr_core.store.codec import load_dataset, load_preferences, load_samples
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
@@ -35,7 +35,11 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
         used = {(chosen, rejected) for (chosen, _), (rejected, _) in zip(rows[::2], rows[1::2], strict=True)}
         preferences = load_preferences(store, place.source_id(wanted)).values()
         return list(pair_lines([p for p in preferences if (sample_id(p.chosen), sample_id(p.rejected)) in used], form))
-    return list(lines_of([sample for _, sample in rows], form))
+    tokens = None
+    if form == "trl":
+        # TRL reads no flags: without labels it would train on every token, those of bad steps too.
+        tokens = dict(zip((key for key, _ in rows), stored_tokens(place, wanted), strict=True))
+    return list(lines_of([sample for _, sample in rows], form, rows=tokens))
 
 
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:

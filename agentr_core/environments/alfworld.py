@@ -55,7 +55,7 @@ in something that is closed. "Nothing happens." means that an action was not pos
 _LINE = re.compile(r"Action:[ \t]*\n?([^\n]*)")
 _ARRIVED = re.compile(r"^You arrive at loc \d+\. ")
 _PUT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([\w /]*\{o\}[\w /]*\{r\})"')
-_EXTRA = "pip install 'agentr[alfworld]'"
+_EXTRA = "in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
 _FOLDERS = {"train": "train", "seen": "valid_seen", "test": "valid_unseen"}
 _AGENTGYM_FOLDERS = {"train": "train", "test": "valid_train"}
 _THOUGHTS = {

@@ -129,7 +129,10 @@ def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env[str, str]:
     try:
         import gymnasium
     except ModuleNotFoundError as error:
-        raise ConfigError("the environment gymnasium needs a package: pip install 'agentr[gymnasium]'") from error
+        raise ConfigError(
+            "the environment gymnasium needs a package: "
+            "in the checkout, pip install -c constraints.txt -e '.[gymnasium]'"
+        ) from error
     try:
         # Nonsense is answered by the environment, not refused by the checker that `make` would wrap it in.
         env = gymnasium.make(id, disable_env_checker=True, **options)

@@ -20,7 +20,7 @@ from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavail
 
 T = TypeVar("T")
 
-_INSTALL = "pip install 'agentr[sciworld]'"
+_INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
 # The simulator keeps objects in sets ordered by identity hash, and lists some of them in that order. With one hash for
 # all, a set keeps the order of insertion: equal actions then give equal texts, in every process.
 _FLAGS = (

@@ -126,6 +126,7 @@ def spacy_nouns(model: str) -> Nouns:
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"environment.options.nouns: the spaCy model {model!r} cannot be loaded ({' '.join(str(error).split())}); "
-            f"`pip install 'agentr[webshop]'` and `python -m spacy download {model}`, or set nouns to words"
+            f"in the checkout, `pip install -c constraints.txt -e '.[webshop]'` and `python -m spacy download "
+            f"{model}`; or set nouns to words"
         ) from error
     return lru_cache(4096)(lambda title: [t.text.lower() for t in tag(title) if t.pos_ in ("NOUN", "PROPN")])

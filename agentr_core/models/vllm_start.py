@@ -31,7 +31,7 @@ def device_of(wanted: str) -> Device:
     # Importing torch to ask it would take seconds.
     there = shutil.which("nvidia-smi") is not None and _lists_gpus()
     if wanted == "cuda" and not there:
-        raise ConfigError("model.device is 'cuda', but nvidia-smi lists no GPU; use auto or cpu")
+        raise ConfigError("model.device (or --device) is cuda, but nvidia-smi lists no GPU; use auto or cpu")
     return "cuda" if there else "cpu"
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from agentr_core.chat_file import read_chat
 from agentr_core.datasets import Dataset, build_dataset
-from agentr_core.errors import DataFault
+from agentr_core.errors import ConfigError, DataFault
 from agentr_core.filters import of_use
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pair_dataset import build_pairs
@@ -37,6 +37,19 @@ def dataset_id(place: Workplace, iteration: int) -> str:
 def dataset_file(place: Workplace, iteration: int) -> Path:
     """Return the path of the Parquet file with columns `input_ids` and `labels`, for pairs of each side."""
     return place.root / "datasets" / f"{dataset_id(place, iteration)}.parquet"
+
+
+def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids and labels of each sample of a dataset in its order; not for pairs.
+
+    Raises `ConfigError` when its file is gone.
+    """
+    file = dataset_file(place, iteration)
+    try:
+        table = pq.read_table(file, columns=["input_ids", "labels"])
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}, which has the tokens of iteration {iteration}, is gone; bring it back") from error
+    return list(zip(table["input_ids"].to_pylist(), table["labels"].to_pylist(), strict=True))
 
 
 async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A further machine for the trainings of a workspace: `python -m agentr_core.training.join WORKSPACE MACHINE_RANK`.
 
-The run itself is started on the machine of rank 0. On each other one this command, with the same checkout and the
-workspace on a shared file system, takes part in every training that asks for it, until it is interrupted.
+The run itself is started on the machine of rank 0. On each other one this command takes part in every training that
+asks for it, until it is interrupted. It needs the same checkout, the same working directory, and under the same paths,
+on a shared file system, the workspace's `checkpoints/` and `datasets/` and the folder of the model. The store stays on
+a local disk of machine 0, and nothing here reads it.
 """
 
 from __future__ import annotations

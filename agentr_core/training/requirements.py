@@ -34,7 +34,10 @@ def check_requirements(config: TrainingConfig) -> None:
     if config.launch is None:
         return
     if config.launch.deepspeed and find_spec("deepspeed") is None:
-        raise ConfigError("training.launch.deepspeed needs the package deepspeed; `pip install 'agentr[deepspeed]'`")
+        raise ConfigError(
+            "training.launch.deepspeed needs the package deepspeed; in the checkout, "
+            "`pip install -c constraints.txt -e '.[deepspeed]'`"
+        )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus and here > gpus:
         raise ConfigError(f"training.launch asks for {here} processes on this machine, which has {gpus} GPUs; lower it")
@@ -53,4 +56,7 @@ def _check_four_bits(gpus: int) -> None:
     if not gpus:
         raise ConfigError("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
     if find_spec("bitsandbytes") is None:
-        raise ConfigError("training.load_in_4bit (QLoRA) needs bitsandbytes; `pip install 'agentr[qlora]'`")
+        raise ConfigError(
+            "training.load_in_4bit (QLoRA) needs bitsandbytes; in the checkout, "
+            "`pip install -c constraints.txt -e '.[qlora]'`"
+        )

@@ -1,6 +1,6 @@
 """Makes a small ALFWorld of invented homes, in the layout and file formats of the original data.
 
-Run in the root of the checkout, with `pip install 'agentr[alfworld]'`:
+Run in the root of the checkout, with `pip install -c constraints.txt -e '.[alfworld]'`:
 
     python data/alfworld/make.py runs/alfworld
 
@@ -221,7 +221,9 @@ def package_data(name: str) -> str:
     """Return a file of the installed package, which is not imported: that would make folders and set variables."""
     spec = importlib.util.find_spec("alfworld")
     if spec is None or spec.origin is None:
-        raise SystemExit("making games needs the package alfworld: pip install 'agentr[alfworld]'")
+        raise SystemExit(
+            "making games needs the package alfworld: in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
+        )
     return (Path(spec.origin).parent / "data" / name).read_text(encoding="utf-8")
 
 

@@ -151,7 +151,8 @@ def test_misuse_is_told_in_one_sentence(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(alfworld, "version", none)
-    assert "needs the package textworld: pip install 'agentr[alfworld]'" in told(ConfigError, AlfWorld)
+    said = told(ConfigError, AlfWorld)
+    assert "needs the package textworld: in the checkout, pip install -c constraints.txt -e '.[alfworld]'" in said
 
 
 def test_the_variable_stands_in_for_the_folder(root: Path, installed: None) -> None:

@@ -268,9 +268,10 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callabl
     assert (second.success.low, second.success.n) == (None, 1)
     assert second.against is not None
     assert second.against.value == second.runs[0].score.success.value - first.runs[0].score.success.value
-    assert one.ask("select arm, seed, success from v_arms order by arm, seed") == [
-        ("eto", 5, second.runs[0].score.success.value),
-        *(("good", run.seed, run.score.success.value) for run in first.runs),
+    assert one.ask("select arm, seed, success, steps_to_success from v_arms order by arm, seed") == [
+        (arm, run.seed, run.score.success.value, run.score.steps_to_success)
+        for arm, runs in (("eto", second.runs), ("good", first.runs))
+        for run in runs
     ]
     page = render_comparison_markdown(report)
     for run in (*first.runs, *second.runs):

@@ -288,15 +288,9 @@ def test_the_script_makes_the_shipped_table_byte_for_byte() -> None:
 def test_readme_names_each_file_with_its_hash() -> None:
     text = ROOT.joinpath("data", "README.md").read_text()
     listed = dict(re.findall(r"^\| `(\S+/\S+)` \|.*\| `([0-9a-f]{64})` \|$", text, re.M))
-    tables = {f"textcraft/{path.name}" for path in (ROOT / "data" / "textcraft").glob("*.json")}
-    small = {
-        path.relative_to(ROOT / "data").as_posix()
-        for kind in ("shapes", "chat_templates")
-        for path in (ROOT / "data" / kind).rglob("*")
-        if path.suffix in (".json", ".jinja")
-    }
-    weights = {"models/textcraft-tiny/model.safetensors", "models/textcraft-tiny/tokenizer.json"}
-    assert tables | small | weights <= listed.keys()
+    kinds = ("*/*.json", "*/*.jinja", "models/*/*", "shapes/*/*")
+    shipped = (path for kind in kinds for path in (ROOT / "data").glob(kind))
+    assert {path.relative_to(ROOT / "data").as_posix() for path in shipped} <= listed.keys()
     assert listed == {name: hashlib.sha256((ROOT / "data" / name).read_bytes()).hexdigest() for name in listed}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy import Line
@@ -26,6 +27,11 @@ def samples() -> list[Sample]:
     return [revision, good_sample(pair.good, env)]
 
 
+def tokens_of(sample: Sample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    row = token_row(sample, renderer())
+    return row.input_ids, row.labels
+
+
 def exported(format: str, **options):  # type: ignore[no-untyped-def]
     lines = list(export_lines(samples(), format, **options))
     assert not any("\n" in line for line in lines)
@@ -41,13 +47,32 @@ def test_trl_has_messages_with_flags_and_on_request_the_tokens() -> None:
     assert record["train"] == [m.train for m in revision.messages]
     assert "input_ids" not in record
 
-    rows = {sample_id(sample): token_row(sample, renderer()) for sample in samples()}
+    rows = {sample_id(sample): tokens_of(sample) for sample in samples()}
     record = exported("trl", rows=rows)[0]
-    row = rows[record["id"]]
-    assert (tuple(record["input_ids"]), tuple(record["labels"])) == (row.input_ids, row.labels)
-    assert sum(record["completion_mask"]) == sum(row.trained_tokens.values())
+    ids, labels = rows[record["id"]]
+    assert (tuple(record["input_ids"]), tuple(record["labels"])) == (ids, labels)
+    assert sum(record["completion_mask"]) == sum(label != -100 for label in labels)
     with pytest.raises(DataFault, match="has no token row"):
         exported("trl", rows={})
+
+
+def test_trl_trains_on_the_labels_as_they_are(tiny_model_dir: Path, tmp_path: Path) -> None:
+    from datasets import load_dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = {sample_id(sample): tokens_of(sample) for sample in samples()}
+    lines = tmp_path / "samples.jsonl"
+    lines.write_text("\n".join(export_lines(samples(), "trl", rows=rows)), encoding="utf-8")
+    # None: True, its default, has a deprecated name, and warns.
+    options = {"use_cpu": True, "bf16": False, "report_to": [], "max_length": 4096, "gradient_checkpointing": None}
+    settings = SFTConfig(output_dir=str(tmp_path / "out"), **options)
+    data = load_dataset("json", data_files=str(lines), split="train", cache_dir=str(tmp_path / "cache"))
+
+    trainer = SFTTrainer(str(tiny_model_dir), args=settings, train_dataset=data)
+
+    (batch,) = trainer.get_train_dataloader()
+    found = {tuple(label for label in labels if label != -100) for labels in batch["labels"].tolist()}
+    assert found == {tuple(label for label in labels if label != -100) for _, labels in rows.values()}
 
 
 def test_sharegpt_flags_each_turn() -> None:

@@ -287,7 +287,7 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         SciWorld(java=str(slow), timeout_s=0.1).reset(instance("boil"))
 
     monkeypatch.setattr(sciworld_simulator, "find_spec", lambda package: None if package == "scienceworld" else package)
-    with pytest.raises(ConfigError, match=r"^the environment sciworld needs scienceworld: pip install 'agentr\[sci"):
+    with pytest.raises(ConfigError, match=r"^the environment sciworld needs scienceworld: in the checkout, pip i"):
         SciWorld()
 
 

@@ -112,7 +112,7 @@ def episode(index: int, *, success: bool) -> Trajectory:
     return Trajectory(
         instance=Instance(environment="toy", split="test", index=index),
         first_observation="Start.",
-        steps=(last,),
+        steps=(last,) if success else (last, last),
         reward=float(success),
         success=success,
         stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT,
@@ -206,6 +206,8 @@ def test_iterations(store: Store) -> None:
     assert [row[:3] for row in rows] == [["r", 0, "test"], ["r", 1, "test"]]
     assert rows[0][3:] == pytest.approx([0.25, 0.045587, 0.699358, 0.25, 4], abs=1e-5)
     assert rows[1][3:] == pytest.approx([0.75, 0.300642, 0.954413, 0.75, 4], abs=1e-5)
+    lengths = store.query("select steps, steps_to_success from v_iterations order by iteration").values.tolist()
+    assert lengths == [[1.75, 1.0], [1.25, 1.0]], "failed episodes count among all of them only"
     revision = store.query("select iteration, revision_success, revision_episodes from v_iterations order by 1")
     assert revision["revision_episodes"].tolist() == [0, 2]
     assert revision["revision_success"][1] == 0.5
@@ -287,7 +289,7 @@ def test_nodes_and_steps_show_their_texts(store: Store) -> None:
     steps = store.query(
         "select reply, action, matched, valid, observation from v_steps where evaluation_id = 'test-i0'"
     )
-    assert steps.values.tolist() == [["end", "END", "end", True, "saw end"]] * 4
+    assert steps.values.tolist() == [["end", "END", "end", True, "saw end"]] * 7
 
 
 def test_records_come_back(store: Store) -> None:

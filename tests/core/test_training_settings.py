@@ -32,7 +32,7 @@ def recipe(**training):
     [
         ({"use_dora": True}, r"training\.use_dora: only with LoRA, so set training\.lora_r"),
         ({"publish": "adapter"}, r"training\.publish: only with LoRA"),
-        ({"launch": {"num_processes": 3, "num_machines": 2}}, "3 processes cannot be spread on 2"),
+        ({"launch": {"num_processes": 3, "num_machines": 2}}, "3 processes cannot be divided evenly among 2 machines"),
         ({"launch": {"num_processes": 2, "num_machines": 2}}, "need main_process_ip and main_process_port"),
         ({"lora_r": 8, "load_in_4bit": True, "launch": {"deepspeed": "zero3-offload"}}, "cannot be split by ZeRO-3"),
         ({"launch": {"processes": 2}}, r"training\.launch\.processes: unknown field"),
@@ -145,7 +145,7 @@ def test_a_logger_that_is_not_installed_is_told():
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
 def test_a_missing_deepspeed_is_told():
-    with pytest.raises(ConfigError, match=r"pip install 'agentr\[deepspeed\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*'\.\[deepspeed\]'"):
         check_requirements(TrainingConfig(launch=LaunchConfig(deepspeed="zero2")))
 
 

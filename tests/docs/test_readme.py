@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,11 +11,14 @@ from click.testing import CliRunner
 from readme import BLOCKS, COMMANDS, ROOT
 from readme import TEXT as README
 
-from agentr_core.config import parse
+from agentr_core.config import load, parse
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
+from agentr_core.training import join
 from flows.cli import cli
 from flows.serving import deployments
+
+ENTER = "source .venv/bin/activate"
 
 
 def named(start: str) -> list[str]:
@@ -25,7 +29,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     run_here = ("make ", "agentr sql ", "agentr plan ", "agentr env doctor ", "prefect deployment run ")
     # What starts and names a server is run by tests/flows/test_deployment.py and tests/vllm.
     servers = ("prefect server start", "export PREFECT_API_URL=", "agentr serve")
-    servers += ("agentr models serve", "export AGENTR_VLLM=")
+    servers += ("CUDA_VISIBLE_DEVICES=1,2 agentr models serve", "export AGENTR_VLLM=")
     # This one is run by tests/flows/test_env_cli.py.
     servers += ("agentr env serve textcraft",)
     # These tests/flows/test_work_pools.py and test_clusters.py take from here and run.
@@ -35,7 +39,9 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
         "prefect --no-prompt deploy ",
         "prefect worker start ",
     )
-    several += ("pip install 'agentr[dask]'", "dask scheduler", "dask worker ", "agentr run ")
+    several += ("pip install -c constraints.txt -e '.[dask]'", "dask scheduler", "agentr run ")
+    several += ("CUDA_VISIBLE_DEVICES=0 dask worker ",)
+    several += ("python -m agentr_core.training.join ", ENTER)
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown
@@ -46,6 +52,33 @@ def test_make_targets_exist(command):
     done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
     expected = {"make run": "agentr run deployments/recipes/textcraft-tiny.yaml", "make test": "pytest"}
     assert expected[command] in done.stdout
+
+
+def test_the_environment_that_is_entered_is_the_one_that_make_run_makes():
+    done = subprocess.run(["make", "run", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"{ENTER.split()[1].removesuffix('activate')}agentr run" in done.stdout
+
+
+@pytest.mark.parametrize("command", named("agentr run "))
+def test_recipes_that_are_run_take_what_is_changed(command):
+    _, _, recipe, *changes = shlex.split(command)
+    assert load(ROOT / recipe, changes[1::2])
+
+
+@pytest.mark.parametrize("command", named("python -m "))
+def test_a_further_machine_waits_for_a_training(command, tmp_path, monkeypatch):
+    class Waited(Exception):
+        pass
+
+    def wait(seconds):
+        raise Waited
+
+    words = shlex.split(command)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(join, "time", SimpleNamespace(sleep=wait))
+    with pytest.raises(Waited):
+        join.main(words[3:])
+    assert words[:3] == ["python", "-m", join.__name__]
 
 
 @pytest.mark.parametrize("command", named("agentr sql "))

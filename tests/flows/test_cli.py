@@ -187,7 +187,8 @@ def test_a_cluster_that_is_not_installed_is_named(
 
     said = refusal("run", recipe, "-o", "scale.runner=ray")
 
-    assert said.startswith("scale.runner is ray, and prefect-nowhere is not installed; `pip install 'agentr[ray]'`")
+    assert said.startswith("scale.runner is ray, and prefect-nowhere is not installed; `pip install ")
+    assert "-e '.[ray]'` in the checkout" in said
     assert not (recipe.parent / "runs").exists()
 
 

@@ -58,7 +58,7 @@ def dask(env: dict[str, str]) -> Iterator[Cluster]:
     """A scheduler and two workers, each a process of its own, as they would be on three machines."""
     address = f"tcp://127.0.0.1:{free_port()}"
     scheduler = [*DASK, *command("dask scheduler").split()[1:], "--host", address, "--no-dashboard"]
-    worker = [*DASK, *command("dask worker").replace("tcp://127.0.0.1:8786", address).split()[1:], "--no-dashboard"]
+    worker = [*DASK, *command(WORKER).replace("tcp://127.0.0.1:8786", address).split()[2:], "--no-dashboard"]
     with ExitStack() as stack:
         stack.enter_context(launched(scheduler, env=env))
         workers = [stack.enter_context(launched(worker, env=env)) for _ in range(2)]
@@ -80,6 +80,7 @@ def ray(env: dict[str, str]) -> Iterator[Cluster]:
         yield Cluster(("scale.runner=ray", "scale.workers=2"), kill_one)
 
 
+WORKER = "CUDA_VISIBLE_DEVICES=0 dask worker"
 DASK = [sys.executable, "-m", "dask"]
 MAKERS = {"dask": dask, "ray": ray}
 
@@ -89,7 +90,7 @@ def cluster(request: pytest.FixtureRequest, process_env: dict[str, str]) -> Iter
     """A cluster for both tests; the one that kills a worker comes last."""
     name: str = request.param
     if find_spec(f"prefect_{name}") is None:
-        pytest.skip(f"the extra agentr[{name}] is not installed")
+        pytest.skip(f"the extra {name} is not installed")
     path = os.pathsep.join([process_env["PYTHONPATH"], *filter(None, sys.path)])
     with MAKERS[name](process_env | {"PYTHONPATH": path, "DOOR_PAUSE": "0.1"}) as made:
         yield made

@@ -12,6 +12,7 @@ import pytest
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from flows.flywheel import flywheel
+from flows.local import run_recipe
 from tasks.checks import check
 from tasks.plan import describe
 from tasks.samples import export_lines
@@ -129,6 +130,11 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
     before = state()
     assert asyncio.run(flywheel(str(turned.recipe))) == turned.result
     assert state() == before
+
+
+def test_the_command_line_suggests_to_ask_for_pairs(turned: Turned) -> None:
+    question = run_recipe(turned.recipe, []).splitlines()[-1].split('"')[1]
+    assert len(turned.ask(question)) == min(10, turned.ask("select count(*) n from preference")["n"][0])
 
 
 def test_pairs_are_exported(turned: Turned) -> None:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from wheel import write_recipe
 
 from agentr_core import config
-from agentr_core.errors import DataFault
+from agentr_core.errors import ConfigError, DataFault
 from agentr_core.model_files import weights_sha256
 from agentr_core.store import Store
 from flows.flywheel import flywheel
 from flows.local import evaluate_recipe
+from tasks.samples import export_lines
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,6 +115,18 @@ def test_training_changed_the_weights(turned: Turned, door_model: Path) -> None:
 
     assert rows["weights_sha256"].tolist() == [weights_sha256(Path(rows["path"][0]))]
     assert rows["weights_sha256"][0] != weights_sha256(door_model)
+
+
+def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: Turned) -> None:
+    lines = [json.loads(line) for line in export_lines(turned.root, turned.result["run_id"], "trl", None)]
+    (file,) = (turned.root / "datasets").glob("*.parquet")
+
+    assert [{name: line[name] for name in ("input_ids", "labels")} for line in lines] == pq.read_table(file).to_pylist()
+    assert sum(sum(line["completion_mask"]) for line in lines) > 0
+    aside = file.rename(file.with_suffix(".aside"))
+    with pytest.raises(ConfigError, match="has the tokens of iteration 1, is gone; bring it back"):
+        export_lines(turned.root, turned.result["run_id"], "trl", None)
+    aside.rename(file)
 
 
 def test_reports_are_written(turned: Turned) -> None:

@@ -24,7 +24,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 CLUSTERS = [
     pytest.param(
         name,
-        marks=pytest.mark.skipif(find_spec(f"prefect_{name}") is None, reason=f"the extra agentr[{name}] is missing"),
+        marks=pytest.mark.skipif(find_spec(f"prefect_{name}") is None, reason=f"the extra {name} is missing"),
     )
     for name in ("dask", "ray")
 ]

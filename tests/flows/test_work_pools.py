@@ -50,7 +50,7 @@ def test_a_worker_is_killed_and_the_next_run_goes_on(
         def state(run: str) -> str:
             return str(httpx.get(f"{api}/flow_runs/{run}").raise_for_status().json()["state"]["type"])
 
-        worker = prefect(command("prefect worker start"))
+        worker = prefect(command("prefect worker start --pool agentr --work-queue cpu"))
         with launched(worker, env=env) as first, launched(worker, env=env):
             runs = {name: ask(name) for name in stores}
             wait(lambda: all(store.path.exists() and count(store, "node") > 5 for store in stores.values()))

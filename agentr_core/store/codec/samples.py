@@ -29,7 +29,7 @@ def sample_rows(
 
     Args:
         pair_id: the pair a revision was made of.
-        trajectory_id: the stored trajectory behind it, such as a splice played live or an expert's episode.
+        trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued splice.
         num_tokens, num_trained_tokens: its length, and how many of its tokens carry loss.
     """
     origin = sample.provenance
