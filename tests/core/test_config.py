@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 
 from agentr_core.config import Recipe, load, parse, replace, resolved
 from agentr_core.errors import ConfigError
-from agentr_core.models.transformers import TransformersModel
 from agentr_core.stages.start import asked_for
-from tasks.wiring import make_model
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 LEAST = {"name": "r", "model": {"path": "m"}}
@@ -176,13 +173,3 @@ def test_only_the_model_in_this_process_has_a_prefix_cache_of_ours(backend: str)
     # Told together with what else is wrong.
     assert ("model.path: " if backend == "vllm" else "model.server.model: ") in message
     assert "model.prefix_cache_gib: " in faults({"name": "r", "model": {"path": "m", "prefix_cache_gib": -1}})
-
-
-@pytest.mark.parametrize("gib", [0.0, 0.25, 1.0])
-def test_a_model_is_loaded_with_the_prefix_cache_of_its_section(gib: float, tiny_model_dir: Path) -> None:
-    section = parse(LEAST, [f"model.prefix_cache_gib={gib}", "model.device=cpu"]).model
-    model = make_model(section, tiny_model_dir, logs=tiny_model_dir)
-    assert isinstance(model, TransformersModel)
-    assert model._decoder is not None
-    assert model._decoder._prefixes.max_bytes == gib * 2**30
-    asyncio.run(model.close())
