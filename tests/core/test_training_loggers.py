@@ -64,21 +64,14 @@ async def test_kubeflow_is_told_the_training(controller: Told, tiny_model_dir: P
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-async def test_tensorboard_gets_the_losses(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = tmp_path / "logs"
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(logs))
-    steps: list[Any] = []
-    await train(make_job(tiny_model_dir, tmp_path, report_to=("tensorboard",)), on_progress=steps.append)
-
-    (file,) = logs.glob("events.out.tfevents.*")
+async def test_tensorboard_gets_the_losses_beside_the_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
+    job = make_job(tiny_model_dir, tmp_path, report_to=("tensorboard",))
+    await train(job)
+    (file,) = tmp_path.joinpath("out.logs").glob("events.out.tfevents.*")
     assert b"train/loss" in file.read_bytes()
 
 
-async def test_what_is_not_named_is_not_told(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+async def test_a_logger_that_is_not_named_gets_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
     await train(make_job(tiny_model_dir, tmp_path))
-    assert not (tmp_path / "logs").exists()
+    assert not [*tmp_path.rglob("*tfevents*")]
