@@ -11,7 +11,7 @@ WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test test-vllm test-alfworld bench gpu-bench quick lint types contracts golden clean
+.PHONY: run test test-vllm test-alfworld test-deepspeed test-ray bench gpu-bench quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -29,14 +29,31 @@ test-alfworld: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[alfworld]'
 	$(BIN)/python -m pytest tests/core/test_alfworld.py tests/golden/test_golden_alfworld.py tests/flows/test_alfworld_wheel.py
 
+# DeepSpeed's own reading of each configuration, and a training with each against one without it.
+test-deepspeed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deepspeed]'
+	$(BIN)/python -m pytest tests/core/test_training_settings.py tests/core/test_training_launch.py -k deepspeed
+
+# Collection and evaluation on a real Ray of two processes, one of which is killed.
+test-ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest tests/flows/test_clusters.py tests/flows/test_spread.py -k ray
+
 # Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
 bench: $(STAMP)
 	$(BIN)/python tests/bench/bench.py $(BENCH)
 
 # On a CUDA device: the tests that need one, then tokens a second and model FLOPs; BENCH="--size 1b".
-gpu-bench: $(STAMP)
-	$(BIN)/python -m pytest tests/gpu
-	$(BIN)/python tests/bench/gpu.py $(BENCH)
+# GPU_PYTHON=python3 takes that interpreter as it is and installs nothing. It must have torch, transformers, trl, peft
+# (with what these bring along), pydantic, pytest and pytest-asyncio; collection is measured where all of agentr is there.
+GPU_PYTHON ?=
+gpu-bench: export PYTHONPATH := $(CURDIR)$(addprefix :,$(PYTHONPATH))
+gpu-bench: $(if $(GPU_PYTHON),,$(STAMP))
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(if $(GPU_PYTHON),$(FEW_PLUGINS)) tests/gpu
+	$(or $(GPU_PYTHON),$(BIN)/python) tests/bench/gpu.py $(BENCH)
+
+# The settings of pytest name hypothesis and plugins that such an interpreter may lack.
+FEW_PLUGINS := -o filterwarnings=error -W ignore::pytest.PytestConfigWarning
 
 quick: $(STAMP)
 	$(BIN)/ruff check -q .

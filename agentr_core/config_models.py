@@ -102,6 +102,10 @@ class ModelConfig:
     max_batch: Count = 128
     """The most sequences decoded at once. With backend vllm only a hint for how many trees and episodes are kept in
     flight: its servers decode as many as `vllm.options: {max-num-seqs: ...}` lets them."""
+    prefix_cache_gib: Annotated[float, Field(ge=0)] = 1.0
+    """Memory for keys and values of prompt beginnings that may be met again, in GiB (backend `transformers`). Hundreds
+    of trees want room for the path of each: a 4B model takes 144 KiB a token, so 1 GiB holds 7,000. 0 keeps none. It is
+    no part of a run's identity."""
     context_length: Natural = 0
     """0 means: what the model's own configuration, or its server, says."""
     vllm: VllmConfig = VllmConfig()
@@ -128,12 +132,20 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     """Return what is wrong with a model's section of a recipe, whose name is given, one sentence each."""
     if model.backend != "vllm" and model.vllm != VllmConfig():
         return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
+    faults = []
+    if model.backend != "transformers" and model.prefix_cache_gib != ModelConfig().prefix_cache_gib:
+        faults.append(
+            f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
+            f"{section}.backend"
+        )
     if model.backend != "openai":
-        faults = [] if model.path else [f"{section}.path: name the directory of the model"]
+        if not model.path:
+            faults.append(f"{section}.path: name the directory of the model")
         if model.server != ServerConfig():
             faults.append(f"{section}.server: only backend openai has a server; set {section}.backend")
         return faults
-    faults = [] if model.server.model else [f"{section}.server.model: name the model as its server does"]
+    if not model.server.model:
+        faults.append(f"{section}.server.model: name the model as its server does")
     if model.path:
         faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
     if taken := sorted((_SET_BY_US | {model.server.max_tokens_field}) & model.server.extra_body.keys()):

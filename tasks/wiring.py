@@ -157,6 +157,7 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
         device=model.device,
         max_batch=model.max_batch,
         context_length=model.context_length,
+        prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
     )
 
 

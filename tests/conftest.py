@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
-# The same examples each time, and as long as a busy machine takes for them.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.load_profile("repeatable")
+# A machine with a GPU that runs tests/gpu alone need not have it.
+with suppress(ModuleNotFoundError):
+    from hypothesis import settings
+
+    # The same examples each time, and as long as a busy machine takes for them.
+    settings.register_profile("repeatable", deadline=None, derandomize=True)
+    settings.load_profile("repeatable")
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -87,15 +91,13 @@ def make_windowed_model(path: Path, *, architecture: str = "Qwen3", **options: A
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
         head_dim=16,
         vocab_size=len(tokenizer),
         max_position_embeddings=512,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        **({"sliding_window": 5} | options),
+        **({"num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 5} | options),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)

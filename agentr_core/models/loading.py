@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
+from agentr_core.models.grouped import use_grouped_attention
 from agentr_core.models.kv import KVShape
 from agentr_core.models.masks import Attention
 from agentr_core.models.waves import Row, Wave
@@ -26,7 +27,10 @@ _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends a reply."""
+    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends a reply.
+
+    `shares_rows` says that several queries on one row cost no copy of its keys and values.
+    """
 
     model: Any
     tokenizer: Any
@@ -36,7 +40,7 @@ class LoadedModel:
     context_length: int
     vocabulary: int
     end_ids: frozenset[int]
-    grouped_query: bool
+    shares_rows: bool
 
 
 def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> LoadedModel:
@@ -72,6 +76,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     renderer = Renderer(tokenizer)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
+    shares_rows = heads == shape.heads or use_grouped_attention(model)
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -81,7 +86,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
         context_length=context,
         vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
         end_ids=_end_ids(model, tokenizer) | {renderer.end_of_turn},
-        grouped_query=heads != shape.heads,
+        shares_rows=shares_rows,
     )
     _check_decoding(path, loaded, _TOLERANCE[dtype])
     return loaded

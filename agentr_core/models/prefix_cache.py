@@ -32,7 +32,7 @@ class PrefixCache:
     """The most recently used blocks, up to a number of bytes. Not thread-safe: one worker owns it."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
         self._bytes = 0
 
@@ -50,7 +50,7 @@ class PrefixCache:
 
     def trim(self) -> None:
         """Evict the least recently used blocks until the rest fits."""
-        while self._bytes > self._max_bytes:
+        while self._bytes > self.max_bytes:
             _, block = self._blocks.popitem(last=False)
             self._bytes -= _size(block)
 

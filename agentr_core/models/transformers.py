@@ -50,8 +50,7 @@ class TransformersModel:
         self._tokenizer = loaded.tokenizer
         self._end_ids = loaded.end_ids
         self._max_batch = max_batch
-        # With grouped keys, Transformers copies keys and values per query head as soon as a row has several queries.
-        self._max_width = 1 if loaded.grouped_query else MAX_WIDTH
+        self._max_width = MAX_WIDTH if loaded.shares_rows else 1
         self._stops = StopWatch(self._text)
         self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
         self._decoder: Decoder | None = Decoder(

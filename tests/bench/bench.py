@@ -56,7 +56,7 @@ def _collection(options: argparse.Namespace, folder: Path, clock: Clock) -> list
 
 
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    return prefill.measure(n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
+    return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
 
 def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

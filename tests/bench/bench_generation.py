@@ -1,4 +1,5 @@
-"""Tokens a second of the decode loop against Transformers' `generate`, in the same process on the same model.
+"""Tokens a second of the decode loop against Transformers' `generate` and its continuous batching (`generate_batch`),
+in the same process on the same model.
 
 Counted in CPU seconds of one thread, so that other work on the machine does not decide the ratio. The prefix cache is
 off: each prompt is computed in full.
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import continuous
 import pytest
 import torch
 
@@ -78,6 +80,14 @@ def baseline(model: TransformersModel, requests: list[Request]) -> int:
     return (output.shape[1] - longest) * len(rows)
 
 
+def batched(model: TransformersModel, requests: list[Request]) -> int:
+    decoder = model._decoder
+    assert decoder is not None
+    return continuous.generate_batch(
+        decoder._model, [model._prompt(request.messages) for request in requests], new_tokens=NEW_TOKENS
+    )
+
+
 def rate(run: Callable[..., int], model: TransformersModel, requests: list[Request], repeats: int) -> float:
     run(model, requests)
     start = time.process_time()
@@ -90,14 +100,18 @@ def test_tokens_per_second(model: TransformersModel) -> None:
     torch.set_num_threads(1)
     dtype = model._decoder._shape.dtype  # type: ignore[union-attr]
     print(f"\n{dtype}, prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new tokens, 1 thread")  # noqa: T201
-    print(f"{'batch':>5} {'prompts':>7} {'generate':>9} {'ours':>9} {'ratio':>6}  tokens per CPU second")  # noqa: T201
+    head = f"{'batch':>5} {'prompts':>7} {'generate':>9} {'continuous':>10} {'ours':>9} {'ratio':>6} {'ratio':>6}"
+    print(f"{head}  tokens per CPU second; ours to each of the others")  # noqa: T201
     ratios = {}
     for batch, shared in ((1, 1), (16, 1), (64, 1), (64, 4), (128, 1), (128, 4)):
         requests = [r for r in prompts(batch // shared, batch, model) for _ in range(shared)]
         requests = [_request(r.messages[0].text, seed) for seed, r in enumerate(requests)]
         repeats = 3 if batch < 64 else 1
         theirs, mine = rate(baseline, model, requests, repeats), rate(ours, model, requests, repeats)
+        paged = rate(batched, model, requests, repeats)
+        continuous.forget(model._decoder._model)  # type: ignore[union-attr]
         ratios[batch, shared] = mine / theirs
-        print(f"{batch:>5} {batch // shared:>7} {theirs:>9.0f} {mine:>9.0f} {mine / theirs:>6.2f}")  # noqa: T201
+        line = f"{batch:>5} {batch // shared:>7} {theirs:>9.0f} {paged:>10.0f} {mine:>9.0f}"
+        print(f"{line} {mine / theirs:>6.2f} {mine / paged:>6.2f}")  # noqa: T201
     assert ratios[64, 1] > 1
     assert ratios[128, 1] > 1

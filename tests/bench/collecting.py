@@ -130,7 +130,13 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
 
 def _load(recipe: Recipe) -> TransformersModel:
     model = recipe.model
-    return TransformersModel.load(Path(model.path), dtype=model.dtype, device=model.device, max_batch=model.max_batch)
+    return TransformersModel.load(
+        Path(model.path),
+        dtype=model.dtype,
+        device=model.device,
+        max_batch=model.max_batch,
+        prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
+    )
 
 
 async def _engine_seconds(recipe: Recipe, requests: Sequence[Request], clock: Clock) -> float:

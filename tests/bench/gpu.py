@@ -4,6 +4,9 @@
 
 The model has the shape of Qwen3 and random weights, in bfloat16, so nothing is downloaded. Its replies are noise of
 full length: speed is all that this measures. On a CPU (`--device cpu --size tiny --quick`) it shows that it runs.
+
+Generation and training need torch, transformers, trl, peft and pydantic alone. Collection needs all that agentr is
+installed with; where a part of it is missing, that is said and the rest is measured.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import collecting
+import continuous
 import torch
 import training_speed
 from measures import Measure, table
@@ -132,6 +137,8 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
         return new_tokens * batch
 
     their_rate = _rate(generate, options.device)
+    prompts = [row[-length:] for row in rows]
+    paged = _continuous(theirs, prompts, new_tokens, options.device)
     return [
         Measure(
             name="generation_tokens_per_second",
@@ -145,7 +152,28 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
             unit="x",
             note=f"Transformers' generate on the same prompts: {their_rate:,.0f} tokens/s",
         ),
+        *(
+            Measure(
+                name="generation_against_continuous_batching",
+                value=ours_rate / rate,
+                unit="x",
+                note=f"Transformers' generate_batch on the same prompts: {rate:,.0f} tokens/s",
+            )
+            for rate in paged
+        ),
     ]
+
+
+def _continuous(model: Any, rows: list[list[int]], new_tokens: int, device: str) -> list[float]:
+    """Return the tokens a second of Transformers' continuous batching, or nothing where it does not run."""
+    try:
+        return [_rate(lambda: continuous.generate_batch(model, rows, new_tokens=new_tokens), device)]
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        # It may want an attention kernel that is neither installed nor to be had from here.
+        sys.stderr.write(f"continuous batching is left out, since it does not run here: {error}\n")
+        return []
+    finally:
+        continuous.forget(model)
 
 
 def _rate(run: training_speed.Run, device: str) -> float:
@@ -167,6 +195,17 @@ def _collection(options: argparse.Namespace, path: Path, folder: Path) -> list[M
     if options.quick:
         changes += ["search.dives=1", "search.depth=2", "search.max_new_tokens=8"]
     trees = 2 if options.quick else 120
+    try:
+        # The store, the environments' registry and a client of HTTP come with it.
+        import collecting
+
+        version("agentr")
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"collection is left out: {error.name} is not installed here, and it needs all of agentr; "
+            "`pip install -c constraints.txt -e .` installs it\n"
+        )
+        return []
     return collecting.measure(folder, trees=trees, slow_trees=1, search=changes, clock=time.perf_counter)
 
 

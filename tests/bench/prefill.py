@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from measures import Clock, Measure
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
@@ -15,9 +17,42 @@ MODEL = Path("data/models/textcraft-tiny")
 NEW_TOKENS = 16
 
 
-def measure(*, n: int, words: int, clock: Clock) -> list[Measure]:
-    """Return the ratio for prompts of `words` words, without a prefix cache."""
-    model = TransformersModel.load(MODEL, dtype="bfloat16", device="cpu", prefix_cache_bytes=0)
+def measure(folder: Path, *, n: int, words: int, clock: Clock) -> list[Measure]:
+    """Return the ratios for prompts of `words` words, without a prefix cache.
+
+    One model has keys and values for each query head, as the shipped one; in the other eight heads share two, as in
+    the larger models of these years.
+    """
+    return [
+        *_measure("shared_prefill_ratio", MODEL, n=n, words=words, clock=clock),
+        *_measure("shared_prefill_ratio_grouped", grouped_model(folder / "grouped"), n=n, words=words, clock=clock),
+    ]
+
+
+def grouped_model(path: Path) -> Path:
+    """Save a random model in which four query heads share keys and values, with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    config = Qwen3Config(
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=704,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=4096,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def _measure(name: str, path: Path, *, n: int, words: int, clock: Clock) -> list[Measure]:
+    model = TransformersModel.load(path, dtype="bfloat16", device="cpu", prefix_cache_bytes=0)
     prompts = [_prompt(first, words) for first in range(n)]
     sampling = Sampling(temperature=1.0, max_new_tokens=NEW_TOKENS)
     one = [Request(messages=prompts[0], sampling=sampling, seed=0, n=n)]
@@ -26,7 +61,7 @@ def measure(*, n: int, words: int, clock: Clock) -> list[Measure]:
     shared, separate = asyncio.run(_run(model, [one, many], clock))
     return [
         Measure(
-            name="shared_prefill_ratio",
+            name=name,
             value=separate / shared,
             unit="x",
             goal="> 1",

@@ -11,20 +11,24 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
-from served import Served, serving
 
 from agentr_core.config import ServerConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
-from agentr_core.models.openai_chat import OpenAIModel
-from agentr_core.models.openai_endpoint import Endpoint
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.protocols import ChatModel
 from agentr_core.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling
+
+# tests/gpu runs this contract where the client and the server of HTTP need not be installed.
+if TYPE_CHECKING:
+    from served import Served
+
+    from agentr_core.models.openai_chat import OpenAIModel
 
 WORDS = ("craft", "get", "oak", "planks", "log", "stick", "table", "wooden", "Observation:", "Could", "not", "four")
 
@@ -58,12 +62,17 @@ def scripted() -> ScriptedModel:
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Path) -> Iterator[Served]:
     """A server of the same model that is loaded in this process."""
+    from served import serving
+
     with serving(lambda: TransformersModel.load(tiny_model_dir, device="cpu", max_batch=32)) as served:
         yield served
 
 
 @pytest.fixture
 async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIModel]:
+    from agentr_core.models.openai_chat import OpenAIModel
+    from agentr_core.models.openai_endpoint import Endpoint
+
     config = ServerConfig(model="tiny", tokenizer=str(tiny_model_dir), token_ids=True, max_retries=0)
     model = await asyncio.to_thread(OpenAIModel.connect, Endpoint(url=server.url, key=""), config)
     yield model
@@ -338,6 +347,37 @@ async def test_grouped_query_model_decodes_too(tmp_path: Path, save_tiny_model: 
     model = TransformersModel.load(save_tiny_model(tmp_path / "grouped", num_key_value_heads=2), device="cpu")
     together, alone = await answer(model, request(9, n=4), request(30)), await answer(model, request(9, n=1))
     assert together[0][:1] == alone[0]
+    await assert_decodes_like_plain_forward_passes(model)
+    await model.close()
+
+
+async def test_replies_of_a_grouped_query_model_share_a_row(
+    tmp_path: Path, save_tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformersModel.load(save_tiny_model(tmp_path / "grouped", num_key_value_heads=1), device="cpu")
+    assert model._decoder is not None
+    waves = []
+    original = model._decoder.decode
+    monkeypatch.setattr(model._decoder, "decode", lambda wave, *rest: (waves.append(wave), original(wave, *rest)))
+    copied = AssertionError("keys and values are copied for each query head")
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", Mock(side_effect=copied))
+    await answer(model, request(60, n=8))
+    assert [(wave.width, len(wave.rows)) for wave in waves] == [(8, 1)]
+    await model.close()
+
+
+async def test_grouped_queries_behind_a_sliding_window(
+    tmp_path: Path, save_windowed_model: Callable[..., Path]
+) -> None:
+    path = save_windowed_model(
+        tmp_path / "grouped",
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    model = TransformersModel.load(path, device="cpu")
+    await assert_decodes_like_plain_forward_passes(model)
     await model.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from agentr_core.config import Recipe, load, parse, replace, resolved
 from agentr_core.errors import ConfigError
+from agentr_core.stages.start import asked_for
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 LEAST = {"name": "r", "model": {"path": "m"}}
@@ -152,3 +153,23 @@ def test_a_recipe_that_cannot_be_read_says_which_one(tmp_path: Path) -> None:
     broken.write_text("name: r\nmodel: {path: m}\nextra: 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"broken\.yaml: extra: unknown field"):
         load(broken)
+
+
+def test_the_prefix_cache_is_sized_in_the_recipe_and_is_no_part_of_what_is_asked_for() -> None:
+    plain = parse(LEAST)
+    assert plain.model.prefix_cache_gib == 1.0
+    large = parse(LEAST, ["model.prefix_cache_gib=16", "models.judge.path=j", "models.judge.prefix_cache_gib=0"])
+    assert large.model.prefix_cache_gib == 16
+    other = parse(LEAST, ["models.judge.path=j"])
+    assert asked_for(large) == asked_for(other)
+    assert "prefix_cache_gib" in resolved(plain)["model"]
+
+
+@pytest.mark.parametrize("backend", ["vllm", "openai"])
+def test_only_the_model_in_this_process_has_a_prefix_cache_of_ours(backend: str) -> None:
+    section = {"backend": backend, "prefix_cache_gib": 2.0}
+    message = faults({"name": "r", "model": section})
+    assert "model.prefix_cache_gib: only backend transformers has this cache; leave it out, or set model.b" in message
+    # Told together with what else is wrong.
+    assert ("model.path: " if backend == "vllm" else "model.server.model: ") in message
+    assert "model.prefix_cache_gib: " in faults({"name": "r", "model": {"path": "m", "prefix_cache_gib": -1}})

@@ -100,6 +100,51 @@ def test_an_unknown_deepspeed_configuration_is_told_with_those_there_are(tmp_pat
     assert read_zero(str(broken)) == {"zero_optimization": {"stage": 1}}
 
 
+def autos(content, path=""):
+    """Return the paths of the fields that the Trainer fills in."""
+    if isinstance(content, dict):
+        return {found for key, value in content.items() for found in autos(value, f"{path}.{key}" if path else key)}
+    return {path} if content == "auto" else set()
+
+
+SIZES = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "bf16.enabled",
+}
+BUCKETS = {"reduce_bucket_size"}
+PARTS = BUCKETS | {"stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"}
+ADAM = {f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")}
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "offloaded", "buckets", "filled_in"),
+    [
+        ("zero2", 2, set(), BUCKETS, SIZES),
+        ("zero3", 3, set(), PARTS, SIZES),
+        # The optimizer runs on the processor, so it is DeepSpeed's own and no longer the Trainer's.
+        ("zero3-offload", 3, {"offload_optimizer", "offload_param"}, PARTS, SIZES | ADAM),
+    ],
+)
+def test_each_configuration_that_comes_along_says_what_its_name_does(name, stage, offloaded, buckets, filled_in):
+    content = read_zero(name)
+    zero = content["zero_optimization"]
+
+    assert zero["stage"] == stage
+    assert {key for key in zero if key.startswith("offload")} == offloaded
+    assert all(zero[key]["device"] == "cpu" for key in offloaded)
+    # Else a checkpoint of ZeRO-3 holds shards, and no ordinary model directory can be published.
+    assert zero.get("stage3_gather_16bit_weights_on_model_save", False) is (stage == 3)
+    assert content.get("zero_allow_untested_optimizer", False) is ("optimizer" not in content)
+    assert autos(content) == filled_in | {f"zero_optimization.{key}" for key in buckets}
+
+
+def test_there_are_three_configurations():
+    assert names() == ["zero2", "zero3", "zero3-offload"]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", names())
 def test_deepspeed_itself_reads_each_configuration_once_filled_in(name, monkeypatch):

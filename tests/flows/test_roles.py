@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,13 @@ def test_what_is_wrong_with_a_judge_is_told_before_the_run(
 def test_a_judge_in_a_directory_is_checked_too(recipe: Any) -> None:
     with pytest.raises(ModelDirectoryError, match="model directory nowhere does not exist"):
         check(recipe("models.judge={path: nowhere}"))
+
+
+@pytest.mark.parametrize("gib", [0.0, 0.25, 1.0])
+def test_a_model_is_loaded_with_the_prefix_cache_of_its_section(gib: float, tiny_model_dir: Path) -> None:
+    section = parse({"name": "r", "model": {"path": "m"}}, [f"model.prefix_cache_gib={gib}", "model.device=cpu"]).model
+    model = wiring.make_model(section, tiny_model_dir, logs=tiny_model_dir)
+    assert isinstance(model, TransformersModel)
+    assert model._decoder is not None
+    assert model._decoder._prefixes.max_bytes == gib * 2**30
+    asyncio.run(model.close())

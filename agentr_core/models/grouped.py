@@ -1,0 +1,60 @@
+"""Attention of models in which several query heads share keys and values, without a copy of these for each head.
+
+Transformers repeats keys and values for each query head as soon as a row has several queries and a mask: with 8 replies
+on one row it would write and read all of them once a head, layer by layer. Here the queries of the heads that share
+keys are laid side by side as queries of one head; the mask is repeated instead, which is smaller by far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "agentr_grouped"
+
+
+def use_grouped_attention(model: Any) -> bool:
+    """Let a model attend this way where it knows how to; return whether it does.
+
+    A model that was loaded with another attention than Transformers' `sdpa`, such as one with capped scores, keeps it.
+    """
+    if model.config._attn_implementation != "sdpa":
+        return False
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    return bool(model.config._attn_implementation == NAME)
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return what attention gives [rows, queries, heads, size]; called by the layers of a Transformers model.
+
+    Masks are [rows or 1, 1, queries, columns]. Without one, or with a position bias of the model's, Transformers' own
+    function is called.
+    """
+    groups = query.shape[1] // key.shape[1]
+    biased = options.get("position_bias") is not None or options.get("softcap") is not None
+    if attention_mask is None or attention_mask.shape[1] != 1 or groups == 1 or biased:
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+        return attended
+    rows, heads, queries, size = query.shape
+    # Query heads that share keys lie side by side, so a reshape is all it takes.
+    folded = query.reshape(rows, key.shape[1], groups * queries, size)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(rows, heads, queries, value.shape[3]).transpose(1, 2).contiguous(), None

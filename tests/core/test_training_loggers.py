@@ -1,0 +1,77 @@
+"""Training with loggers of `report_to` that need no account: Kubeflow's, against a real server, and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_jobs import make_job
+
+from agentr_core.training import is_complete, train
+
+pytestmark = pytest.mark.slow
+
+Told = list[tuple[str | None, dict[str, Any]]]
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told]:
+    """A server that keeps what the logger tells it, with the token it came with; the variables lead there."""
+    told: Told = []
+
+    class Controller(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            told.append((self.headers["Authorization"], json.loads(body)["trainerStatus"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: the test says what went wrong."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Controller)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    token = tmp_path / "token"
+    token.write_text("secret", encoding="utf-8")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"http://127.0.0.1:{server.server_port}/status")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(token))
+    yield told
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_kubeflow_is_told_the_training(controller: Told, tiny_model_dir: Path, tmp_path: Path) -> None:
+    job = make_job(tiny_model_dir, tmp_path, report_to=("kubeflow",))
+    steps: list[Any] = []
+    await train(job, on_progress=steps.append)
+
+    assert is_complete(job.output_dir)
+    assert {token for token, _ in controller} == {"Bearer secret"}
+    first, last = controller[0][1], controller[-1][1]
+    assert {"name": "total_steps", "value": str(len(steps))} in first["metrics"]
+    # Transformers adds it itself where its variables are set; that it is named too does not make it two.
+    assert [status["progressPercentage"] for _, status in controller].count(100) == 1
+    metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
+    assert float(metrics["loss"]) > 0
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+async def test_tensorboard_gets_the_losses_beside_the_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
+    job = make_job(tiny_model_dir, tmp_path, report_to=("tensorboard",))
+    await train(job)
+    (file,) = tmp_path.joinpath("out.logs").glob("events.out.tfevents.*")
+    assert b"train/loss" in file.read_bytes()
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+async def test_a_logger_that_is_not_named_gets_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
+    await train(make_job(tiny_model_dir, tmp_path))
+    assert not [*tmp_path.rglob("*tfevents*")]
