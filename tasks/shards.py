@@ -23,7 +23,6 @@ from tasks.options import OPTIONS
 from tasks.progress import tell
 from tasks.wiring import equipment
 
-
 T = TypeVar("T")
 
 LOOK_EVERY = 60.0
