@@ -73,7 +73,7 @@ async def test_two_machines_train_together_after_a_training_that_was_left_behind
     with joiner(tmp_path) as machine:
         await asyncio.to_thread(wait_for, machine.children)
         (abandoned,) = machine.children()
-        async with asyncio.timeout(PATIENCE / 4):
+        async with asyncio.timeout(PATIENCE):
             await train(job, on_progress=told.append)
         await asyncio.to_thread(wait_for, lambda: not machine.children())
         assert not abandoned.is_running()
