@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import subprocess
+import sys
+from typing import Any
 
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
 from agentr_core.errors import ConfigError
+from flows import server_guard
 
 
 def reach() -> None:
@@ -21,6 +27,7 @@ def reach() -> None:
     # and Prefect's client asks for it for a minute; the server ends with this process in any case.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        _guard_what_is_started()
         get_client(sync_client=True)
     except RuntimeError as error:
         raise ConfigError(
@@ -40,6 +47,44 @@ def require(who: str) -> None:
             "PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     _check(address)
+
+
+def _guard_what_is_started() -> None:
+    """See to it that Prefect's server ends with this process also where that is killed, and Prefect cannot stop it."""
+    # Not with the other imports: this one brings the whole server, a second that only a run needs.
+    from prefect.server.api.server import SubprocessASGIServer
+
+    guards: list[subprocess.Popen[bytes]] = []
+
+    class Guarded(SubprocessASGIServer):
+        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            process = super()._run_uvicorn_command()
+            if sys.platform == "linux":
+                guards.append(_guard(process))
+            return process
+
+    # Registered before Prefect's own, so run after it, when the server is gone.
+    atexit.register(lambda: [guard.wait(server_guard.GRACE) for guard in guards])
+
+    # Prefect keeps one object for all servers without a wish for a port, whoever makes it first.
+    Guarded()
+
+
+def _guard(server: subprocess.Popen[Any]) -> subprocess.Popen[bytes]:
+    descriptors = os.pidfd_open(os.getpid()), os.pidfd_open(server.pid)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", server_guard.__file__, *map(str, descriptors)],
+            pass_fds=descriptors,
+            # Nothing of ours is held by what outlives us, and what ends us at a terminal does not end it.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _check(address: str) -> None:

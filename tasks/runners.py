@@ -20,12 +20,14 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 class Cluster:
     """A task runner and how it connects once it is entered.
 
-    `lost` is what a future raises when its worker was lost more often than the cluster tolerates.
+    `lost` is what a future raises when its worker was lost more often than the cluster tolerates. `empty` says whether
+    the cluster has no worker at all, and blocks while it asks.
     """
 
     runner: TaskRunner[Any]
     connect: Callable[[], object]
     lost: tuple[type[Exception], ...]
+    empty: Callable[[], bool] = lambda: False
 
 
 def check(scale: ScaleConfig) -> None:
@@ -82,7 +84,9 @@ def _dask(scale: ScaleConfig) -> Cluster:
     if scale.workers:
         own["n_workers"] = scale.workers
     runner = DaskTaskRunner(address=scale.address) if scale.address else DaskTaskRunner(cluster_kwargs=own)
-    return Cluster(runner, lambda: runner.client, (KilledWorker,))
+    return Cluster(
+        runner, lambda: runner.client, (KilledWorker,), empty=lambda: not runner.client.scheduler_info()["workers"]
+    )
 
 
 def _ray(scale: ScaleConfig) -> Cluster:

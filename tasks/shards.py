@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect import task
 from prefect.futures import PrefectFuture
 
 from agentr_core.config import Recipe
-from agentr_core.errors import WorkerLost
+from agentr_core.errors import ConfigError, WorkerLost
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import Batch, Shard, work_through
 from tasks import runners
 from tasks.options import OPTIONS
+from tasks.progress import tell
 from tasks.wiring import equipment
+
+T = TypeVar("T")
+
+LOOK_EVERY = 60.0
+"""Seconds without a finished shard after which it is looked whether the cluster has workers at all."""
+WITHOUT_WORKERS = 600.0
+"""Seconds for which a cluster may be seen without a worker; by itself, Dask waits for one for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +58,7 @@ async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncG
     """Yield what the workers of a recipe's cluster return of each shard, as soon as it is done.
 
     Raises:
-        ConfigError: the cluster does not answer, or its extra is not installed.
+        ConfigError: the cluster does not answer, or has no workers, or its extra is not installed.
         WorkerLost: a shard was given to one worker after another, and each was lost.
         Transient: what a worker met, after the retries of its task.
     """
@@ -68,7 +78,7 @@ async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncG
             pending.add(future := cluster.runner.submit(work, {"name": name, "order": order}))
             future.add_done_callback(finish)
         while pending:
-            future = await finished.get()
+            future = await _next(finished, cluster, recipe.scale.address)
             try:
                 batch = await asyncio.to_thread(future.result)
             except cluster.lost as error:
@@ -78,3 +88,23 @@ async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncG
                 ) from error
             pending.remove(future)
             yield batch
+
+
+async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
+    """Return what is finished next. Raises `ConfigError` when nobody is there to finish anything."""
+    where, cure = "the cluster on this machine", "begin the run again"
+    if address:
+        where, cure = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
+    empty_since: float | None = None
+    while True:
+        # Not `wait_for`, which may lose an item when it gives up as one arrives.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY):
+                return await finished.get()
+        if not await asyncio.to_thread(cluster.empty):
+            empty_since = None
+        elif empty_since is None:
+            empty_since = time.monotonic()
+            tell(f"{where} has no worker; {cure}")
+        elif time.monotonic() - empty_since >= WITHOUT_WORKERS:
+            raise ConfigError(f"{where} has had no worker for {WITHOUT_WORKERS:g} s; {cure}")

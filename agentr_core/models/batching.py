@@ -102,19 +102,24 @@ class Batcher:
             await asyncio.shield(self._dispatcher)
 
     async def _dispatch(self) -> None:
-        """Send batches until nobody waits."""
+        """Send batches until nobody waits. Whatever ends this early, nobody is left waiting."""
+        batch: list[_Waiting] = []
         try:
             while self._waiting:
                 await self._gather()
                 batch = self._take()
                 if batch:
                     await self._serve(batch)
+        except BaseException as error:
+            for waiting in (*batch, *self._waiting):
+                if isinstance(error, asyncio.CancelledError):
+                    waiting.future.cancel()
+                else:
+                    _fail(waiting, ModelFault(f"what serves model {self.model.name} ended by {error!r}"))
+            self._waiting.clear()
+            raise
         finally:
             self._dispatcher = None
-            # Only when this task is cancelled does anybody wait here still.
-            for waiting in self._waiting:
-                waiting.future.cancel()
-            self._waiting.clear()
 
     async def _gather(self) -> None:
         """Return when the batch is full, or the event loop idle, or time is up."""
@@ -144,10 +149,8 @@ class Batcher:
         start = time.perf_counter()
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
-        except asyncio.CancelledError:
-            for waiting in batch:
-                waiting.future.cancel()
-            raise
+            self._check(replies, len(batch))
+            self._count(replies, time.perf_counter() - start)
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             # What may heal by itself is the backend's fault, not one request's.
@@ -159,10 +162,16 @@ class Batcher:
             await self._serve(batch[:middle])
             await self._serve(batch[middle:])
             return
-        self._count(replies, time.perf_counter() - start)
         for waiting, generations in zip(batch, replies, strict=True):
             if not waiting.future.done():
                 waiting.future.set_result(generations)
+
+    def _check(self, replies: list[list[Generation]], requests: int) -> None:
+        if len(replies) != requests or not all(replies):
+            raise ModelFault(
+                f"model {self.model.name} answered {requests} requests with {sum(map(bool, replies))} lists of replies "
+                f"and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list for each"
+            )
 
     def _count(self, replies: list[list[Generation]], seconds: float) -> None:
         old = self._stats

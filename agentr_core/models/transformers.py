@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -48,6 +49,7 @@ class TransformersModel:
         self.context_length = loaded.context_length
         self.renderer = loaded.renderer
         self._tokenizer = loaded.tokenizer
+        self._device = loaded.shape.device
         self._end_ids = loaded.end_ids
         self._max_batch = max_batch
         self._max_width = MAX_WIDTH if loaded.shares_rows else 1
@@ -118,9 +120,16 @@ class TransformersModel:
         return decoder.cached_tokens / decoder.prompt_tokens if decoder and decoder.prompt_tokens else 0.0
 
     async def close(self) -> None:
-        """Free the model once the work under way is done."""
+        """Free the model once the work under way is done, and on CUDA its memory for other processes."""
         await asyncio.to_thread(self._worker.shutdown)
         self._decoder = None
+        if self._device.type == "cuda":
+            import torch
+
+            # PyTorch keeps what was freed for itself, and the trainer, which has its own process, is next on this GPU.
+            # What holds itself in a circle is not freed before it is looked for.
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
         from agentr_core.models.decoding import Reply

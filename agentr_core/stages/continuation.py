@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from agentr_core.evaluation.episodes import EpisodePlan
@@ -12,6 +11,7 @@ from agentr_core.stages.critique import pair_id
 from agentr_core.stages.episode_shard import EpisodeShard, rollout_id
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
+from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store import Writer
 from agentr_core.store.codec import load_trajectories
 from agentr_core.types import Critique, PathPair, Rejection, Sampling, Trajectory
@@ -36,7 +36,7 @@ async def continuations(
     """
     recipe = place.recipe
     config = recipe.splice.continuation
-    wanted = await asyncio.to_thread(_plans, place, iteration, pairs, critiques, seed)
+    wanted = await in_thread(_plans, place, iteration, pairs, critiques, seed)
     missing = place.store.missing("trajectory", list(wanted))
     if missing:
         shard = EpisodeShard(
@@ -72,6 +72,7 @@ def _plans(
     env = place.make_environment()
     try:
         for index, pair in enumerate(pairs):
+            check_wanted()
             key = pair_id(pair)
             if key not in critiques:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from agentr_core.rollout import EpisodeTimer, play
 from agentr_core.samples import sample_id
 from agentr_core.stages.instances import separate_instances
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
@@ -58,7 +58,7 @@ async def _demonstrate(place: Workplace, iteration: int, *, samples: bool) -> di
     with place.timed(STAGE, iteration) as clock:
         timer = EpisodeTimer()
         with timer.environment():
-            units, rejections = await asyncio.to_thread(_make, place, iteration, instances, samples=samples)
+            units, rejections = await in_thread(_make, place, iteration, instances, samples=samples)
         clock.add({"environment": timer.environment_seconds})
         iteration_id = place.iteration_id(iteration)
         place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
@@ -74,6 +74,7 @@ def _make(
     try:
         expert = expert_of(place.recipe)
         for done, instance in enumerate(instances, start=1):
+            check_wanted()
             place.progress(done, len(instances), "expert episodes")
             found = expert(env, instance)
             if isinstance(found, Rejection):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from agentr_core.config import Recipe
@@ -11,6 +10,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.rollout import identity
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import instance_row
 from agentr_core.types import Instance
 
@@ -42,7 +42,7 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
     env = place.make_environment()
     try:
         chosen, held_out = training_instances(place.recipe, env, iteration), test_instances(place.recipe, env)
-        await asyncio.to_thread(check_separate, env, chosen, held_out)
+        await in_thread(check_separate, env, chosen, held_out)
         place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
     finally:
         env.close()
@@ -54,8 +54,12 @@ def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[In
 
     Blocks as `reset` of the environment does.
     """
-    held_out = {identity(env, instance): instance.key for instance in test}
+    held_out: dict[str, str] = {}
+    for instance in test:
+        check_wanted()
+        held_out[identity(env, instance)] = instance.key
     for instance in train:
+        check_wanted()
         twin = held_out.get(identity(env, instance))
         if twin is not None:
             raise DataFault(

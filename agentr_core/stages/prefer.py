@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from agentr_core.stages.expert import expert_id
 from agentr_core.stages.explore import exploration
 from agentr_core.stages.instances import separate_instances
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_trajectories, load_trees, preference_rows, rejection_rows
 from agentr_core.store.tables import merge
 from agentr_core.types import Preference, Rejection, Sample
@@ -43,7 +43,7 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     await separate_instances(place, iteration)
     with place.timed(STAGE, iteration):
-        preferences, rejections = await asyncio.to_thread(_make, place, iteration)
+        preferences, rejections = await in_thread(_make, place, iteration)
         iteration_id = place.iteration_id(iteration)
         units = [
             preference_rows(
@@ -97,6 +97,7 @@ def _of_episodes(place: Workplace, iteration: int, env: Environment) -> Made:
     ids = {plan.instance.key: expert_id(place.iteration_id(iteration), plan.instance) for plan in wanted.values()}
     experts = {key: Played(key, found) for key, found in load_trajectories(place.store, list(ids.values())).items()}
     for instance, episodes in by_instance.items():
+        check_wanted()
         made.append(against_expert(experts.get(ids[instance]), episodes, env, config))
     return _joined(made)
 

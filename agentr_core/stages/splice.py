@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from agentr_core.stages.continuation import continuations
 from agentr_core.stages.critique import pair_id, pairs_of
 from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory
@@ -48,6 +48,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
 
     def make(env: Environment) -> list[Rows]:
         for done, pair in enumerate(pairs, start=1):
+            check_wanted()
             place.progress(done, len(pairs), "pairs spliced")
             key = pair_id(pair)
             made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
@@ -67,7 +68,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
         ]
 
     with place.timed(STAGE, iteration) as clock:
-        good = await asyncio.to_thread(_within, place, make)
+        good = await in_thread(_within, place, make)
         rejected = rejection_rows(rejections, iteration_id=iteration_id)
         place.store.write(merge([*revisions, *good, rejected]))
         clock.add({})

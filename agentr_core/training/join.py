@@ -8,18 +8,24 @@ a local disk of machine 0, and nothing here reads it.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
-from agentr_core.training.launch import launched
+from agentr_core.training.launch import start_launcher
 
 POLL = 2.0
 """Seconds between two looks for a training, and after one that failed: its next attempt is joined again."""
+LINGER = 30.0
+"""Seconds that processes have to end by themselves once their training is done, or its files are gone."""
+GRACE = 10.0
+"""Seconds that a launcher has to end in order."""
 
 
 def main(arguments: list[str]) -> int:
@@ -31,11 +37,47 @@ def main(arguments: list[str]) -> int:
     while True:
         found = wanted(workspace / "checkpoints", machine_rank)
         if found is not None:
-            job_file, job = found
-            # What this machine's processes have to say is in its own output; the main machine tells of the training.
-            events = job_file.with_name(f"machine-{machine_rank}.jsonl")
-            launched(job, job_file=job_file, events_file=events, machine_rank=machine_rank)
+            take_part(*found, machine_rank)
         time.sleep(POLL)
+
+
+def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
+    """Run this machine's processes of a training until they end, or nobody wants them any more."""
+    # What this machine's processes have to say is in its own output; the main machine tells of the training.
+    events = job_file.with_name(f"machine-{machine_rank}.jsonl")
+    launcher = start_launcher(job, job_file=job_file, events_file=events, machine_rank=machine_rank)
+    try:
+        unwanted_since: float | None = None
+        while not _ends(launcher, POLL):
+            found = wanted(job_file.parents[1], machine_rank)
+            if found is None:
+                unwanted_since = unwanted_since or time.monotonic()
+                if time.monotonic() - unwanted_since > LINGER:
+                    return
+            elif found[0] == job_file:
+                unwanted_since = None
+            else:
+                # Left to itself, it would wait for a main machine that is gone, and meet that of the next training.
+                return
+    finally:
+        _end(launcher)
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """End a launcher and its processes, which see the end of their standard input."""
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    launcher.terminate()
+    if not _ends(launcher, GRACE):
+        launcher.kill()
+        launcher.wait()
+
+
+def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Return whether a launcher ends within so many seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        launcher.wait(seconds)
+    return launcher.returncode is not None
 
 
 def wanted(checkpoints: Path, machine_rank: int) -> tuple[Path, TrainingJob] | None:

@@ -61,23 +61,30 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
     return inner
 
 
-def launched(
-    job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
-) -> int:
-    """Run this machine's processes of a job to their end; return the exit status of their launcher.
+def launched(job: TrainingJob, *, job_file: Path, events_file: Path, keep: int) -> int:
+    """Run the main machine's processes of a job to their end; return the exit status of their launcher.
 
-    They end when this process does: the far end of their standard input is here. `keep` is a file descriptor that their
-    launcher holds open too, so that a lock on it lasts until the last of them is gone.
+    `keep` is a file descriptor that the launcher holds open too, so that a lock on it lasts until the last of them is
+    gone.
+    """
+    return start_launcher(job, job_file=job_file, events_file=events_file, keep=keep).wait()
+
+
+def start_launcher(
+    job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start this machine's processes of a job; return their launcher.
+
+    They end when this process does, or closes the launcher's standard input: its far end is here.
     """
     import torch
 
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command(job, job_file=job_file, events_file=events_file, machine_rank=machine_rank),
         stdin=subprocess.PIPE,
         env=environment(job, os.environ, gpus=torch.cuda.is_available()),
         pass_fds=() if keep is None else (keep,),
     )
-    return process.wait()
 
 
 def _free_port() -> int:

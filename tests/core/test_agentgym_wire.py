@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 from toy import Line
 from toy import instance as line_instance
 
 from agentr_core.environments.agentgym import worlds
+from agentr_core.environments.agentgym.connection import Connection
 from agentr_core.environments.agentgym.ids import read_ids
 from agentr_core.environments.agentgym.server import Seats, app, numbered
 from agentr_core.environments.agentgym.wire import WIRES, Turn
@@ -172,6 +174,43 @@ def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:
     assert seats.ids() == [second] == [first + 1]
     seats.close_all()
     assert made[1].closed
+
+
+class Network(httpx.BaseTransport):
+    """Carries a request to a server that answers 1, or meets `fault` on the way."""
+
+    def __init__(self) -> None:
+        self.fault: type[httpx.TransportError] | None = None
+        self.tries = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.tries += 1
+        if self.fault is not None:
+            raise self.fault("on the way", request=request)
+        return httpx.Response(200, json=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries"),
+    [(httpx.ConnectTimeout, 1), (httpx.ReadTimeout, 1), (httpx.ConnectError, 3)],
+    ids=["dropped", "hung", "refused"],
+)
+def test_only_a_server_that_costs_no_time_is_asked_for_every_close(
+    fault: type[httpx.TransportError], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network()
+    client = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **options: client(**options, transport=network))
+    server = Connection("http://10.0.0.1:1", timeout_s=1, patience_s=0)
+    network.fault = fault
+    for number in range(3):
+        server.close("/close", {"id": number})
+    assert network.tries == tries
+
+    network.fault = None
+    server.post("/create", {})
+    server.close("/close", {"id": 3})
+    assert network.tries == tries + 2
 
 
 def test_numbers_are_indices_unless_two_splits_share_one() -> None:

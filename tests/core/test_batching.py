@@ -146,6 +146,40 @@ async def test_unreachable_backend_fails_the_whole_batch_without_asking_again() 
     assert (await batcher.sample(ask("again")))[0].text == "again 0 0"
 
 
+class Ended(BaseException):
+    """Stands for what ends a program: asyncio ends its loop at once for the real ones."""
+
+
+class BrokenModel(RecordingModel):
+    """Returns no list for the last request of a batch, or is broken off by what is no fault of a model."""
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        if requests[-1].messages[-1].text == "end":
+            raise Ended
+        return (await super().generate(requests))[:-1]
+
+
+async def test_a_model_that_returns_too_few_lists_leaves_nobody_waiting() -> None:
+    batcher = Batcher(BrokenModel(), max_batch=2)
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*(batcher.sample(ask(t)) for t in "abc"), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ModelFault] * 3
+    assert str(answers[0]).startswith("model scripted answered 1 requests with 0 lists")
+    assert batcher.stats().batches == 0
+    await batcher.close()
+
+
+async def test_what_ends_the_batcher_ends_the_waiting_of_all() -> None:
+    batcher = Batcher(BrokenModel(), max_batch=2)
+    waiting = [asyncio.create_task(batcher.sample(ask(text))) for text in ("a", "end", "c")]
+    await asyncio.sleep(0)
+    (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
+
+    await asyncio.wait([dispatcher, *waiting], timeout=30)
+    assert isinstance(dispatcher.exception(), Ended)
+    assert [str(task.exception()) for task in waiting] == ["what serves model scripted ended by Ended()"] * 3
+
+
 async def test_prompt_too_long_is_refused_before_it_joins_a_batch() -> None:
     model = RecordingModel(context_length=5)
     batcher = Batcher(model, max_batch=100)

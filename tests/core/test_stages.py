@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -304,6 +307,29 @@ async def test_a_checkpoint_is_not_tested_before_the_first_model(site: Callable[
 
 
 @pytest.mark.slow
+async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site: Callable[..., Site]) -> None:
+    one = site("data.use=expert")
+    await prepare(one.place)
+    at_work = threading.Event()
+    asked: list[Instance] = []
+
+    class Slow(House):
+        def expert(self, instance: Instance) -> Sequence[str]:
+            asked.append(instance)
+            at_work.set()
+            time.sleep(0.2)
+            return super().expert(instance)
+
+    running = asyncio.create_task(splice_pairs(replace(one.place, make_environment=Slow), 1))
+    await asyncio.to_thread(at_work.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.sleep(1)
+    assert len(asked) < 3
+    assert count(one.place, "select count(*) from sample") == 0
+
+
 async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
     one = site("data.use=expert")
     made = await make_data(one.place)

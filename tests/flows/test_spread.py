@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 from echo import Echo
 from prefect import flow
+from servers import free_port
+from wheel import launched
 
 from agentr_core.config import Recipe, parse
 from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
 from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.shards import Batch
 from tasks import runners
+from tasks import shards as work
 from tasks.shards import spread
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -97,6 +101,29 @@ def test_what_may_heal_is_tried_again_and_what_may_not_is_told(recipe: Recipe, t
     (fault,) = (batch.fault for batch in batches if batch.fault is not None)
     assert isinstance(fault, EnvironmentFault)
     assert str(fault) == "broken"
+
+
+def test_a_cluster_without_workers_is_told_and_given_up(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_env: dict[str, str]
+) -> None:
+    if recipe.scale.runner != "dask":
+        pytest.skip("Ray starts its workers itself")
+    monkeypatch.setattr(work, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(work, "WITHOUT_WORKERS", 1.0)
+    told: list[str] = []
+    monkeypatch.setattr(work, "tell", told.append)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    lonely = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": address}})
+    scheduler = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+
+    with (
+        launched(scheduler, env=process_env),
+        pytest.raises(ConfigError, match=f"^the cluster at {address} has had no worker for 1 s; start workers there"),
+    ):
+        asyncio.run(gather(lonely, Echo(texts=("a", "b"), folder=tmp_path).split(1)))
+    assert told == [
+        f"the cluster at {address} has no worker; start workers there, as in `dask worker {address} --nthreads 1`"
+    ]
 
 
 def test_a_cluster_that_does_not_answer(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

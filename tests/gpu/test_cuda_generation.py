@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from devices import DEVICE, on_device
+import torch
+from devices import DEVICE, on_device, only_cuda
 
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
@@ -47,3 +48,16 @@ def test_batch_invariance(tiny_model_dir: Path, temperature: float) -> None:
 def test_bfloat16_repeats_itself(tiny_model_dir: Path) -> None:
     model = TransformersModel.load(tiny_model_dir, device=DEVICE, dtype="bfloat16")
     assert asyncio.run(model.generate(_requests(1.0))) == asyncio.run(model.generate(_requests(1.0)))
+
+
+@only_cuda
+async def test_a_closed_model_gives_its_memory_to_other_processes(tiny_model_dir: Path) -> None:
+    model = TransformersModel.load(tiny_model_dir, device=DEVICE)
+    await model.generate(_requests(1.0))
+    before = torch.cuda.memory_reserved(DEVICE)
+    used = torch.cuda.memory_allocated(DEVICE)
+
+    await model.close()
+
+    assert torch.cuda.memory_allocated(DEVICE) < used
+    assert torch.cuda.memory_reserved(DEVICE) < before

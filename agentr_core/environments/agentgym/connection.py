@@ -80,7 +80,8 @@ class Connection:
         try:
             self._post(path, body, httpx.Timeout(_CLOSE_SECONDS))
         except (EnvironmentFault, EnvironmentServerError, httpx.ConnectError, httpx.ConnectTimeout) as error:
-            self._responsive = not isinstance(error, EnvironmentUnavailable)
+            # A refused connection costs nothing, and the server may be back for the next one.
+            self._responsive = not isinstance(error, EnvironmentUnavailable | httpx.ConnectTimeout)
             if isinstance(error, httpx.ConnectError):
                 self._count_restart()
             _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)

@@ -1,0 +1,30 @@
+"""Ends a server as soon as the process that wanted it is gone, however that ended: `server_guard.py OWNER SERVER`.
+
+Both are open process descriptors (pidfd), which mean one process for ever, as its number does not. The guard is gone
+when the server is. It imports nothing but the standard library, for a quick start.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+from contextlib import suppress
+
+GRACE = 5.0
+"""Seconds for an orderly end before the server is killed."""
+
+
+def main(owner: int, server: int) -> None:
+    """Return when the server has ended, by itself or by this."""
+    ended, _, _ = select.select([owner, server], [], [])
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if server in ended:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(server, number)
+        ended, _, _ = select.select([server], [], [], GRACE)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

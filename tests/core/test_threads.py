@@ -1,0 +1,59 @@
+"""Work in a thread lets go when its caller is cancelled, after the instance it is at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from toy import Line, instance
+
+from agentr_core.stages.instances import check_separate
+from agentr_core.stages.threads import check_wanted, in_thread
+from agentr_core.types import Instance
+
+
+class Slow(Line):
+    """Takes its time for a reset, and says when it is at one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = threading.Event()
+
+    def reset(self, instance: Instance) -> str:
+        assert not self.closed
+        self.busy.set()
+        time.sleep(0.05)
+        return super().reset(instance)
+
+
+async def test_a_cancelled_stage_ends_at_its_next_instance_and_not_before() -> None:
+    env = Slow()
+
+    async def stage() -> None:
+        try:
+            await in_thread(check_separate, env, (), (instance(0),) * 1000)
+        finally:
+            env.close()
+
+    running = asyncio.create_task(stage())
+    await asyncio.to_thread(env.busy.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    resets = env.resets
+    assert 1 <= resets < 1000
+    await asyncio.sleep(0.1)
+    assert env.resets == resets
+
+
+async def test_results_and_faults_come_back() -> None:
+    def divide(one: int, *, by: int) -> float:
+        check_wanted()
+        return one / by
+
+    assert await in_thread(divide, 6, by=3) == 2
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(divide, 6, by=0)
+    check_wanted()

@@ -1,0 +1,56 @@
+"""Prefect's own server lives as long as the process that started it, however that ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from subprocess import Popen
+
+import psutil
+import pytest
+from wheel import PATIENCE, launched
+
+pytestmark = pytest.mark.slow
+SERVED = """
+import sys, time
+from flows import server
+server.reach()
+print("reached", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@contextmanager
+def served(seconds: float, env: Mapping[str, str]) -> Iterator[Popen[str]]:
+    """A process that has reached its server, and ends so many seconds later."""
+    path = os.pathsep.join(filter(None, sys.path))
+    with launched([sys.executable, "-c", SERVED, str(seconds)], env={**env, "PYTHONPATH": path}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reached\n"
+        yield process
+
+
+def family(process: Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(process_env: dict[str, str]) -> None:
+    with served(PATIENCE, process_env) as process:
+        left = family(process)
+        assert any("prefect.server.api.server:create_app" in one.cmdline() for one in left)
+        process.kill()
+
+        process.communicate(timeout=PATIENCE / 10)
+        _, left = psutil.wait_procs(left, timeout=PATIENCE / 10)
+        assert not left
+
+
+def test_a_process_that_ends_in_order_leaves_nobody_behind(process_env: dict[str, str]) -> None:
+    with served(1.0, process_env) as process:
+        left = family(process)
+
+        process.communicate(timeout=PATIENCE / 10)
+        assert process.returncode == 0
+        assert not [one for one in left if one.is_running()]
