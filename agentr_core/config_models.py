@@ -125,7 +125,9 @@ class ModelsConfig:
     judge: ModelConfig | None = None
     """Says which step of a bad path is the first error."""
     editor: ModelConfig | None = None
+    """Rewrites parts of trajectories. No stage of the present methods asks it."""
     summariser: ModelConfig | None = None
+    """Shortens what a search tool found. No stage of the present methods asks it either."""
 
 
 def model_faults(section: str, model: ModelConfig) -> list[str]:

@@ -98,6 +98,13 @@ def test_commands_that_only_look_are_run(command, monkeypatch):
     assert done.output.strip()
 
 
+def test_what_a_plan_tells_is_what_it_tells(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (shown,) = (text for language, text in BLOCKS if language == "text")
+    (command,) = (command for command in COMMANDS if "textcraft-qwen3-4b" in command)
+    assert shown in CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False).output
+
+
 @pytest.mark.parametrize("command", named("prefect deployment run "))
 def test_served_deployments_have_the_names_that_are_run(command, monkeypatch):
     monkeypatch.chdir(ROOT)
