@@ -59,8 +59,7 @@ def _guard_what_is_started() -> None:
     class Guarded(SubprocessASGIServer):
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             process = super()._run_uvicorn_command()
-            if sys.platform == "linux":
-                guards.append(_guard(process))
+            guards.extend(_guard(process))
             return process
 
     # Registered before Prefect's own, so run after it, when the server is gone.
@@ -70,10 +69,15 @@ def _guard_what_is_started() -> None:
     Guarded()
 
 
-def _guard(server: subprocess.Popen[Any]) -> subprocess.Popen[bytes]:
-    descriptors = os.pidfd_open(os.getpid()), os.pidfd_open(server.pid)
+def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
+    """Return the guard of a server; none where the system has no process descriptors, or a sandbox forbids them."""
+    if sys.platform != "linux":
+        return []
+    descriptors: list[int] = []
     try:
-        return subprocess.Popen(
+        for number in (os.getpid(), server.pid):
+            descriptors.append(os.pidfd_open(number))
+        guard = subprocess.Popen(
             [sys.executable, "-I", "-S", server_guard.__file__, *map(str, descriptors)],
             pass_fds=descriptors,
             # Nothing of ours is held by what outlives us, and what ends us at a terminal does not end it.
@@ -82,6 +86,10 @@ def _guard(server: subprocess.Popen[Any]) -> subprocess.Popen[bytes]:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        return [guard]
+    except OSError:
+        # A killed run then leaves its server behind, as Prefect by itself does.
+        return []
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

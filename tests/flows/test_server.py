@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,8 @@ from subprocess import Popen
 import psutil
 import pytest
 from wheel import PATIENCE, launched
+
+from flows import server
 
 pytestmark = pytest.mark.slow
 SERVED = """
@@ -36,6 +39,24 @@ def family(process: Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def test_a_run_does_without_a_guard_where_there_are_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with Popen([sys.executable, "-c", ""]) as process:
+        assert not server._guard(process)
+
+
+def has_descriptors() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_descriptors(), reason="the system has no process descriptors")
 def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(process_env: dict[str, str]) -> None:
     with served(PATIENCE, process_env) as process:
         left = family(process)
