@@ -21,7 +21,10 @@ from flows.cli import cli
 from tasks.plan import describe
 
 # PEFT asks for an attribute that Transformers has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deployments" / "recipes"
 LORA = TrainingConfig(lora_r=16, lora_alpha=32)

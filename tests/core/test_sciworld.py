@@ -29,6 +29,8 @@ from agentr_core.store import Store
 from agentr_core.store.codec import load_trajectories, trajectory_rows
 from agentr_core.types import Instance, Sampling
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0
 

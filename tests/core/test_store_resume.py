@@ -27,6 +27,8 @@ from agentr_core.store.codec import (
 )
 from agentr_core.types import Node, Tree
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(agentr_core.__file__).parents[1]
 CONFIG = SearchConfig(dives=8, width=3, depth=6)
 SEED = 11

@@ -45,6 +45,8 @@ from agentr_core.types import (
     Verdict,
 )
 
+pytestmark = pytest.mark.slow
+
 # Every example stores under an id of its own, so that all share one database.
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
