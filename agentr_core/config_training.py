@@ -120,12 +120,18 @@ class BaseConfig:
     """Part of the samples that are judge examples."""
     mistake_share: Unit = 0.0
     """Part of the expert episodes in which the expert misreads a command for some replies, which are not trained."""
+    shaped_share: Unit = 0.0
+    """Part of the samples that come from invented worlds in the shape of the official goals."""
+    depths: tuple[Annotated[float, Field(ge=0)], ...] = (0.25, 0.25, 0.25, 0.25)
+    """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
     procedural_share: Unit = 0.5
-    """Part of the samples that come from procedural worlds; the others come from the training instances."""
+    """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
     rename_share: Unit = 0.65
     """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
     drills: Natural = 0
     """Samples at the beginning that only ask for listed commands, one by one."""
+    drill_questions: Count = 100
+    """The most commands that one of them asks for."""
     output: str = ""
     """Where the finished model directory goes."""
     num_threads: Natural = 0

@@ -4,14 +4,14 @@ In some of the episodes the expert goes wrong for a while and then right again; 
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
 of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
-Sources are procedural worlds and the training instances; no test instance is ever touched.
+Sources are invented worlds and the training instances; no test instance is ever touched.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentr_core.base_model.mistakes import corrupt, misread
@@ -22,11 +22,14 @@ from agentr_core.environments.crafting_game import CraftingGame
 from agentr_core.environments.crafting_oracle import Standing, judge
 from agentr_core.environments.crafting_recipes import RecipeBook, build_book
 from agentr_core.environments.crafting_renaming import free_names, rename
+from agentr_core.environments.shaped import MAX_DEPTH
 from agentr_core.environments.textcraft import TextCraft
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 MAX_STEPS = 40
+FIRST_INDEX = 10**6
+"""Of the invented worlds that are learned from; those before stay free for tests and for searching."""
 MISREAD_SHARE = 0.5
 """Of the errors in judged episodes; the others are actions out of place."""
 REFUSED = "that came to nothing."
@@ -50,9 +53,12 @@ class Curriculum:
         seed: another seed is another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
         mistake_share: part of the expert episodes in which the expert goes wrong for a while, in [0, 1].
-        procedural_share: part of the samples that come from procedural worlds, in [0, 1].
+        shaped_share: part of the samples that come from worlds in the shape of the official goals, in [0, 1].
+        depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
+        procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
         drills: so many samples at the beginning only look up listed commands.
+        drill_questions: the most commands that a drill looks up.
     """
 
     def __init__(
@@ -61,12 +67,18 @@ class Curriculum:
         seed: int,
         judge_share: float,
         mistake_share: float,
+        shaped_share: float,
+        depths: Sequence[float],
         procedural_share: float,
         rename_share: float,
         drills: int,
+        drill_questions: int,
     ) -> None:
         self._seed = seed
         self._drills = drills
+        self._drill_questions = drill_questions
+        self._shaped_share = shaped_share
+        self._depths = tuple(depths)
         self._judge_share = judge_share
         self._mistake_share = mistake_share
         self._procedural_share = procedural_share
@@ -90,23 +102,29 @@ class Curriculum:
     def sample(self, index: int) -> Sample | None:
         """Return sample number `index`, or None where the drawn instance has no solution within `MAX_STEPS`."""
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
-        if rng.random() < self._procedural_share:
-            # Beyond the first million: the first worlds stay free for tests and for searching.
-            instance = Instance(environment="textcraft", split="procedural", index=rng.randrange(10**6, 10**9))
-        else:
-            instance = rng.choice(self._train)
-        # The commands of a drill may make test goals: those are never asked for under their names.
-        renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
+        instance = self._draw(rng)
         task = self._env.task(instance)
-        task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
+        if instance.split != "shaped":
+            # The commands of a drill may make test goals: those are never asked for under their names.
+            renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
+            task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
         if index < self._drills:
-            return drill_sample(task, instance, rng)
+            return drill_sample(task, instance, rng, self._drill_questions)
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
         if rng.random() < self._judge_share:
             return judge_sample(task, world, instance, rng)
         if rng.random() < self._mistake_share:
             return mistake_sample(task, world, instance, rng)
         return expert_sample(task, instance)
+
+    def _draw(self, rng: random.Random) -> Instance:
+        if self._shaped_share and rng.random() < self._shaped_share:
+            depth = rng.choices(range(1, len(self._depths) + 1), self._depths)[0]
+            index = rng.randrange(FIRST_INDEX, 10**9) // MAX_DEPTH * MAX_DEPTH + depth - 1
+            return Instance(environment="textcraft", split="shaped", index=index)
+        if rng.random() < self._procedural_share:
+            return Instance(environment="textcraft", split="procedural", index=rng.randrange(FIRST_INDEX, 10**9))
+        return rng.choice(self._train)
 
 
 def shuffled(task: CraftingTask, rng: random.Random) -> CraftingTask:
@@ -166,13 +184,14 @@ def opening(first_observation: str) -> list[Message]:
     ]
 
 
-def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random) -> Sample:
+def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random, questions: int) -> Sample:
     """Return questions for the listed commands, each answered by what the command takes: reading, and nothing else.
 
-    Every item that can be made is asked for twice; one made by several commands is answered by the one listed first.
+    Every item that can be made is asked for twice, up to the given number of questions; one made by several commands
+    is answered by the one listed first.
     """
     listed = {recipe.output: recipe for recipe in reversed(task.commands)}
-    asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))]
+    asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
     messages = opening(text.first_observation(replace(task, goal=asked[0])))
     for item, following in itertools.zip_longest(asked, asked[1:]):
         messages.append(Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True))

@@ -27,6 +27,7 @@ from agentr_core.environments.crafting_recipes import (
 from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
+from agentr_core.environments.shaped import ShapedWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Transition, Verdict
@@ -36,15 +37,19 @@ _FOREIGN = re.compile(r"[^a-z0-9, ]")
 
 MAX_DISTRACTORS = 10
 RENAMINGS = 1_000_000
-"""How often each training instance comes under other names."""
+"""How often each official instance comes under other names."""
+RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
+"""The splits of official instances under other names, and the splits that these come from."""
 
 
 class TextCraft:
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
     Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals in neither, and
-    `procedural` has any number of invented worlds that share no item with the official ones. `renamed` has the training
-    instances again and again with other names for their items, so that what is learned on them is not who needs what.
+    `procedural` has any number of invented worlds that share no item with the official ones, `shaped` invented worlds
+    in the shape of the official goals. `renamed`, `renamed-test` and `renamed-rest` have the instances of the first
+    three again and again with other names for their items, so that what is learned or measured on them is not who
+    needs what.
 
     Args:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
@@ -64,7 +69,10 @@ class TextCraft:
             raise ConfigError(f"environment.options.expert must be optimal or lazy, not {expert!r}")
         self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
         self._split = _shipped_split()
-        self._procedural = ProceduralWorlds()
+        self._invented: dict[str, ProceduralWorlds | ShapedWorlds] = {
+            "procedural": ProceduralWorlds(),
+            "shaped": ShapedWorlds(self.book),
+        }
         self._expert = expert
         self._world: RecipeBook = self.book
         self._goal = ""
@@ -72,14 +80,14 @@ class TextCraft:
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return ("train", "test", "rest", "procedural", "renamed")
+        return ("train", "test", "rest", *self._invented, *RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
-        if split == "procedural":
-            indices: Sequence[int] = range(self._procedural.count)
-        elif split == "renamed":
-            indices = range(RENAMINGS * len(self._published("train")))
+        if split in self._invented:
+            indices: Sequence[int] = range(self._invented[split].count)
+        elif split in RENAMED:
+            indices = range(RENAMINGS * len(self._published(RENAMED[split])))
         elif split in self._split:
             indices = self._published(split)
         else:
@@ -125,10 +133,10 @@ class TextCraft:
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
-        if instance.split == "procedural":
-            world, goal = self._procedural.world(instance.index)
+        if instance.split in self._invented:
+            world, goal = self._invented[instance.split].world(instance.index)
             return world.depth(goal)
-        return self.book.goals[self._origin(instance).index][1]
+        return self.book.goals[self.origin(instance).index][1]
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
@@ -159,27 +167,30 @@ class TextCraft:
     def _published(self, split: str) -> list[int]:
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
-    def _origin(self, instance: Instance) -> Instance:
-        """Return the training instance that a renamed one was made of, and every other instance as it is."""
-        if instance.split != "renamed":
+    def origin(self, instance: Instance) -> Instance:
+        """Return the official instance that a renamed one was made of, and every other instance as it is."""
+        if instance.split not in RENAMED:
             return instance
-        train = self._published("train")
-        return Instance(environment=self.name, split="train", index=train[instance.index % len(train)])
+        split = RENAMED[instance.split]
+        official = self._published(split)
+        return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
 
     def _open(self, instance: Instance) -> tuple[CraftingTask, RecipeBook]:
         """Return what an instance lists and the rules of its world."""
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        origin = self._origin(instance)
-        if instance.split == "procedural":
-            world, goal = self._procedural.world(instance.index)
+        origin = self.origin(instance)
+        if instance.split in self._invented:
+            world, goal = self._invented[instance.split].world(instance.index)
         elif origin.index < len(self.book.goals):
             world, goal = self.book, self.book.goals[origin.index][0]
         else:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         task = CraftingTask(goal=goal, commands=listed_commands(world, goal, origin), item_to_tag=world.item_to_tag)
-        if instance.split == "renamed":
-            rng = random.Random(derive_seed("textcraft-renamed", instance.index))
+        if instance.split in RENAMED:
+            # The split of the training instances was there first: its texts stay as they were.
+            which = () if instance.split == "renamed" else (instance.split,)
+            rng = random.Random(derive_seed("textcraft-renamed", *which, instance.index))
             task = rename(task, free_names(self.book), rng)
             world = build_book(task.commands, item_to_tag=task.item_to_tag)
         return task, world
