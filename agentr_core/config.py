@@ -47,7 +47,8 @@ from agentr_core.config_training import (
     vllm_adapter_faults,
 )
 from agentr_core.errors import ConfigError
-from agentr_core.fingerprint import absent
+from agentr_core.fingerprint import absent, later
+from agentr_core.thresholds import AlphaRule
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -146,6 +147,8 @@ class PairsConfig:
 
     alpha: tuple[Unit, ...] = (0.5, 0.7, 1.0)
     """Least reward of a good path, by iteration; the last one counts for all later iterations."""
+    alpha_rule: AlphaRule = later("at_least")
+    """`more_than` (as published): the reward lies above alpha, or is the whole reward, which clears an alpha of 1."""
     beta: Unit = 0.2
     beta_rule: Literal["gap", "absolute"] = "gap"
     """`gap`: good reward - bad reward > beta. `absolute`: bad reward < beta < good reward."""
@@ -153,6 +156,10 @@ class PairsConfig:
     """The most pairs kept from one tree; 0 means no cap (as published)."""
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
+    order: Literal["turns", "shuffled"] = later("turns")
+    """Which pairs of a tree come first, and so stay under a cap. `turns`: bad paths take turns, each with the shortest
+    good path that it has not had. `shuffled` (as published): by falling reward of the good path, then of the bad one,
+    and shuffled by Python's `random` with seed 123, in every tree anew."""
 
 
 @record

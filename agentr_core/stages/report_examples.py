@@ -70,8 +70,7 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
 def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
     if number < _OPENING:
         return "opening"
-    if position < split:
-        return "shared"
-    if position < cut:
-        return "bad"
-    return "revision" if position == cut else "good"
+    if position >= cut:
+        return "revision" if position == cut else "good"
+    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the same.
+    return "shared" if position < split else "bad"

@@ -42,7 +42,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     tries: dict[str, dict[str, Trajectory]] = {}
     if place.recipe.splice.mode == "continued":
         tries = await continuations(place, iteration, pairs, critiques, seed=seed)
-    iteration_id = place.iteration_id(iteration)
+    iteration_id, alpha = place.iteration_id(iteration), place.recipe.alpha(iteration)
     revisions: list[Rows] = []
     rejections: list[Rejection] = []
 
@@ -64,7 +64,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
         return [
             _good_rows(good_sample(path, env, prune=place.recipe.splice.prune), path, iteration_id)
             for key, tree in trees.items()
-            for path in good_paths(leaf_paths(tree, key), place.recipe.alpha(iteration))
+            for path in good_paths(leaf_paths(tree, key), alpha, place.recipe.pairs.alpha_rule)
         ]
 
     with place.timed(STAGE, iteration) as clock:
@@ -93,14 +93,14 @@ def _revisions(
     seed: int,
 ) -> list[tuple[str | None, Sample]] | Rejection:
     """Return the revision samples of a pair, each with the id of the trajectory behind it if it has one of its own."""
-    config, alpha = place.recipe.splice, place.recipe.alpha(iteration)
+    config, alpha, rule = place.recipe.splice, place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     if critique is None and config.mode != "direct":
         detail = "judging its tree failed; table event has the error"
         return Rejection(stage=STAGE, subject=pair_key(pair), reason="not-judged", detail=detail)
     if config.mode == "continued":
-        samples = continued(pair, critique, tries, env, config, alpha=alpha, seed=seed)
+        samples = continued(pair, critique, tries, env, config, alpha=alpha, rule=rule, seed=seed)
         return samples if isinstance(samples, Rejection) else list(samples.items())
-    made = splice(pair, critique, env, config, alpha=alpha, seed=seed)
+    made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
 
 
