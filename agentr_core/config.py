@@ -27,6 +27,7 @@ from agentr_core.config_eto import (
 from agentr_core.config_evaluation import EvaluationConfig, RevisionTestConfig
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
 from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
+from agentr_core.config_instances import RANGE, InstancesConfig, instances_faults
 from agentr_core.config_models import (
     ModelConfig,
     ModelRole,
@@ -97,18 +98,6 @@ class EnvironmentConfig:
 
     name: str = "textcraft"
     options: dict[str, Any] = field(default_factory=dict)
-
-
-@record
-class InstancesConfig:
-    """Which instances are collected from and which are held out."""
-
-    train: str = "train"
-    train_limit: Natural = 200
-    """How many training instances an iteration collects from; 0 means all. Drawn anew each iteration from the seed."""
-    test: str = "test"
-    test_limit: Natural = 0
-    """How many test instances are evaluated; 0 means all."""
 
 
 @record
@@ -325,8 +314,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
-    if recipe.instances.train == recipe.instances.test:
-        faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
+    faults += instances_faults(recipe.instances)
     faults += splice_faults(recipe.splice)
     if recipe.evaluation.episodes > 1 and recipe.evaluation.temperature == 0:
         faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
@@ -393,7 +381,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {override!r} must look like section.field=value")
     try:
-        value = yaml.safe_load(text)
+        # A range ends with a bracket that YAML does not know.
+        value = text if RANGE.fullmatch(text.strip()) else yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {override!r}: the value is not YAML") from None
     *parents, last = key.split(".")
