@@ -172,6 +172,10 @@ class DataConfig:
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
+    windowed: Literal["stretches", "reject"] = later("stretches")
+    """What becomes of a path that was read through a window (`context: window`): a sample for each stretch between two
+    drops, whose prompt is what was read; or nothing, with the reason `windowed`. Sides of preference pairs have one
+    prompt, and are always rejected."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 
@@ -191,6 +195,10 @@ class Recipe:
     """The actor: the model that is improved."""
     models: ModelsConfig = ModelsConfig()
     instances: InstancesConfig = InstancesConfig()
+    context: Literal["stop", "window"] = later("stop")
+    """What becomes of an episode or a path whose history outgrows the model's context: it ends there; or its oldest
+    exchanges are left out of what is read (as published), of which instruction, first observation and first reply stay.
+    """
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
     pairs: PairsConfig = PairsConfig()
@@ -360,7 +368,7 @@ def _foreign_sections(recipe: Recipe) -> list[str]:
             for name in ("use", "good_per_tree")
             if getattr(recipe.data, name) != getattr(plain.data, name)
         ]
-    if recipe.method != "compare" and recipe.data.use in ("successes", "preferences"):
+    if recipe.method != "compare" and recipe.data.use in ("successes", "rft", "preferences"):
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
     if recipe.method == "compare" and recipe.data.replay:
         faults.append("data.replay: a comparison has no earlier iterations; leave it out")

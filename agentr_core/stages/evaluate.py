@@ -12,6 +12,7 @@ from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.episode_shard import EpisodeShard
 from agentr_core.stages.instances import test_instances
+from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
@@ -138,7 +139,8 @@ async def _play(
             async with Writer(place.store) as writer:
                 clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
             clock.add({"store": writer.seconds})
-    played = load_episodes(place.store, key)
-    place.store.write(merge([head(True), *(_best_of(key, played) if name == TEST else [])]))
-    successes = [episode.trajectory.success for episode in played]
+    place.store.write(lost_rows(key, plans, load_episodes(place.store, key), iteration_id=iteration_id))
+    counted = counted_episodes(place, key)
+    place.store.write(merge([head(True), *(_best_of(key, counted) if name == TEST else [])]))
+    successes = [episode.trajectory.success for episode in counted]
     return asdict(success_rate(successes)) if successes else {"n": 0}

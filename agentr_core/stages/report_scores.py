@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from agentr_core.evaluation import metrics
 from agentr_core.reports.records import DepthScore, Estimate, IterationScore
 from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
+from agentr_core.stages.lost_episodes import counted_episodes, lost_episodes
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import load_episodes
 from agentr_core.store.codec.trajectories import Episode
 
 Z = 1.959964
@@ -20,11 +21,13 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
     try:
         found = []
         for number in range(iteration + 1):
-            episodes = load_episodes(place.store, evaluation_id(place, number, TEST))
+            key, revised = (evaluation_id(place, number, name) for name in (TEST, REVISION))
+            episodes = counted_episodes(place, key)
             if episodes:
                 depths = [env.depth(episode.instance) for episode in episodes]
-                revision = load_episodes(place.store, evaluation_id(place, number, REVISION))
-                found.append(_score(number, episodes, depths, revision))
+                score = _score(number, episodes, depths, counted_episodes(place, revised))
+                lost = sum(len(lost_episodes(place, one)) for one in (key, revised))
+                found.append(replace(score, lost=lost, lost_as=place.recipe.errors.count_as))
         return tuple(found)
     finally:
         env.close()
@@ -38,7 +41,7 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
     now, before = (
         {
             (e.instance.key, e.repeat): e.trajectory.success
-            for e in load_episodes(place.store, evaluation_id(place, i, TEST))
+            for e in counted_episodes(place, evaluation_id(place, i, TEST))
         }
         for i in (iteration, other)
     )
@@ -52,7 +55,9 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
 
 def _score(number: int, episodes: list[Episode], depths: list[int | None], revision: list[Episode]) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
-    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in trajectories])
+    # What failed for good did nothing that could repeat itself.
+    known = [episode.trajectory for episode in episodes if episode.trajectory_id]
+    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in known])
     steps = metrics.mean_steps_to_success(trajectories)
     return IterationScore(
         iteration=number,
@@ -64,8 +69,8 @@ def _score(number: int, episodes: list[Episode], depths: list[int | None], revis
             for depth, estimate in sorted(metrics.success_by_depth(trajectories, depths).items())
         ),
         revision=_estimate(metrics.success_rate([e.trajectory.success for e in revision])) if revision else None,
-        loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)),
-        looping=repeated.stuck_share,
+        loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)) if known else (),
+        looping=repeated.stuck_share if known else None,
     )
 
 

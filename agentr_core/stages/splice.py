@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from agentr_core.conversation import Fits
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.pairing import good_paths
 from agentr_core.protocols import Environment
+from agentr_core.rendering import load_renderer
 from agentr_core.samples import sample_id
 from agentr_core.search.paths import leaf_paths
 from agentr_core.splicing import continued, good_sample, pair_key, splice
@@ -19,6 +22,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
+from agentr_core.stretches import drops, split
 from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory
 
 T = TypeVar("T")
@@ -43,6 +47,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     if place.recipe.splice.mode == "continued":
         tries = await continuations(place, iteration, pairs, critiques, seed=seed)
     iteration_id, alpha = place.iteration_id(iteration), place.recipe.alpha(iteration)
+    fits = _fits(place, iteration)
     revisions: list[Rows] = []
     rejections: list[Rejection] = []
 
@@ -55,16 +60,28 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
             if isinstance(made, Rejection):
                 rejections.append(made)
                 continue
-            revisions.extend(
-                sample_rows(
-                    sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
+            for trajectory_id, whole in made:
+                read = _as_read(place, whole, fits, pair_key(pair))
+                if isinstance(read, Rejection):
+                    rejections.append(read)
+                    continue
+                revisions.extend(
+                    sample_rows(
+                        sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
+                    )
+                    for sample in read
                 )
-                for trajectory_id, sample in made
-            )
-        return [
-            _good_rows(good_sample(path, env, prune=place.recipe.splice.prune), path, iteration_id)
+        found = [
+            (path, _good_samples(place, env, path, fits))
             for key, tree in trees.items()
             for path in good_paths(leaf_paths(tree, key), alpha, place.recipe.pairs.alpha_rule)
+        ]
+        rejections.extend(read for _, read in found if isinstance(read, Rejection))
+        return [
+            _good_rows(sample, path, iteration_id)
+            for path, read in found
+            if not isinstance(read, Rejection)
+            for sample in read
         ]
 
     with place.timed(STAGE, iteration) as clock:
@@ -73,6 +90,35 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
         place.store.write(merge([*revisions, *good, rejected]))
         clock.add({})
     return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
+
+
+def _fits(place: Workplace, iteration: int) -> Fits | None:
+    """Return what tells whether a prompt leaves the policy room for a reply; None where a recipe has no window."""
+    recipe = place.recipe
+    if recipe.context == "stop":
+        return None
+    path = place.policy(iteration).path
+    renderer, context = load_renderer(path), context_length_of(path, recipe.model.context_length)
+    continued = recipe.splice.mode == "continued"
+    room = recipe.splice.continuation.max_new_tokens if continued else recipe.search.max_new_tokens
+    return lambda messages: len(renderer.render_prompt(messages)) + room <= context
+
+
+def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
+    """Return a splice as it would be read: nobody drew its turns one after the other, so they are measured."""
+    if fits is None:
+        return (sample,)
+    return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
+
+
+def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
+    """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they would be read."""
+    prune = place.recipe.splice.prune
+    sample, subject = good_sample(path, env, prune=prune), f"{path.tree_id}:{path.leaf}"
+    if prune:
+        return _as_read(place, sample, fits, subject)
+    dropped = [step.dropped for step in path.trajectory.steps]
+    return split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
 
 
 def _within(place: Workplace, make: Callable[[Environment], T]) -> T:
