@@ -18,7 +18,15 @@ from agentr_core.reports.document import (
     Transcripts,
 )
 from agentr_core.reports.preference_section import preferences
-from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, JudgeRecord, LengthCount
+from agentr_core.reports.records import (
+    BASE,
+    ErrorRecord,
+    Estimate,
+    IterationReport,
+    JudgeRecord,
+    LengthCount,
+    SetScore,
+)
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
@@ -26,7 +34,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
     return (
         _headline(report),
         _scores(report),
-        _depths(report),
+        *(_sets(report) if any(score.sets for score in report.scores) else [_depths(report)]),
         _revision(report),
         _loops(report),
         _funnel(report),
@@ -83,6 +91,31 @@ def _depths(report: IterationReport) -> Section:
         return _missing("depth", title, "the environment names no difficulty classes, or no model has been evaluated")
     note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
     return Section("depth", title, (score_tables.by_depth(report.scores),), note)
+
+
+def _sets(report: IterationReport) -> Iterator[Section]:
+    names = score_tables.set_names(report.scores)
+    note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
+    yield Section("sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration),), note)
+    once = [name for name in names if not any(score.pass_at for score in _played(report, name))]
+    deep = tuple(
+        score_tables.set_by_depth(report.scores, name, report.iteration)
+        for name in once
+        if any(score.by_depth for score in _played(report, name))
+    )
+    if deep:
+        note = "Percent of episodes solved in each difficulty class, with 95% intervals: one table for each set."
+        yield Section("depth", "Success by depth", deep, note)
+    if len(once) < len(names):
+        note = (
+            "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
+            "above pass@1 is what a method that learns from its own samples can gain."
+        )
+        yield Section("headroom", "Headroom: what sampling reaches", (score_tables.pass_at(report.scores),), note)
+
+
+def _played(report: IterationReport, name: str) -> list[SetScore]:
+    return [found for score in report.scores if (found := score.of_set(name))]
 
 
 def _revision(report: IterationReport) -> Section:

@@ -15,6 +15,7 @@ import pytest
 from door import Door
 
 from agentr_core.config import parse
+from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
@@ -23,7 +24,7 @@ from agentr_core.reports.records import Tally
 from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.evaluate import REVISION, TEST, evaluate, evaluation_id
+from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
 from agentr_core.stages.splice import splice_pairs
