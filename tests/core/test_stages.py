@@ -27,6 +27,7 @@ from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
+from agentr_core.stages.report_scores import scores
 from agentr_core.stages.splice import splice_pairs
 from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
@@ -437,3 +438,67 @@ async def test_a_run_is_known_again_by_its_stored_recipe(site: Callable[..., Sit
     assert run_id_of(stored) == one.place.run_id
     assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.place.run_id
     assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.place.run_id
+
+
+class Terrace(House):
+    """Houses in rows: the doors of split `row` are those of `test` again, three times over."""
+
+    def splits(self) -> tuple[str, ...]:
+        return (*super().splits(), "row")
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        if split != "row":
+            return super().instances(split)
+        return [Instance(environment="door", split="row", index=index) for index in range(18)]
+
+    def origin(self, instance: Instance) -> Instance:
+        split = "test" if instance.split == "row" else instance.split
+        return Instance(environment="door", split=split, index=instance.index % 6)
+
+
+async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Callable[..., Site]) -> None:
+    one = site(
+        "evaluation.sets.row={split: row, limit: 12, spread: false}",
+        "evaluation.sets.tried={split: test, episodes: 4, temperature: 1, models: base}",
+    )
+    place = replace(one.place, make_environment=Terrace)
+    await prepare(place)
+    base = await evaluate(place, 0)
+    assert {name: score["n"] for name, score in base.items()} == {
+        "test": 6, "row": 12, "tried": 24, "revision_test": base["revision_test"]["n"]
+    }  # fmt: skip
+    made = iteration_rows(place.iteration_id(1), run_id=place.run_id, iteration=1, checkpoint_out=place.trained(0).id)
+    place.store.write(made)
+    assert list(await evaluate(place, 1)) == ["test", "row", "revision_test"]
+    asked = one.asked.act
+    await evaluate(place, 1)
+    assert one.asked.act == asked
+
+    first, second = scores(place, 1)
+    assert [part.name for part in first.sets] == ["test", "row", "tried"]
+    assert [part.name for part in second.sets] == ["test", "row"]
+    row = second.of_set("row")
+    assert row is not None
+    assert row.versus_base is not None
+    assert first.sets[0].versus_base is None
+    assert row.versus_base.value == pytest.approx(row.success.value - first.sets[1].success.value)
+    assert (row.instances, row.versus_base.n) == (12, 12)
+    assert {part.depth for part in row.by_depth} == {1, 2}
+    origins = place.all("select distinct origin_id from instance where split = 'row' and instance_index in (0, 6)")
+    assert origins == [("door/test/0",)]
+
+    tried = first.of_set("tried")
+    assert tried is not None
+    assert [at.k for at in tried.pass_at] == [1, 2, 4]
+    assert tried.pass_at[0].success.value == pytest.approx(tried.success.value)
+    stored = dict(place.all("select name, value from metric where name like 'pass@%'"))
+    assert stored == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tried.pass_at}
+    assert sorted(stored.values()) == [stored[f"pass@{k}"] for k in (1, 2, 4)]
+
+
+async def test_an_instance_is_not_trained_on_and_held_out_under_another_name(site: Callable[..., Site]) -> None:
+    one = site("instances.train=row", "instances.test=test")
+    place = replace(one.place, make_environment=Terrace)
+    await prepare(place)
+    with pytest.raises(DataFault, match="training instance door/row/0 is held-out instance door/test/0, or a variant"):
+        await collect(place, 1)
