@@ -25,6 +25,9 @@ class RevisionTestConfig:
     limit: Natural = 0
     """The most cuts that are played, spread evenly over all; 0 means all."""
     max_steps: Count = 50
+    states: str = later("")
+    """The id of a run of the same workspace whose states are taken in place of own ones, to test another model on the
+    failures of that run's first model."""
 
 
 @record

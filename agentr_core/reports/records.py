@@ -102,6 +102,8 @@ class IterationScore:
     by_depth: tuple[DepthScore, ...] = ()
     revision: Estimate | None = None
     """Success when continuing from failed prefixes of the base model (Agent-R, table 3)."""
+    revision_reward: Estimate | None = None
+    """Mean final reward of the same episodes."""
     loops: tuple[float, ...] = ()
     """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right before."""
     looping: float | None = None

@@ -175,6 +175,8 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
         Column("Recovered %"),
         Column("95% interval"),
         Column("", "whisker"),
+        Column(f"Reward {wording.TIMES}100"),
+        Column("95% interval"),
         Column("Prefixes"),
     )
     rows = (
@@ -184,6 +186,8 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
                 wording.percent(score.revision.value),
                 wording.interval(score.revision),
                 _whisker(score.revision),
+                wording.percent(score.revision_reward.value if score.revision_reward else None),
+                wording.interval(score.revision_reward),
                 wording.count(score.revision.n),
             ),
             _tone(score, current),

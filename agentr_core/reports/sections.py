@@ -123,8 +123,8 @@ def _revision(report: IterationReport) -> Section:
     if not any(score.revision for score in report.scores):
         return _missing("revision", title, "the recipe has it switched off, or the base model failed on no instance")
     note = (
-        "Failed episodes of the base model are cut at a fixed random step and replayed; the model goes on from there. "
-        "Every model gets the same prefixes, and nothing tells it that they fail."
+        "Failed episodes of the base model are cut at a random step and replayed; the model goes on from there. The "
+        "prefixes are chosen once, are the same for every model, and nothing tells it that they fail."
     )
     return Section("revision", title, (score_tables.revision(report.scores, report.iteration),), note)
 

@@ -149,7 +149,7 @@ class EpisodeShards:
             def counted(name: str) -> Progress:
                 def progress(number: int, total: int, note: str) -> None:
                     done[name] = number
-                    equipment.progress(sum(done.values()), self.total, note)
+                    equipment.progress(sum(done.values()), self.total, f"held-out episodes, {speed(batcher)}")
 
                 return progress
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentr_core.config_evaluation import REVISION, TEST
-from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import (
     Estimate,
@@ -19,14 +18,14 @@ from agentr_core.evaluation.metrics import (
     powers_of_two,
     success_rate,
 )
-from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.episode_shard import EpisodeShard, EpisodeShards
 from agentr_core.stages.instances import held_out_instances, set_instances, stored_rows, test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
+from agentr_core.stages.revision_states import revision_states
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import evaluation_rows, load_episodes, metric_rows, rejection_rows
+from agentr_core.store.codec import evaluation_rows, load_episodes, metric_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Sampling
@@ -70,8 +69,8 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         return await _play(place, iteration, series)
     if iteration == 0:
         scores = await _play(place, iteration, series)
-        return scores | await _play(place, iteration, [_revision(place, iteration)])
-    return await _play(place, iteration, [*series, _revision(place, iteration)])
+        return scores | await _play(place, iteration, [_revision(place)])
+    return await _play(place, iteration, [*series, _revision(place)])
 
 
 def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
@@ -108,30 +107,16 @@ def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
     return series
 
 
-def _revision(place: Workplace, iteration: int) -> Series:
+def _revision(place: Workplace) -> Series:
     """Return the revision test: episodes that go on from failed prefixes of the base model."""
     config = place.recipe.evaluation
-    base = load_episodes(place.store, evaluation_id(place, 0, TEST))
-    if not base:
-        raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-    cuts, rejected = revision_plans(
-        [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=_cut_seed(place)
-    )
-    place.store.write(rejection_rows(rejected, iteration_id=place.iteration_id(iteration)))
-    limit = min(config.revision_test.limit or len(cuts), len(cuts))
     return Series(
         name=REVISION,
         split=place.recipe.instances.test,
-        plans=tuple(cuts[position * len(cuts) // limit] for position in range(limit)),
+        plans=revision_states(place, evaluation_id(place, 0, TEST)),
         temperature=config.temperature,
         max_steps=config.revision_test.max_steps,
     )
-
-
-def _cut_seed(place: Workplace) -> int:
-    """Return the seed of the cuts of the revision test: all arms of a comparison go on from the same ones."""
-    row = place.one("select (config->>'$.seed')::bigint from run where run_id = ?", place.recipe.compare.pool)
-    return place.recipe.seed if row is None else int(row[0])
 
 
 async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> dict[str, Any]:

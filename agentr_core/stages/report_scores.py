@@ -120,6 +120,7 @@ def _score(number: int, episodes: list[Episode], revision: list[Episode], sets: 
             for depth, estimate in metrics.success_by_depth(trajectories, [e.depth for e in episodes]).items()
         ),
         revision=_estimate(metrics.success_rate([e.trajectory.success for e in revision])) if revision else None,
+        revision_reward=_estimate(metrics.mean_reward([e.trajectory.reward for e in revision])) if revision else None,
         loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)),
         looping=repeated.stuck_share,
         sets=sets,

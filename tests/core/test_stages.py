@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -494,6 +495,46 @@ async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Cal
     stored = dict(place.all("select name, value from metric where name like 'pass@%'"))
     assert stored == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tried.pass_at}
     assert sorted(stored.values()) == [stored[f"pass@{k}"] for k in (1, 2, 4)]
+
+
+async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_to_another_model(
+    site: Callable[..., Site], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    lossy = site(broken=["door/test/1", "door/test/4"])
+    await prepare(lossy.place)
+    await evaluate(lossy.place, 0)
+    chosen = lossy.place.all("select trajectory_id, repeat, cut from revision_state order by position")
+    assert chosen
+    # What was lost is played now, but the states stay those of every model before.
+    whole = site().place
+    made = iteration_rows(whole.iteration_id(1), run_id=whole.run_id, iteration=1, checkpoint_out=whole.trained(0).id)
+    whole.store.write(made)
+    before = len(load_episodes(whole.store, evaluation_id(whole, 0, TEST)))
+    await evaluate(whole, 0)
+    await evaluate(whole, 1)
+    assert len(load_episodes(whole.store, evaluation_id(whole, 0, TEST))) > before
+    assert whole.all("select trajectory_id, repeat, cut from revision_state order by position") == chosen
+    states = [
+        [(e.instance.key, e.repeat, e.cut) for e in load_episodes(whole.store, evaluation_id(whole, i, REVISION))]
+        for i in (0, 1)
+    ]
+    assert states[0] == states[1]
+    assert len(states[0]) == len(chosen)
+
+    other_model = tmp_path / "other"
+    shutil.copytree(tiny_model_dir, other_model)
+    (other_model / "generation_config.json").write_text("{}")
+    other = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=9", model=str(other_model)).place
+    assert other.run_id != whole.run_id
+    await start(other)
+    await evaluate(other, 0)
+    taken = load_episodes(other.store, evaluation_id(other, 0, REVISION))
+    assert [(e.instance.key, e.repeat, e.cut) for e in taken] == states[0]
+    assert scores(other, 0)[0].revision_reward is not None
+    nobody = site("evaluation.revision_test.states=nobody", "seed=10").place
+    await start(nobody)
+    with pytest.raises(DataFault, match="run nobody has no states of a revision test"):
+        await evaluate(nobody, 0)
 
 
 async def test_an_instance_is_not_trained_on_and_held_out_under_another_name(site: Callable[..., Site]) -> None:
