@@ -66,8 +66,8 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
 def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
     """Return success of every model on every held-out set, with the paired difference to the base model."""
     columns = (
-        Column("Set", "text"),
         Column("Model", "text"),
+        Column("Set", "text"),
         Column("Success %"),
         Column("95% interval"),
         Column("", "whisker"),
@@ -78,8 +78,8 @@ def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
     rows = [
         Row(
             (
-                name,
                 wording.iteration(score.iteration),
+                name,
                 wording.percent(found.success.value),
                 wording.interval(found.success),
                 _whisker(found.success),
@@ -89,7 +89,7 @@ def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
             ),
             _tone(score, current),
         )
-        for name in set_names(all_scores)
+        for name in played_once(all_scores)
         for score in all_scores
         if (found := score.of_set(name))
     ]
@@ -120,7 +120,7 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
                 )
             )
         )
-    return Table(columns, tuple(rows), caption=name)
+    return Table(columns, tuple(rows))
 
 
 def pass_at(all_scores: Sequence[IterationScore]) -> Table:
@@ -159,6 +159,12 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
 def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     """Return the names of the held-out sets that some model played, in their order."""
     return tuple(dict.fromkeys(one.name for score in all_scores for one in score.sets))
+
+
+def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
+    """Return the names of the sets without pass@k: those of one episode an instance."""
+    sampled = {one.name for score in all_scores for one in score.sets if one.pass_at}
+    return tuple(name for name in set_names(all_scores) if name not in sampled)
 
 
 def gain(estimate: Estimate | None) -> Cell:

@@ -94,19 +94,21 @@ def _depths(report: IterationReport) -> Section:
 
 
 def _sets(report: IterationReport) -> Iterator[Section]:
-    names = score_tables.set_names(report.scores)
     note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
     yield Section("sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration),), note)
-    once = [name for name in names if not any(score.pass_at for score in _played(report, name))]
-    deep = tuple(
-        score_tables.set_by_depth(report.scores, name, report.iteration)
-        for name in once
+    deep = [
+        block
+        for name in score_tables.played_once(report.scores)
         if any(score.by_depth for score in _played(report, name))
-    )
+        for block in (
+            Paragraph(f"Set {name}"),
+            score_tables.set_by_depth(report.scores, name, report.iteration),
+        )
+    ]
     if deep:
-        note = "Percent of episodes solved in each difficulty class, with 95% intervals: one table for each set."
-        yield Section("depth", "Success by depth", deep, note)
-    if len(once) < len(names):
+        note = "Percent of episodes solved in each difficulty class, with 95% intervals."
+        yield Section("depth", "Success by depth", tuple(deep), note)
+    if score_tables.played_once(report.scores) != score_tables.set_names(report.scores):
         note = (
             "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
             "above pass@1 is what a method that learns from its own samples can gain."

@@ -8,7 +8,7 @@ from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore
-from agentr_core.reports.score_tables import gain, set_names
+from agentr_core.reports.score_tables import gain, played_once
 
 
 def summary_table(reports: Sequence[IterationReport]) -> str:
@@ -77,17 +77,16 @@ def _table(reports: Sequence[IterationReport]) -> Table:
 
 def _table_of_sets(scores: Sequence[IterationScore]) -> Table:
     columns = (
-        Column("Set", "text"),
         Column("Model", "text"),
+        Column("Set", "text"),
         Column("Success %"),
         Column("95% interval"),
         Column("Against base (95% interval)"),
         Column("Episodes"),
     )
-    names = [name for name in set_names(scores) if not any(_sampled(score, name) for score in scores)]
     rows = [
         _set_row(name, score, found.success, found.versus_base)
-        for name in names
+        for name in played_once(scores)
         for score in scores
         if (found := score.of_set(name))
     ]
@@ -101,16 +100,11 @@ def _table_of_sets(scores: Sequence[IterationScore]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _sampled(score: IterationScore, name: str) -> bool:
-    found = score.of_set(name)
-    return found is not None and bool(found.pass_at)
-
-
 def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: Estimate | None) -> Row:
     return Row(
         (
-            name,
             wording.iteration(score.iteration),
+            name,
             wording.percent(success.value),
             wording.interval(success),
             gain(versus_base),
