@@ -60,6 +60,7 @@ async def evaluate(
     sample: Sample,
     *,
     max_steps: int,
+    repeats: int = 0,
     sampling: Sampling,
     errors: ErrorsConfig,
     concurrency: int,
@@ -73,6 +74,7 @@ async def evaluate(
 
     Args:
         max_steps: the most replies of the model in an episode, the prefix not counted.
+        repeats: how often one reply may be given in one state, as in `rollout.episode`.
         fits: where it is given, a conversation that does not fit is read through a window.
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
@@ -94,6 +96,7 @@ async def evaluate(
                 env,
                 sample,
                 max_steps=max_steps,
+                repeats=repeats,
                 sampling=replace(sampling, temperature=0.0) if plan.greedy else sampling,
                 seed=plan.seed,
                 prefix=plan.prefix,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.stages.place import Workplace
@@ -48,9 +49,24 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
         REASON,
         f"{evaluation_id}:",
     )
+    if not subjects:
+        return []
     done = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
     keys = [subject.removeprefix(f"{evaluation_id}:") for (subject,) in subjects]
-    return [_failure(key) for key in keys if key not in done]
+    lost = [_failure(key) for key in keys if key not in done]
+    known = {
+        key: (depth, origin)
+        for key, depth, origin in place.all(
+            "select instance_id, depth, coalesce(origin_id, instance_id) from instance "
+            "where instance_id in (select unnest(?))",
+            [episode.instance.key for episode in lost],
+        )
+    }
+    return [
+        replace(episode, depth=depth, origin=origin)
+        for episode in lost
+        for depth, origin in [known[episode.instance.key]]
+    ]
 
 
 def _key(episode: Episode) -> str:
