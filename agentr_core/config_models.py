@@ -107,7 +107,7 @@ class ModelConfig:
     of trees want room for the path of each: a 4B model takes 144 KiB a token, so 1 GiB holds 7,000. 0 keeps none. It is
     no part of a run's identity."""
     context_length: Natural = 0
-    """0 means: what the model's own configuration, or its server, says."""
+    """0 means: what the model's own configuration, or its server, says. A server's context is never exceeded."""
     vllm: VllmConfig = VllmConfig()
     server: ServerConfig = ServerConfig()
     prices: PricesConfig = PricesConfig()

@@ -20,6 +20,7 @@
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
     │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, empty, or has too few replies
+    │   ├── RequestTooLong            a server's refusal of a conversation and a reply of a given length together
     │   └── PromptTooLong             a conversation that leaves no room for a reply
     ├── DataFault                     a broken rule of the data: split leakage, an empty or wrong loss mask
     ├── TrainingFault                 a trainer ended without a usable checkpoint
@@ -120,8 +121,12 @@ class MalformedReply(ModelFault, Transient):
     """A model server's answer is cut, is not what the protocol says, is empty, or has another number of replies."""
 
 
+class RequestTooLong(ModelFault):
+    """A server refuses a conversation and a reply of a given length together: a shorter reply may fit."""
+
+
 class PromptTooLong(ModelFault):
-    """A conversation leaves no room for a reply."""
+    """A conversation leaves no room for a reply, as its tokens were counted by the model or its server."""
 
 
 class DataFault(AgentrError):

@@ -16,7 +16,7 @@ from agentr_core.errors import (
     MalformedReply,
     ModelFault,
     ModelUnavailable,
-    PromptTooLong,
+    RequestTooLong,
 )
 from agentr_core.models.openai_wire import read_models
 
@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 
 _HEALING = (408, 409, 429)
 _NO_CREDIT = "insufficient_quota"
-_CONTEXT_CODE = "context_length_exceeded"
-_CONTEXT_WORDS = ("maximum context length", "context length exceeded", "exceeds the context", "context window")
+_TOO_LONG = (400, 413, 422)
+_CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
+_CONTEXT_WORDS = (
+    "maximum context length",
+    "context length exceeded",
+    "model's context length",
+    "exceeds the context",
+    "exceeds the available context",
+    "context window",
+    "prompt is too long",
+    "`max_new_tokens` must be <=",
+)
 _NO_LIST = (404, 405, 501)
 
 
@@ -80,7 +90,7 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
 
 
 def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
-    """Return the context length of a served model: the configured one, or for 0 what the server says. Blocks.
+    """Return the context length of a served model: what the server says, or less if so configured. Blocks.
 
     In any case the server is asked which models it has; one that has no such list is believed to have the model.
 
@@ -102,12 +112,12 @@ def context_length(where: Endpoint, server: ServerConfig, configured: int) -> in
         raise EndpointError(
             f"{where.url} has no model {server.model!r}; it has {', '.join(sorted(served)) or 'none'}: set server.model"
         )
-    length = configured or served[server.model]
-    if length is None:
+    lengths = [length for length in (configured, served[server.model]) if length]
+    if not lengths:
         raise ConfigError(
             f"{where.url} does not tell how long the context of {server.model} is; set context_length beside server"
         )
-    return length
+    return min(lengths)
 
 
 def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrError:
@@ -164,6 +174,8 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
             f"{where.url} knows no model {server.model!r}, or is no such server ({said}); correct server.model or the "
             "address, which usually ends with /v1"
         )
-    if error.code == _CONTEXT_CODE or (status == 400 and any(words in said.lower() for words in _CONTEXT_WORDS)):
-        return PromptTooLong(f"a prompt leaves no room for a reply at {where.url}: {said}")
+    # A closed list cannot be had: a refusal in other words is a fault, which costs its episode and ends no path.
+    told = {error.code, error.type} & set(_CONTEXT_CODES)
+    if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
+        return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
     return ModelFault(f"{where.url} refused the request ({status}): {said}")

@@ -49,6 +49,10 @@ class _Completion(BaseModel):
     usage: _Usage
 
 
+class _Measured(BaseModel):
+    usage: _Usage
+
+
 class _Served(BaseModel):
     id: str
     max_model_len: int | None = None
@@ -127,6 +131,14 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
         for choice, count in zip(choices, counts, strict=True)
     ]
+
+
+def read_prompt_tokens(payload: bytes) -> int:
+    """Return how many tokens the server counted in the prompt of a response. Raises `MalformedReply`."""
+    try:
+        return _Measured.model_validate_json(payload).usage.prompt_tokens
+    except ValidationError:
+        raise MalformedReply(f"the reply does not tell the tokens of its prompt: {_quote(payload)}") from None
 
 
 def read_models(payload: bytes) -> dict[str, int | None]:
