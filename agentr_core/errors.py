@@ -16,6 +16,7 @@
     │   ├── EnvironmentUnavailable (Transient)
     │   ├── EnvironmentRefusal        a server answered with an error: an id or instance it does not know, a crash
     │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
+    │   ├── IllTypedAnswer            what a world returned is of a wrong type, or out of its range
     │   └── ReplayDiverged            replaying recorded actions gave another observation
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
@@ -103,6 +104,10 @@ class EnvironmentRefusal(EnvironmentFault):
 
 class MalformedAnswer(EnvironmentFault, Transient):
     """An environment server's answer is not what its contract says."""
+
+
+class IllTypedAnswer(EnvironmentFault):
+    """What an environment returned is of a wrong type, or out of its range."""
 
 
 class ReplayDiverged(EnvironmentFault):

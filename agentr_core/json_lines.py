@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
+from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Role
 
 _ROLES: dict[str, Role] = {
@@ -17,6 +18,8 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "gpt": "assistant",
 }
+_INDEX_DIGITS = 18
+"""More would not fit the store's numbers."""
 _NAMES = (("role", "content"), ("from", "value"))
 
 
@@ -70,7 +73,7 @@ def instance_of(record: dict[str, Any], where: str, *, environment: str, split: 
     parts = str(named).split("/")
     if len(parts) == 1:
         parts = [environment, split, *parts]
-    if isinstance(named, bool) or len(parts) != 3 or not parts[2].isdecimal():
+    if isinstance(named, bool) or len(parts) != 3 or not _is_index(parts[2]):
         raise DataFileError(
             f"{where}: id is {named!r}; give the index of an instance of split {split}, or environment/split/index"
         )
@@ -89,6 +92,10 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
     return float(value)
 
 
+def _is_index(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _INDEX_DIGITS
+
+
 def _message(turn: Any, where: str) -> Message:
     if isinstance(turn, dict):
         for role_key, text_key in _NAMES:
@@ -96,5 +103,7 @@ def _message(turn: Any, where: str) -> Message:
                 role = turn[role_key]
                 if not isinstance(role, str) or role not in _ROLES:
                     raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(_ROLES)}")
+                if (place := lone_surrogate(turn[text_key])) is not None:
+                    raise DataFileError(f"{where}: {text_key} has half a surrogate pair at {place}; correct the text")
                 return Message(role=_ROLES[role], text=turn[text_key], train=_ROLES[role] == "assistant")
     raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from agentr_core import answers
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
@@ -65,12 +66,11 @@ def play(
         chosen = next((i for i in instances if index is None or i.index == index), None)
         if chosen is None:
             raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
-        write(f"{env.instruction}\n\n{env.reset(chosen)}\n")
+        write(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n")
         while action := read().strip():
             # Some worlds mark an action in another way than with a label; there it is typed with its marks.
-            observation, reward, terminated, truncated, info = env.step(
-                env.parse(f"Action: {action}") or env.parse(action)
-            )
+            found = answers.action_in(env, f"Action: {action}") or answers.action_in(env, action)
+            observation, reward, terminated, truncated, info = answers.step(env, found)
             write(observation)
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")

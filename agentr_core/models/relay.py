@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 
+from agentr_core.answers import checked_generations
 from agentr_core.config import ModelConfig
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.models.batching import Batcher, BatchStats
@@ -49,7 +50,8 @@ class Relay:
             self._busy_since = time.perf_counter()
         self._under_way.add(asking)
         try:
-            (generations,) = await asking
+            (given,) = await asking
+            generations = checked_generations(given, request, self.model.name)
         except Exception:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             raise

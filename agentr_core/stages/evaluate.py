@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import mean_reward, success_rate
@@ -46,7 +47,7 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     env = place.make_environment()
     try:
         instances = test_instances(place.recipe, env)
-        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in instances]})
+        place.store.write({"instance": [instance_row(i, answers.depth(env, i)) for i in instances]})
     finally:
         env.close()
     plans = episode_plans(

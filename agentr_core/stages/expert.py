@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.config import Recipe
 from agentr_core.conversation import opening, turns
-from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer
 from agentr_core.expert_file import Demonstration, read_demonstrations
 from agentr_core.fingerprint import fingerprint
 from agentr_core.protocols import Environment
@@ -76,7 +77,10 @@ def _make(
         for done, instance in enumerate(instances, start=1):
             check_wanted()
             place.progress(done, len(instances), "expert episodes")
-            found = expert(env, instance)
+            try:
+                found = expert(env, instance)
+            except IllTypedAnswer as error:
+                found = Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))
             if isinstance(found, Rejection):
                 rejections.append(found)
             else:
@@ -125,10 +129,10 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
     Raises `EnvironmentFault` when the expert fails its own replay.
     """
-    replies = env.expert(instance)
+    replies = answers.expert(env, instance)
     if replies is None:
         return None
-    trajectory = _played(env, instance, tuple(replies))
+    trajectory = _played(env, instance, replies)
     if trajectory.stop is not StopReason.SUCCESS:
         raise EnvironmentFault(
             f"the expert of {env.name} does not solve {instance.key}: after {len(trajectory.steps)} steps the "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
+from agentr_core import answers
 from agentr_core.config import Recipe
-from agentr_core.errors import DataFault
+from agentr_core.errors import DataFault, IllTypedAnswer
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
-from agentr_core.rollout import identity
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import instance_row
@@ -43,7 +44,7 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
     try:
         chosen, held_out = training_instances(place.recipe, env, iteration), test_instances(place.recipe, env)
         await in_thread(check_separate, env, chosen, held_out)
-        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in (*chosen, *held_out)]})
+        place.store.write({"instance": [instance_row(i, answers.depth(env, i)) for i in (*chosen, *held_out)]})
     finally:
         env.close()
     return chosen
@@ -52,15 +53,19 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
 def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
     """Raise `DataFault` if a training instance is a test instance, under whatever name.
 
-    Blocks as `reset` of the environment does.
+    An instance that begins with what is no text is compared to none: its episode will be refused. Blocks as `reset` of
+    the environment does.
     """
     held_out: dict[str, str] = {}
     for instance in test:
         check_wanted()
-        held_out[identity(env, instance)] = instance.key
+        with suppress(IllTypedAnswer):
+            held_out[answers.identity(env, instance)] = instance.key
     for instance in train:
         check_wanted()
-        twin = held_out.get(identity(env, instance))
+        twin = None
+        with suppress(IllTypedAnswer):
+            twin = held_out.get(answers.identity(env, instance))
         if twin is not None:
             raise DataFault(
                 f"training instance {instance.key} is test instance {twin}; change instances.train or instances.test"

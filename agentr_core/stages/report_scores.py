@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from agentr_core import answers
 from agentr_core.evaluation import metrics
 from agentr_core.reports.records import DepthScore, Estimate, IterationScore
 from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
@@ -22,7 +23,7 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
         for number in range(iteration + 1):
             episodes = load_episodes(place.store, evaluation_id(place, number, TEST))
             if episodes:
-                depths = [env.depth(episode.instance) for episode in episodes]
+                depths = [answers.depth(env, episode.instance) for episode in episodes]
                 revision = load_episodes(place.store, evaluation_id(place, number, REVISION))
                 found.append(_score(number, episodes, depths, revision))
         return tuple(found)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from agentr_core import answers
 from agentr_core.environments.agentgym.wire import Wire
 from agentr_core.errors import AgentrError, EnvironmentRefusal
 from agentr_core.protocols import Environment
@@ -91,7 +92,7 @@ class Seats:
         with seat.lock:
             if seat.latest is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = seat.env.step(self._wire.unwrap(body["action"]))
+            transition = answers.step(seat.env, self._wire.unwrap(body["action"]))
             seat.latest = self._wire.write_step(transition, before=seat.reward)
             seat.observation, seat.reward = transition.observation, transition.reward
             return seat.latest
@@ -131,7 +132,7 @@ class Seats:
         instance = self._numbers.get(number)
         if instance is None:
             raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
-        seat.observation, seat.reward = seat.env.reset(instance), 0.0
+        seat.observation, seat.reward = answers.reset(seat.env, instance), 0.0
         seat.latest = self._wire.write_first(env_id, seat.observation)
         return seat.latest
 
