@@ -21,6 +21,7 @@ from agentr_core.models.openai_endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai_wire import bodies, read_completion, read_prompt_tokens
 from agentr_core.rendering import Renderer, load_renderer
 from agentr_core.retrying import RetryPolicy, wait_before_retry
+from agentr_core.secret_values import filled
 from agentr_core.types import Generation, Message, Request, Sampling
 
 T = TypeVar("T")
@@ -56,7 +57,8 @@ class OpenAIModel:
         self.fingerprint = fingerprint("openai", where.url, server.model, server.send_seed, server.extra_body)
         self.context_length = context_length
         self._where = where
-        self._server = server
+        # The fingerprint has the names of the variables, not their values: a new key makes no other model.
+        self._server = replace(server, extra_body=filled(server.extra_body, where.variables))  # type: ignore[type-var]
         self._policy = RetryPolicy(retries=server.max_retries, seconds=server.retry_seconds)
         self._renderer = renderer
         self.estimates = renderer is None

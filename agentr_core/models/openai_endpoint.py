@@ -19,6 +19,7 @@ from agentr_core.errors import (
     RequestTooLong,
 )
 from agentr_core.models.openai_wire import read_models
+from agentr_core.secret_values import MASK, references
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -46,6 +47,8 @@ class Endpoint:
 
     url: str
     key: str = field(repr=False)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values of the environment variables that `server.extra_body` refers to."""
 
     def __post_init__(self) -> None:
         if wrong := url_fault(self.url):
@@ -66,8 +69,10 @@ class Endpoint:
         return {"base_url": self.url, "api_key": self.key or "none", "timeout": timeout, "max_retries": 0}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the key, should a server have repeated it."""
-        return text.replace(self.key, "***") if self.key else text
+        """Return a text without the key and the values of variables, should a server have repeated one."""
+        for secret in sorted(filter(None, (self.key, *self.variables.values())), key=len, reverse=True):
+            text = text.replace(secret, MASK)
+        return text
 
 
 def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
@@ -86,7 +91,13 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
             f"the environment variable {server.api_key_env} with the key for {address} is not set; export it, or "
             "set server.api_key_env to another variable, or to nothing if the server wants no key"
         )
-    return Endpoint(url=address, key=key)
+    wanted = references(server.extra_body)
+    if unset := [name for name in wanted if not environment.get(name)]:
+        raise EndpointError(
+            f"server.extra_body of model {server.model} refers to the environment variable {unset[0]}, which is not "
+            "set; export it"
+        )
+    return Endpoint(url=address, key=key, variables={name: environment[name] for name in wanted})
 
 
 def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:

@@ -12,6 +12,7 @@ from agentr_core.conversation import opening, turns
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer
 from agentr_core.expert_file import Demonstration, read_demonstrations
 from agentr_core.fingerprint import fingerprint
+from agentr_core.json_lines import World
 from agentr_core.protocols import Environment
 from agentr_core.rollout import EpisodeTimer, play
 from agentr_core.samples import sample_id
@@ -73,7 +74,7 @@ def _make(
     units: list[Rows] = []
     rejections: list[Rejection] = []
     try:
-        expert = expert_of(place.recipe)
+        expert = expert_of(place.recipe, env)
         for done, instance in enumerate(instances, start=1):
             check_wanted()
             place.progress(done, len(instances), "expert episodes")
@@ -99,14 +100,14 @@ def _make(
     return units, rejections
 
 
-def expert_of(recipe: Recipe) -> Expert:
+def expert_of(recipe: Recipe, env: Environment) -> Expert:
     """Return the expert of a recipe: the environment's, or the file's. Raises `DataFileError` for a malformed file."""
     config = recipe.eto.expert
     if not config.file:
         return _built_in
     known = read_demonstrations(
         Path(config.file),
-        environment=recipe.environment.name,
+        world=World(env.name, recipe.environment.name),
         split=recipe.instances.train,
         opening=config.opening,
     )
