@@ -24,6 +24,7 @@ from agentr_core.secret_values import MASK, references
 if TYPE_CHECKING:
     from openai import APIStatusError
 
+_SHORTEST_SECRET = 4
 _HEALING = (408, 409, 429)
 _NO_CREDIT = "insufficient_quota"
 _TOO_LONG = (400, 413, 422)
@@ -70,7 +71,9 @@ class Endpoint:
 
     def redacted(self, text: str) -> str:
         """Return a text without the key and the values of variables, should a server have repeated one."""
-        for secret in sorted(filter(None, (self.key, *self.variables.values())), key=len, reverse=True):
+        # Shorter values are no secrets, and would take letters out of words.
+        values = [value for value in self.variables.values() if len(value) >= _SHORTEST_SECRET]
+        for secret in sorted(filter(None, (self.key, *values)), key=len, reverse=True):
             text = text.replace(secret, MASK)
         return text
 

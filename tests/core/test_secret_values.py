@@ -43,7 +43,7 @@ def test_a_secret_that_is_written_out_is_refused_and_not_repeated(extra: dict[st
 @pytest.mark.parametrize(
     "extra",
     [
-        {"chat_template_kwargs": {"enable_thinking": False}}, {"max_tokens": 5, "min_tokens": 1, "stop_token_ids": [3]},
+        {"chat_template_kwargs": {"enable_thinking": False}}, {"min_tokens": 1, "stop_token_ids": [3]},
         {"user": "me"}, {"prompt_cache_key": "run-1"}, {"style": "skipping_long_words"}, {"eos_token": "<|end|>"},
         {"guided_regex": "hello there"}, {"repetition_penalty": 1.1}, {"api_key": "${SEARCH_KEY}"}, {"api_key": ""},
     ],

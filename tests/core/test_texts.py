@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 
 from agentr_core.reports import markdown, wording
+from agentr_core.store import Store
+from agentr_core.store.codec import iteration_rows, run_rows, sample_rows
 from agentr_core.texts import lone_surrogate, visible
+from agentr_core.types import Message, Sample, SampleKind
+from tasks.samples import preview_sample
+from tasks.wiring import STORE_FILE
 
 DRAWN = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 """Format characters of scripts that have a shape."""
@@ -49,6 +55,22 @@ def test_every_control_and_format_character_has_a_mark() -> None:
         and visible(chr(code)) == chr(code)
     ]
     assert missed == []
+
+
+def test_a_preview_commands_no_terminal(tmp_path: Path) -> None:
+    store = Store(tmp_path / STORE_FILE)
+    store.write(run_rows("r", recipe="n", method="agent-r", config={}, versions={}, workspace=str(tmp_path)))
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    messages = (
+        Message(role="user", text="Look.\x1b]0;owned\x07\u202eback"),
+        Message(role="assistant", text="a\u200bb\n\tc", train=True),
+    )
+    sample = Sample(kind=SampleKind.GENERAL, messages=messages, instance=None)
+    store.write(sample_rows("s1", sample, iteration_id="i"))
+    assert preview_sample(tmp_path, "s") == [
+        ("[user]\nLook.\\u001b]0;owned\\u0007\\u202eback\n", False),
+        ("[assistant, trained]\na\\u200bb\n\tc\n", True),
+    ]
 
 
 def test_halves_of_surrogate_pairs_are_found() -> None:
