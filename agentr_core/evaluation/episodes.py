@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentr_core import answers
 from agentr_core.config import ErrorsConfig
 from agentr_core.conversation import Fits
 from agentr_core.fingerprint import derive_seed
@@ -108,7 +109,7 @@ async def evaluate(
                 plan=plan,
                 trajectory=trajectory,
                 replies=tuple(replies),
-                depth=env.depth(plan.instance),
+                depth=answers.depth(env, plan.instance),
                 invalid_actions=_count_invalid(replies),
                 environment_seconds=timer.environment_seconds,
                 sampling_seconds=timer.sampling_seconds,

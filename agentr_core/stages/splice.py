@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agentr_core.conversation import Fits
+from agentr_core.errors import IllTypedAnswer
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.pairing import good_paths
@@ -56,7 +57,10 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
             check_wanted()
             place.progress(done, len(pairs), "pairs spliced")
             key = pair_id(pair)
-            made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
+            try:
+                made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
+            except IllTypedAnswer as error:
+                made = _ill_typed(pair_key(pair), error)
             if isinstance(made, Rejection):
                 rejections.append(made)
                 continue
@@ -114,7 +118,11 @@ def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) 
 def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
     """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they would be read."""
     prune = place.recipe.splice.prune
-    sample, subject = good_sample(path, env, prune=prune), f"{path.tree_id}:{path.leaf}"
+    subject = f"{path.tree_id}:{path.leaf}"
+    try:
+        sample = good_sample(path, env, prune=prune)
+    except IllTypedAnswer as error:
+        return _ill_typed(subject, error)
     if prune:
         return _as_read(place, sample, fits, subject)
     dropped = [step.dropped for step in path.trajectory.steps]
@@ -148,6 +156,10 @@ def _revisions(
         return samples if isinstance(samples, Rejection) else list(samples.items())
     made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
+
+
+def _ill_typed(subject: str, error: IllTypedAnswer) -> Rejection:
+    return Rejection(stage=STAGE, subject=subject, reason="ill-typed-answer", detail=str(error))
 
 
 def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:
