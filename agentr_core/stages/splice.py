@@ -24,7 +24,7 @@ from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.stretches import drops, split
-from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory
+from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory, Tree
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     tries: dict[str, dict[str, Trajectory]] = {}
     if place.recipe.splice.mode == "continued":
         tries = await continuations(place, iteration, pairs, critiques, seed=seed)
-    iteration_id, alpha = place.iteration_id(iteration), place.recipe.alpha(iteration)
+    iteration_id = place.iteration_id(iteration)
     fits = _fits(place, iteration)
     revisions: list[Rows] = []
     rejections: list[Rejection] = []
@@ -75,18 +75,9 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
                     )
                     for sample in read
                 )
-        found = [
-            (path, _good_samples(place, env, path, fits))
-            for key, tree in trees.items()
-            for path in good_paths(leaf_paths(tree, key), alpha, place.recipe.pairs.alpha_rule)
-        ]
-        rejections.extend(read for _, read in found if isinstance(read, Rejection))
-        return [
-            _good_rows(sample, path, iteration_id)
-            for path, read in found
-            if not isinstance(read, Rejection)
-            for sample in read
-        ]
+        good, unread = _good(place, env, trees, iteration, fits)
+        rejections.extend(unread)
+        return good
 
     with place.timed(STAGE, iteration) as clock:
         good = await in_thread(_within, place, make)
@@ -94,6 +85,23 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
         place.store.write(merge([*revisions, *good, rejected]))
         clock.add({})
     return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
+
+
+def _good(
+    place: Workplace, env: Environment, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
+) -> tuple[list[Rows], list[Rejection]]:
+    """Return the rows of the good paths' samples, and what was turned away of them."""
+    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    rows: list[Rows] = []
+    rejections: list[Rejection] = []
+    for key, tree in trees.items():
+        for path in good_paths(leaf_paths(tree, key), alpha, rule):
+            read = _good_samples(place, env, path, fits)
+            if isinstance(read, Rejection):
+                rejections.append(read)
+            else:
+                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+    return rows, rejections
 
 
 def _fits(place: Workplace, iteration: int) -> Fits | None:
