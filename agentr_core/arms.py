@@ -87,8 +87,8 @@ def pool_stages(recipe: Recipe) -> tuple[str, ...]:
         "collect": searched or (paired == "trees" and not made.trees),
         "critique": searched,
         "splice": searched,
-        "demonstrate": "expert" in uses or (paired == "exploration" and made.against == "expert"),
-        "explore": "successes" in uses or paired == "exploration",
+        "demonstrate": bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert"),
+        "explore": bool(uses & {"successes", "rft"}) or paired == "exploration",
         "prefer": paired is not None,
     }
     return tuple(name for name, needed in wanted.items() if needed)

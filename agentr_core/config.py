@@ -32,6 +32,7 @@ from agentr_core.config_evaluation import (
 )
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
 from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
+from agentr_core.config_instances import RANGE, InstancesConfig, instances_faults
 from agentr_core.config_models import (
     ModelConfig,
     ModelRole,
@@ -53,8 +54,9 @@ from agentr_core.config_training import (
     vllm_adapter_faults,
 )
 from agentr_core.errors import ConfigError
-from agentr_core.fingerprint import absent
+from agentr_core.fingerprint import absent, later
 from agentr_core.secret_values import masked
+from agentr_core.thresholds import AlphaRule
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -107,18 +109,6 @@ class EnvironmentConfig:
 
 
 @record
-class InstancesConfig:
-    """Which instances are collected from and which are held out."""
-
-    train: str = "train"
-    train_limit: Natural = 200
-    """How many training instances an iteration collects from; 0 means all. Drawn anew each iteration from the seed."""
-    test: str = "test"
-    test_limit: Natural = 0
-    """How many test instances are evaluated; 0 means all."""
-
-
-@record
 class SearchConfig:
     """The tree search. Source: Agent-R section 3.1 and its appendix."""
 
@@ -154,6 +144,8 @@ class PairsConfig:
 
     alpha: tuple[Unit, ...] = (0.5, 0.7, 1.0)
     """Least reward of a good path, by iteration; the last one counts for all later iterations."""
+    alpha_rule: AlphaRule = later("at_least")
+    """`more_than` (as published): the reward lies above alpha, or is the whole reward, which clears an alpha of 1."""
     beta: Unit = 0.2
     beta_rule: Literal["gap", "absolute"] = "gap"
     """`gap`: good reward - bad reward > beta. `absolute`: bad reward < beta < good reward."""
@@ -161,6 +153,10 @@ class PairsConfig:
     """The most pairs kept from one tree; 0 means no cap (as published)."""
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
+    order: Literal["turns", "shuffled"] = later("turns")
+    """Which pairs of a tree come first, and so stay under a cap. `turns`: bad paths take turns, each with the shortest
+    good path that it has not had. `shuffled` (as published): by falling reward of the good path, then of the bad one,
+    and shuffled by Python's `random` with seed 123, in every tree anew."""
 
 
 @record
@@ -184,6 +180,10 @@ class DataConfig:
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
+    windowed: Literal["stretches", "reject"] = later("stretches")
+    """What becomes of a path that was read through a window (`context: window`): a sample for each stretch between two
+    drops, whose prompt is what was read; or nothing, with the reason `windowed`. Sides of preference pairs have one
+    prompt, and are always rejected."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 
@@ -203,6 +203,10 @@ class Recipe:
     """The actor: the model that is improved."""
     models: ModelsConfig = ModelsConfig()
     instances: InstancesConfig = InstancesConfig()
+    context: Literal["stop", "window"] = later("stop")
+    """What becomes of an episode or a path whose history outgrows the model's context: it ends there; or its oldest
+    exchanges are left out of what is read (as published), of which instruction, first observation and first reply stay.
+    """
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
     pairs: PairsConfig = PairsConfig()
@@ -347,8 +351,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
-    if recipe.instances.train == recipe.instances.test:
-        faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
+    faults += instances_faults(recipe.instances)
     faults += splice_faults(recipe.splice)
     faults += evaluation_faults(recipe.evaluation)
     faults += [
@@ -398,7 +401,7 @@ def _foreign_sections(recipe: Recipe) -> list[str]:
             for name in ("use", "good_per_tree")
             if getattr(recipe.data, name) != getattr(plain.data, name)
         ]
-    if recipe.method != "compare" and recipe.data.use in ("successes", "preferences"):
+    if recipe.method != "compare" and recipe.data.use in ("successes", "rft", "preferences"):
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
     if recipe.method == "compare" and recipe.data.replay:
         faults.append("data.replay: a comparison has no earlier iterations; leave it out")
@@ -421,7 +424,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {key!r} must look like section.field=value")
     try:
-        value = yaml.safe_load(text)
+        # A range ends with a bracket that YAML does not know.
+        value = text if RANGE.fullmatch(text.strip()) else yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"override {key!r}: the value is not YAML") from None
     *parents, last = key.split(".")

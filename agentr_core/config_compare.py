@@ -9,9 +9,10 @@ from pydantic import Field
 
 from agentr_core.config_fields import Natural, record
 
-Use = Literal["revision", "good", "both", "expert", "successes", "preferences"]
-"""What a dataset is made of; `successes` and `preferences` only in the arms of a comparison, where they are of the
-explored episodes, and of the pairs that section `eto` asks for."""
+Use = Literal["revision", "good", "both", "expert", "successes", "rft", "preferences"]
+"""What a dataset is made of. Only in the arms of a comparison: `successes` are those of the explored episodes, `rft`
+the expert's episodes and these successes together (as published), `preferences` the pairs that section `eto` asks for.
+"""
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 

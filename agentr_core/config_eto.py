@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.config_fields import Count, Natural, Positive, Temperature, Unit, record
+from agentr_core.fingerprint import later
 
 Phase = Literal["sft", "rft", "dpo"]
-"""What an iteration trains on: the expert's episodes, the policy's own successes, or preference pairs."""
+"""What an iteration trains on: the expert's episodes, the policy's own successes (see `EtoConfig.rft`), or preference
+pairs."""
 
 
 LossType = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"]
@@ -101,8 +103,11 @@ class EtoConfig:
     """Exploration-based trajectory optimisation: what each iteration does, and how."""
 
     phases: tuple[Phase, ...] = ("sft", "dpo")
-    """By iteration; the last one counts for all later iterations. `[sft]` and `[sft, rft]` are the baselines of the
-    paper, `[rft, dpo]` does without an expert."""
+    """By iteration; the last one counts for all later iterations. Baselines of the paper are `[sft]`, and `[sft, rft]`
+    with `rft: with_expert`; `[rft, dpo]` does without an expert."""
+    rft: Literal["own", "with_expert"] = later("own")
+    """What an iteration `rft` trains: on the policy's successes alone, going on as `training.start_from` says; or on
+    the expert's episodes and the policy's successes together, from the model that the run began with (as published)."""
     expert: ExpertConfig = ExpertConfig()
     explore: ExploreConfig = ExploreConfig()
     preferences: PreferencesConfig = PreferencesConfig()
@@ -111,6 +116,11 @@ class EtoConfig:
     def phase(self, iteration: int) -> Phase:
         """Return what an iteration, counted from 1, trains on."""
         return self.phases[min(iteration, len(self.phases)) - 1]
+
+    def clones(self, iteration: int) -> bool:
+        """Return whether an iteration, counted from 1, trains on the expert's episodes."""
+        phase = self.phase(iteration)
+        return phase == "sft" or (phase == "rft" and self.rft == "with_expert")
 
     def round(self, iteration: int) -> int:
         """Return the number of a preference iteration among those of its kind, from 0."""
@@ -125,6 +135,8 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
     faults = []
     if not eto.phases:
         faults.append("eto.phases: name at least one of sft, rft and dpo")
+    if eto.rft == "with_expert" and "rft" not in eto.phases:
+        faults.append("eto.rft: has no use without an iteration rft in eto.phases")
     if eto.explore.samples + eto.explore.greedy == 0:
         faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
     if eto.explore.samples and eto.explore.temperature == 0:

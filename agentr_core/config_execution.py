@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from agentr_core.config_fields import Count, Natural, Unit, record
+from agentr_core.fingerprint import later
 
 
 @record
@@ -15,6 +16,9 @@ class ErrorsConfig:
     """Part of the stage's episodes."""
     retries: Natural = 2
     """Further tries of an episode after a transient error."""
+    count_as: Literal["out", "zero"] = later("out")
+    """How an episode of an evaluation that failed for good counts in its means: not at all, or as a failure with reward
+    0 (as ETO does). Reports tell how many there were. It is never trained on, and no other episode goes on from it."""
 
 
 @record

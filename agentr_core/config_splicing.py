@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.config_fields import Count, Natural, Temperature, record
+from agentr_core.fingerprint import later
 
 
 @record
@@ -38,6 +39,10 @@ class SpliceConfig:
     only where one sentence is likelier than going on, so spreading the turn over many makes it turn back less."""
     no_error: Literal["keep", "reject"] = "keep"
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject the pair."""
+    impossible: Literal["reject", "keep"] = later("reject")
+    """What becomes of a splice that cannot have happened: its cut lies within the steps that both paths share, or the
+    steps it keeps end the episode, perhaps in a disaster. `keep` (as published) goes with the modes that play nothing,
+    `blind` and `direct`; the good path then goes on where both part, as ever."""
     prune: bool = False
     """Leave out the steps of good paths and good suffixes that the live reward does not need; needs mode `verified`."""
     continuation: ContinuationConfig = ContinuationConfig()
@@ -48,6 +53,11 @@ def splice_faults(splice: SpliceConfig) -> list[str]:
     faults = []
     if splice.prune and splice.mode != "verified":
         faults.append(f"splice.prune: works only in splice.mode verified, not {splice.mode}")
+    if splice.impossible == "keep" and splice.mode not in ("blind", "direct"):
+        faults.append(
+            f"splice.impossible: mode {splice.mode} plays its splices, which only possible ones allow; leave it out, "
+            "or set splice.mode to blind or direct"
+        )
     if splice.mode != "continued" and splice.continuation != ContinuationConfig():
         faults.append(f"splice.continuation: belongs to splice.mode continued, not {splice.mode}; leave it out")
     if splice.continuation.samples > 1 and splice.continuation.temperature == 0:

@@ -53,6 +53,10 @@ class TrainingConfig:
     max_grad_norm: Positive = 1.0
     per_device_train_batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
+    step_tokens: Natural = later(0)
+    """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes samples while they
+    have no more tokens together than this. 0: it takes as many as the batch size, `gradient_accumulation_steps` and
+    the number of processes make. Trainers that pack whole rows count so: 128 rows of 8192 tokens are 1048576."""
     packing: bool = True
     bf16: bool = True
     gradient_checkpointing: bool | None = None
@@ -148,6 +152,10 @@ def training_faults(training: TrainingConfig) -> list[str]:
         for name in ("lora_modules_to_save", "use_dora", "load_in_4bit", "publish")
         if not training.lora_r and getattr(training, name) != getattr(plain, name)
     ]
+    if training.step_tokens and training.gradient_accumulation_steps != plain.gradient_accumulation_steps:
+        faults.append(
+            "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of them out"
+        )
     if training.max_seconds and training.max_tokens:
         faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
     launch = training.launch

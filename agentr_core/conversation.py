@@ -3,14 +3,26 @@
 There is no system turn: instruction, acknowledgement, first observation, then reply and observation in turns.
 Source: Agent-R (arXiv 2501.11425), the set-up of its search and its evaluation. Search, rollouts and splicing all
 build their conversations here, so a model is trained on exactly what it reads while it acts.
+
+A history that outgrows the context may be read through a window, as the authors do: the oldest exchanges, each an
+observation and the reply to it, are left out.
+
+    instruction, "Ok.", first observation, first reply | observation, reply | observation, reply | observation
+    always kept                                          dropped = 1          dropped = 2          always kept
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from agentr_core.protocols import Environment
 from agentr_core.types import Message, Step
+
+HEAD = 4
+"""Turns that a window keeps at the beginning."""
+
+Fits = Callable[[tuple[Message, ...]], bool]
+"""Returns whether a prompt leaves room for a whole reply."""
 
 
 def opening(env: Environment, first_observation: str) -> tuple[Message, ...]:
@@ -33,6 +45,28 @@ def turns(steps: Iterable[Step], *, train: bool = False) -> tuple[Message, ...]:
 def conversation(env: Environment, first_observation: str, steps: Iterable[Step]) -> tuple[Message, ...]:
     """Return the prompt for the reply that follows the given steps; it ends with a user turn."""
     return opening(env, first_observation) + turns(steps)
+
+
+def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]:
+    """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most `droppable`."""
+    return messages[:HEAD] + messages[HEAD + 2 * dropped :]
+
+
+def droppable(messages: tuple[Message, ...]) -> int:
+    """Return how many exchanges of a prompt may be left out: all but its last observation."""
+    return max(0, (len(messages) - HEAD - 1) // 2)
+
+
+def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
+    """Return how many exchanges of a prompt to leave out, `least` or more: as few as make it fit.
+
+    It is `droppable` where not even that is enough.
+    """
+    most = droppable(messages)
+    dropped = min(least, most)
+    while dropped < most and not fits(windowed(messages, dropped)):
+        dropped += 1
+    return dropped
 
 
 def _turn(step: Step, train: bool) -> tuple[Message, Message]:

@@ -37,7 +37,7 @@ def of_use(samples: Iterable[Sample], use: Use) -> tuple[Sample, ...]:
             return "good" if sample.provenance.tree_id else "successes"
         return str(sample.kind)
 
-    wanted = {"revision", "good"} if use == "both" else {use}
+    wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
     return tuple(sample for sample in samples if role(sample) in wanted)
 
 
@@ -68,20 +68,20 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
 
 
 def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
-    """Return the samples with at most `cap` good ones of each tree, the shortest first; a cap of 0 keeps all.
+    """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0 keeps all.
 
-    What was explored without a tree is counted by instance. Samples of other kinds are kept. Equally short ones are
-    preferred by the index of their leaf, then by their id.
+    What was explored without a tree is counted by instance, and the stretches of one path count once. Samples of other
+    kinds are kept. Equally short paths are preferred by the index of their leaf, then by their id.
     """
     samples = tuple(samples)
-    by_tree: dict[str, list[int]] = {}
+    by_tree: dict[str, dict[str, list[int]]] = {}
     for position, sample in enumerate(samples):
         if sample.kind is SampleKind.GOOD:
-            by_tree.setdefault(_origin(sample), []).append(position)
-    over = set()
-    for positions in by_tree.values():
-        positions.sort(key=lambda position: _preference(samples[position]))
-        over.update(positions[cap or len(positions) :])
+            by_tree.setdefault(_origin(sample), {}).setdefault(_path(sample), []).append(position)
+    over: set[int] = set()
+    for paths in by_tree.values():
+        ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
+        over.update(position for path in ranked[cap or len(ranked) :] for position in path)
     return Filtered(
         tuple(sample for position, sample in enumerate(samples) if position not in over),
         tuple(
@@ -120,9 +120,17 @@ def _origin(sample: Sample) -> str:
     return f"instance {sample.instance.key}"
 
 
-def _preference(sample: Sample) -> tuple[int, int, str]:
-    leaf = sample.provenance.good_leaf
-    return len(sample.messages), -1 if leaf is None else leaf, sample_id(sample)
+def _path(sample: Sample) -> str:
+    """Return what the stretches of one path have in common, and no two paths."""
+    origin = sample.provenance
+    return (
+        sample_id(sample) if "stretch" not in origin.extra else f"{origin.good_leaf} {origin.extra.get('trajectory')}"
+    )
+
+
+def _preference(path: Sequence[Sample]) -> tuple[int, int, str]:
+    leaf = path[0].provenance.good_leaf
+    return sum(len(sample.messages) for sample in path), -1 if leaf is None else leaf, min(map(sample_id, path))
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:

@@ -8,10 +8,13 @@ from itertools import zip_longest
 
 from agentr_core.config import PairsConfig
 from agentr_core.fingerprint import derive_seed
-from agentr_core.thresholds import clears, exceeds
+from agentr_core.thresholds import AlphaRule, clears, exceeds
 from agentr_core.types import Path, PathPair, Rejection
 
 STAGE = "pairs"
+_PUBLISHED_SEED = 123
+_Pair = tuple[Path, Path]
+"""A good path and a bad one."""
 
 
 def pairs_of_tree(
@@ -19,9 +22,8 @@ def pairs_of_tree(
 ) -> tuple[tuple[PathPair, ...], tuple[Rejection, ...]]:
     """Return the pairs of one tree and what was turned away.
 
-    The order is a function of the paths and the seed, and it is also the order of preference under the caps: bad paths
-    in a random order take turns, so that each is used once before any is used twice, and each takes the shortest good
-    path that it has not had (equally short ones in a random order of its own).
+    Their order is that of `config.order`, a function of the paths and the seed, and also the order of preference under
+    the caps.
 
     A tree without a pair gives one rejection, whose subject is `tree_id`. A path that repeats another word for word
     gives one (`tree_id:leaf`), and so does a bad path that lost good paths to a cap; the detail lists their leaves.
@@ -35,30 +37,59 @@ def pairs_of_tree(
     reason = _why_no_pairs(different, config, alpha)
     if reason:
         return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=_rewards(different)))
-    rng = random.Random(derive_seed(seed, STAGE, tree_id))
+    if config.order == "shuffled":
+        offered = _shuffled(different, config, alpha)
+    else:
+        offered = _in_turns(different, config, alpha, random.Random(derive_seed(seed, STAGE, tree_id)))
+    kept, over = _capped(offered, config)
+    pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in kept)
+    return pairs, (*rejections, *over)
+
+
+def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
+    """Return all pairs so that bad paths, in a random order, take turns: each is used once before any is used twice.
+
+    Each takes the shortest good path that it has not had; equally short ones have a random order of its own.
+    """
     choices = [
         (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
-        for bad in rng.sample(different, len(different))
-        if (goods := [good for good in different if _qualifies(good, bad, config, alpha)])
+        for bad in rng.sample(paths, len(paths))
+        if (goods := [good for good in paths if _qualifies(good, bad, config, alpha)])
     ]
-    capped = [goods[: config.per_bad_leaf or None] for _, goods in choices]
-    turns = [
-        PathPair(good=good, bad=bad, split=shared_steps(good, bad))
-        for round_ in zip_longest(*capped)
-        for (bad, _), good in zip(choices, round_, strict=True)
-        if good is not None
+    rounds = zip_longest(*(goods for _, goods in choices))
+    return [
+        (good, bad) for round_ in rounds for (bad, _), good in zip(choices, round_, strict=True) if good is not None
     ]
-    kept = tuple(turns[: config.per_tree or None])
-    for (bad, goods), allowed in zip(choices, capped, strict=True):
-        rejections += _over_cap(bad, goods[len(allowed) :], "per-bad-leaf-cap", config.per_bad_leaf)
-        lost = [pair.good for pair in turns[len(kept) :] if pair.bad is bad]
+
+
+def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
+    """Return all pairs in the order of the published code; equal rewards are in the order of the leaves."""
+    falling = sorted(paths, key=lambda path: -path.trajectory.reward)
+    pairs = [(good, bad) for good in falling for bad in falling if _qualifies(good, bad, config, alpha)]
+    random.Random(_PUBLISHED_SEED).shuffle(pairs)
+    return pairs
+
+
+def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair], list[Rejection]]:
+    """Return the first pairs that the caps allow, and what each bad path lost to them."""
+    by_bad: dict[int, list[Path]] = {}
+    for good, bad in offered:
+        by_bad.setdefault(bad.leaf, []).append(good)
+    allowed = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
+    left = [(good, bad) for good, bad in offered if any(good is one for one in allowed[bad.leaf])]
+    kept = left[: config.per_tree or None]
+    rejections: list[Rejection] = []
+    for bad in {bad.leaf: bad for _, bad in offered}.values():
+        over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
+        rejections += _over_cap(bad, over, "per-bad-leaf-cap", config.per_bad_leaf)
+        lost = [good for good, other in left[len(kept) :] if other is bad]
         rejections += _over_cap(bad, lost, "per-tree-cap", config.per_tree)
     return kept, rejections
 
 
-def good_paths(paths: Sequence[Path], alpha: float) -> tuple[Path, ...]:
-    """Return the different paths whose reward reaches alpha, in the given order."""
-    return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha))
+def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
+    """Return the different paths whose reward clears alpha, in the given order."""
+    return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha, rule))
 
 
 def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
@@ -88,7 +119,7 @@ def shared_steps(one: Path, other: Path) -> int:
 
 def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool:
     high, low = good.trajectory.reward, bad.trajectory.reward
-    if not clears(high, alpha):
+    if not clears(high, alpha, config.alpha_rule):
         return False
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
@@ -98,7 +129,7 @@ def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool
 def _why_no_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> str:
     if not any(exceeds(path.trajectory.reward, 0) for path in paths):
         return "no-reward"
-    if not any(clears(path.trajectory.reward, alpha) for path in paths):
+    if not any(clears(path.trajectory.reward, alpha, config.alpha_rule) for path in paths):
         return "no-good-path"
     if not any(_qualifies(good, bad, config, alpha) for good in paths for bad in paths):
         return "no-bad-path"

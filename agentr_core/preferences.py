@@ -75,14 +75,13 @@ def against_expert(
         if fault is not None:
             rejected.append(fault)
             continue
+        made: list[Preference | Rejection] = []
         if config.level != "step" and not played.forced:
-            kept.append(_whole(expert, played, env, config))
+            made.append(_whole(expert, played, env, config))
         if config.level != "trajectory":
-            made = _fork(expert, played, env)
-            if isinstance(made, Rejection):
-                rejected.append(made)
-            else:
-                kept.append(made)
+            made.append(_fork(expert, played, env))
+        kept += [one for one in made if isinstance(one, Preference)]
+        rejected += [one for one in made if isinstance(one, Rejection)]
     return tuple(kept), tuple(rejected)
 
 
@@ -101,7 +100,7 @@ def among_own(explored: Sequence[Played], env: Environment, config: PreferencesC
     if fault:
         return (), (*silent, fault)
     made = _preference(PreferenceCase.OWN, _kept(best), _kept(worst, len(best.trajectory.steps), config), env)
-    return (made,), silent
+    return ((), (*silent, made)) if isinstance(made, Rejection) else ((made,), silent)
 
 
 def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
@@ -130,8 +129,10 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
             rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
             rejected.append(_reject(subject, "margin", _rewards(best.trajectory, worst.trajectory)))
+        elif isinstance(made := _branches(best, worst, len(way), env, config), Rejection):
+            rejected.append(made)
         else:
-            kept.append(_branches(best, worst, len(way), env, config))
+            kept.append(made)
     if not kept and not rejected:
         rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
     return tuple(kept), tuple(rejected)
@@ -192,7 +193,7 @@ def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
     return None
 
 
-def _whole(expert: Played, played: Played, env: Environment, config: PreferencesConfig) -> Preference:
+def _whole(expert: Played, played: Played, env: Environment, config: PreferencesConfig) -> Preference | Rejection:
     if played.trajectory.reward < expert.trajectory.reward:
         losing = _kept(played, len(expert.trajectory.steps), config)
         return _preference(PreferenceCase.LOSE, _kept(expert), losing, env)
@@ -210,14 +211,18 @@ def _fork(expert: Played, played: Played, env: Environment) -> Preference | Reje
     return _preference(PreferenceCase.STEP, chosen, rejected, env)
 
 
-def _branches(best: Path, worst: Path, shared: int, env: Environment, config: PreferencesConfig) -> Preference:
+def _branches(
+    best: Path, worst: Path, shared: int, env: Environment, config: PreferencesConfig
+) -> Preference | Rejection:
     end = min(len(worst.nodes), len(best.nodes) + config.extra_rounds)
     chosen = Provenance(tree_id=best.tree_id, good_leaf=best.leaf, split=shared, good_reward=best.trajectory.reward)
     losing = Provenance(tree_id=worst.tree_id, bad_leaf=worst.leaf, split=shared, bad_reward=worst.trajectory.reward)
     return _preference(
         PreferenceCase.TREE,
-        _Side(Played("", best.trajectory), shared=shared, end=len(best.nodes), origin=chosen),
-        _Side(Played("", worst.trajectory), shared=shared, end=end, origin=losing),
+        _Side(
+            Played(f"{best.tree_id}:{best.leaf}", best.trajectory), shared=shared, end=len(best.nodes), origin=chosen
+        ),
+        _Side(Played(f"{worst.tree_id}:{worst.leaf}", worst.trajectory), shared=shared, end=end, origin=losing),
         env,
     )
 
@@ -233,7 +238,13 @@ def _origin(trajectory_id: str, shared: int) -> Provenance:
     return Provenance(split=shared, extra={"trajectory": trajectory_id})
 
 
-def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference:
+def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference | Rejection:
+    for side in (chosen, rejected):
+        if any(step.dropped for step in side.played.trajectory.steps[: side.end]):
+            detail = (
+                "its history outgrew the context and was read through a window; both sides of a pair have one prompt"
+            )
+            return _reject(side.played.id, "windowed", detail)
     return Preference(
         case=case,
         chosen=_sample(SampleKind.CHOSEN, chosen, env),

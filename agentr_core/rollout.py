@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
 from agentr_core import answers
-from agentr_core.conversation import conversation
+from agentr_core.conversation import Fits, conversation, droppable, fewest_dropped, windowed
 from agentr_core.errors import ConfigError, ModelFault, PromptTooLong, ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
@@ -145,6 +145,7 @@ async def episode(
     seed: int,
     prefix: Sequence[Step] = (),
     repeats: int = 0,
+    fits: Fits | None = None,
     on_reply: Callable[[Reply], None] | None = None,
     timer: EpisodeTimer | None = None,
 ) -> Trajectory:
@@ -156,6 +157,7 @@ async def episode(
             environment must be `Stateful` then.
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix) + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
+        fits: where it is given, a conversation that does not fit is read through a window; without it the episode ends.
         on_reply: is called after each reply of the model was acted on.
     """
     timer = timer or EpisodeTimer()
@@ -174,13 +176,15 @@ async def episode(
             seed=derive_seed(seed, "step", len(steps)),
             session=f"{instance.key}#{seed}",
         )
+        own = steps[len(prefix) :]
         try:
-            generation = (await draw(sample, request, timer))[0]
+            replies, dropped = await draw_within(sample, request, timer, fits, least=own[-1].dropped if own else 0)
         except PromptTooLong:
             stop = StopReason.CONTEXT_LIMIT
             break
+        generation = replies[0]
         moment = (await call(env, timer, lambda: state_of(env)), generation.text) if repeats else None
-        outcome = await step_with(env, timer, generation)
+        outcome = read_through(await step_with(env, timer, generation), dropped)
         steps.append(outcome.step)
         stop = outcome.stop
         if moment is not None:
@@ -210,6 +214,35 @@ async def step_with(env: Environment, timer: EpisodeTimer, generation: Generatio
     """Return what a generation leads to in the present state of the environment."""
     with phase("step"):
         return await call(env, timer, lambda: act(env, generation.text, generation=generation))
+
+
+async def draw_within(
+    sample: Sample, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
+) -> tuple[list[Generation], int]:
+    """Return the replies to a request, and how many of its oldest exchanges were left out to make it fit.
+
+    Args:
+        fits: None leaves nothing out.
+        least: how many were left out before the reply before this one; it is never fewer.
+
+    Raises `PromptTooLong` when there is no room for a reply even so.
+    """
+    most = 0 if fits is None else droppable(request.messages)
+    dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
+    while True:
+        try:
+            shown = replace(request, messages=windowed(request.messages, dropped)) if dropped else request
+            return await draw(sample, shown, timer), dropped
+        except PromptTooLong:
+            # A server may count more tokens than we do.
+            if dropped >= most:
+                raise
+            dropped += 1
+
+
+def read_through(outcome: Outcome, dropped: int) -> Outcome:
+    """Return the outcome of a reply that was drawn from a conversation without its `dropped` oldest exchanges."""
+    return replace(outcome, step=replace(outcome.step, dropped=dropped)) if dropped else outcome
 
 
 async def draw(sample: Sample, request: Request, timer: EpisodeTimer) -> list[Generation]:

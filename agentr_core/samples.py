@@ -37,12 +37,17 @@ def trained_turns(sample: Sample) -> tuple[Message, ...]:
 
 
 def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
-    """Return what each trained turn of a sample is for; in a revision sample the first one is the revision turn."""
+    """Return what each trained turn of a sample is for; in a revision sample the first one is the revision turn.
+
+    Of one that was read through a window that is so in its first stretch.
+    """
     count = len(trained_turns(sample))
     if sample.kind is not SampleKind.REVISION:
         return (_WHOLE[sample.kind],) * count
-    classes: tuple[TurnClass, ...] = ("revision_turn", "good_suffix")
-    return classes[:count] + classes[1:] * (count - 2)
+    suffix: TurnClass = "good_suffix"
+    if sample.provenance.extra.get("stretch", 0):
+        return (suffix,) * count
+    return ("revision_turn", *(suffix,) * (count - 1))[:count]
 
 
 def check_flags(sample: Sample) -> None:
@@ -66,6 +71,14 @@ def _flag_fault(sample: Sample) -> str:
         if cut is None:
             return "does not say how many bad steps it keeps; set provenance.cut"
         flags = [message.train for message in sample.messages if message.role == "assistant"]
-        if flags[: cut + 2] != [False] * (cut + 1) + [True]:
+        later = bool(sample.provenance.extra.get("stretch", 0))
+        # The acknowledgement comes first; a later stretch begins after the revision turn, which it may still show.
+        shown = 1 + _shown(cut + later, sample.provenance.extra.get("dropped", 0))
+        if flags[:shown] != [False] * shown or not (later or flags[shown]):
             return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
     return ""
+
+
+def _shown(replies: int, dropped: int) -> int:
+    """Return how many of the first replies of a path a window shows: the first one, and those that it has not left."""
+    return min(replies, 1) + max(0, replies - 1 - dropped)

@@ -22,7 +22,7 @@ from agentr_core.protocols import Environment
 from agentr_core.pruning import needed
 from agentr_core.reflections import ACKNOWLEDGEMENT, revision_turn
 from agentr_core.rollout import Outcome, play
-from agentr_core.thresholds import clears
+from agentr_core.thresholds import AlphaRule, clears
 from agentr_core.types import (
     Critique,
     Message,
@@ -46,7 +46,14 @@ def pair_key(pair: PathPair) -> str:
 
 
 def splice(
-    pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, alpha: float, seed: int
+    pair: PathPair,
+    critique: Critique | None,
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    rule: AlphaRule = "at_least",
+    seed: int,
 ) -> Sample | Rejection:
     """Return the revision sample of a pair by the mode blind, direct or verified, or why there is none.
 
@@ -54,14 +61,14 @@ def splice(
 
     Args:
         critique: of the pair's bad path; not read in mode `direct`, and required in the others (`ValueError`).
-        alpha: the least live reward of a verified splice.
+        alpha: the least live reward of a verified splice, by `rule`.
         seed: of the run; the reflection is drawn from a stream of the pair.
     """
     cut = cut_of(pair, critique, config)
     if isinstance(cut, Rejection):
         return cut
     if config.mode == "verified":
-        return _verified(pair, cut, critique, env, config, alpha=alpha, seed=seed)
+        return _verified(pair, cut, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return _sample(
         pair,
         env,
@@ -99,6 +106,7 @@ def continued(
     config: SpliceConfig,
     *,
     alpha: float,
+    rule: AlphaRule = "at_least",
     seed: int,
 ) -> dict[str, Sample] | Rejection:
     """Return the samples of the tries that clear alpha, shortest first, by the keys of the tries; or why none does.
@@ -113,7 +121,7 @@ def continued(
     cleared = [
         (len(episode.steps), key)
         for key, episode in tries.items()
-        if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha)
+        if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
     if not cleared:
         best = max((episode.reward for episode in tries.values()), default=0.0)
@@ -137,8 +145,8 @@ def continued(
 def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
     """Return how many steps of the bad path are kept, first error included, or why the pair cannot be spliced.
 
-    Rejected are cuts that keep no step of the bad path's own, kept parts after which the episode is over, and good
-    paths with nothing left after the shared steps.
+    Good paths with nothing left after the shared steps are rejected, and unless `config.impossible` is `keep`, so are
+    cuts that keep no step of the bad path's own, and kept parts after which the episode is over.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":
@@ -155,16 +163,21 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return _reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
     if cut == 0:
         return _reject(pair, "nothing-kept", "the bad path has no steps")
-    if cut <= pair.split:
-        return _reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     if pair.split >= len(pair.good.trajectory.steps):
         return _reject(pair, "no-good-suffix", f"the good path ends with the {pair.split} shared steps")
-    last = steps[cut - 1]
+    return cut if config.impossible == "keep" else _impossible(pair, cut) or cut
+
+
+def _impossible(pair: PathPair, cut: int) -> Rejection | None:
+    """Return why nobody can have turned back after the first `cut` steps of the bad path, or None."""
+    if cut <= pair.split:
+        return _reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
+    last = pair.bad.trajectory.steps[cut - 1]
     if last.disaster:
         return _reject(pair, "kept-part-ends-in-disaster", _at(cut - 1, last))
     if last.terminated:
         return _reject(pair, "kept-part-ends-the-episode", _at(cut - 1, last))
-    return cut
+    return None
 
 
 def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
@@ -200,6 +213,7 @@ def _verified(
     config: SpliceConfig,
     *,
     alpha: float,
+    rule: AlphaRule,
     seed: int,
 ) -> Sample | Rejection:
     """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so it is played."""
@@ -217,7 +231,7 @@ def _verified(
     if not suffix:
         where = "in the kept part" if len(live) <= cut else "at the revision turn"
         return _reject(pair, "verify-ended-early", f"{last.stop} {where}, {_at(len(outcomes) - 1, last.step)}")
-    if last.step.disaster or not clears(last.step.reward, alpha):
+    if last.step.disaster or not clears(last.step.reward, alpha, rule):
         early = len(outcomes) < len(recorded)
         where = _divergence(recorded, outcomes, cut + 1)
         end = (

@@ -190,6 +190,9 @@ class Step:
     disaster: bool = False
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
+    dropped: int = 0
+    """How many of the oldest exchanges were left out of the conversation that the reply was drawn from, since the whole
+    of it no longer fitted; see `conversation.windowed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

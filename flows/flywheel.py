@@ -53,7 +53,7 @@ def construction(recipe: Recipe, iteration: int) -> list[Any]:
     if phase == "sft":
         return [stages.demonstrate]
     if phase == "rft":
-        return [stages.explore]
+        return [*([stages.demonstrate] if recipe.eto.clones(iteration) else []), stages.explore]
     made = recipe.eto.preferences
     if made.source != "exploration":
         return [stages.prefer]

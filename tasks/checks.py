@@ -80,7 +80,8 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
         phases = {recipe.phase(iteration) for iteration in range(1, recipe.iterations + 1)}
         paired = "dpo" in phases
         contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
-        wanted = "sft" in phases or (paired and contrast)
+        cloned = any(eto.clones(iteration) for iteration in range(1, recipe.iterations + 1))
+        wanted = cloned or (paired and contrast)
     if paired and eto.preferences.source == "file":
         read_pairs(Path(eto.preferences.file), world=world, split=split)
     if not wanted:

@@ -63,6 +63,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     lines = [
         f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
         *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
+        *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *([] if missing else [f"already done: {_done(recipe)}"]),
         *_needs(recipe, shapes, train, test, gpu_gib * GIB),

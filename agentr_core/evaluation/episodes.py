@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from agentr_core import answers
 from agentr_core.config import ErrorsConfig
+from agentr_core.conversation import Fits
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import EnvironmentPool, UnitError, run_all
 from agentr_core.rollout import EpisodeTimer, Reply, Sample, episode
@@ -64,6 +65,7 @@ async def evaluate(
     sampling: Sampling,
     errors: ErrorsConfig,
     concurrency: int,
+    fits: Fits | None = None,
     on_error: Callable[[UnitError], None],
     on_result: Callable[[EpisodeResult], None] | None = None,
     done: Mapping[str, EpisodeResult] | None = None,
@@ -74,6 +76,7 @@ async def evaluate(
     Args:
         max_steps: the most replies of the model in an episode, the prefix not counted.
         repeats: how often one reply may be given in one state, as in `rollout.episode`.
+        fits: where it is given, a conversation that does not fit is read through a window.
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
         done: results of an earlier run, which are not played again.
@@ -98,6 +101,7 @@ async def evaluate(
                 sampling=replace(sampling, temperature=0.0) if plan.greedy else sampling,
                 seed=plan.seed,
                 prefix=plan.prefix,
+                fits=fits,
                 on_reply=replies.append,
                 timer=timer,
             )

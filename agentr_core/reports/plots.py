@@ -50,7 +50,7 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
 
 
 def histogram(lengths: Sequence[LengthCount]) -> str:
-    """Return how many critiques found the first error after 1, 2, ... steps; the tail shares the last bar."""
+    """Return how many spliced pairs have the first error after 1, 2, ... steps; the tail shares the last bar."""
     height = 150.0
     pooled: dict[int, int] = {}
     for item in lengths:

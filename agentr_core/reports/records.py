@@ -108,6 +108,10 @@ class IterationScore:
     """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right before."""
     looping: float | None = None
     """Share of episodes in which some sequence came at least three times in a row."""
+    lost: int = 0
+    """Episodes, those of the revision test included, that failed for good."""
+    lost_as: Literal["out", "zero"] = "out"
+    """Whether these are left out of the means, or count as failures with reward 0."""
     sets: tuple[SetScore, ...] = ()
     """Every set that it played, the one of the other fields first; empty where the recipe has no other set."""
 
@@ -154,7 +158,10 @@ class OracleAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCount:
-    """How many critiques found the first error `steps` steps after the split (1: the first step after it)."""
+    """How many spliced pairs have the first error `steps` steps after the split (1: the first step after it).
+
+    0 stands for an error in the steps that both paths share.
+    """
 
     steps: int
     count: int

@@ -38,6 +38,17 @@ def scores(all_scores: Sequence[IterationScore], current: int) -> Table:
     return Table(columns, tuple(rows))
 
 
+def lost(all_scores: Sequence[IterationScore]) -> list[str]:
+    """Return a sentence for each model with episodes that failed for good: how many, and how they count."""
+    ways = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
+    return [
+        f"{wording.iteration(score.iteration)}: episodes that failed for good, {ways[score.lost_as]}: "
+        f"{wording.count(score.lost)}."
+        for score in all_scores
+        if score.lost
+    ]
+
+
 def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     """Return success for each difficulty class (rows) and model (columns)."""
     depths = sorted({depth.depth for score in all_scores for depth in score.by_depth})

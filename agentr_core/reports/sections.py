@@ -82,7 +82,8 @@ def _scores(report: IterationReport) -> Section:
     note = "Success is the flag that the environment sets itself; reward is the mean final score."
     if report.interval_method:
         note += f" Intervals: {report.interval_method}."
-    return Section("scores", title, (score_tables.scores(report.scores, report.iteration),), note)
+    table = score_tables.scores(report.scores, report.iteration)
+    return Section("scores", title, (table, *map(Paragraph, score_tables.lost(report.scores))), note)
 
 
 def _depths(report: IterationReport) -> Section:
@@ -181,12 +182,12 @@ def _judge(report: IterationReport) -> Section:
 
 def _lengths(record: JudgeRecord) -> Iterator[Block]:
     if not any(item.count for item in record.revision_lengths):
-        yield Paragraph("Not measured: revision length; no critique found an error.")
+        yield Paragraph("Not measured: revision length; no spliced pair has a step judged bad.")
         return
     mean, median = _centre(record.revision_lengths)
     caption = (
         f"Revision length: steps from the split to the first error. Mean {mean:.1f}, median {median}, "
-        f"over {wording.count(sum(item.count for item in record.revision_lengths))} critiques."
+        f"over {wording.count(sum(item.count for item in record.revision_lengths))} spliced pairs."
     )
     drawing = plots.histogram(record.revision_lengths)
     yield Figure(drawing, caption, (Paragraph(caption), tables.revision_lengths(record.revision_lengths)))

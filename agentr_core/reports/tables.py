@@ -63,7 +63,7 @@ def judge_rates(record: JudgeRecord) -> Table:
 def revision_lengths(lengths: Sequence[LengthCount]) -> Table:
     """Return the histogram of revision lengths in numbers."""
     rows = (Row((wording.count(item.steps), wording.count(item.count))) for item in lengths)
-    return Table((Column("Steps to first error"), Column("Critiques")), tuple(rows))
+    return Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
 
 
 def oracle(record: OracleAgreement) -> Table:

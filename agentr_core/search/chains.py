@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from agentr_core.config import SearchConfig
+from agentr_core.conversation import Fits
 from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
@@ -16,7 +17,7 @@ from agentr_core.types import Trajectory
 
 
 async def grow_chains(
-    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer
+    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
 ) -> AsyncGenerator[Expansion, None]:
     """Yield each finished episode until there are `config.dives * config.width`; `width` of them count as one dive.
 
@@ -33,6 +34,7 @@ async def grow_chains(
             max_steps=config.depth + 1,
             sampling=sampling_of(config),
             seed=derive_seed(arena.seed, "episode", number),
+            fits=fits,
             on_reply=replies.append,
             timer=timer,
         )

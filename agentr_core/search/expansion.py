@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agentr_core.config import SearchConfig
-from agentr_core.conversation import conversation
+from agentr_core.conversation import Fits, conversation
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
-from agentr_core.rollout import EpisodeTimer, Sample, call, draw
+from agentr_core.rollout import EpisodeTimer, Sample, call, draw_within, read_through
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import Arena, Draw, Growth, steps_to
 from agentr_core.types import Generation, Request, Sampling, StopReason
@@ -26,23 +26,31 @@ def sampling_of(config: SearchConfig) -> Sampling:
 
 
 async def expand(
-    arena: Arena, node: int, states: NodeStates, sample: Sample, config: SearchConfig, timer: EpisodeTimer
+    arena: Arena,
+    node: int,
+    states: NodeStates,
+    sample: Sample,
+    config: SearchConfig,
+    timer: EpisodeTimer,
+    fits: Fits | None = None,
 ) -> Growth:
     """Grow the arena below an unexpanded node and return what changed.
 
     The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than `config.depth` end
-    at the step limit with the reward they have. A node whose conversation leaves no room for a reply ends itself.
+    at the step limit with the reward they have. A node whose conversation leaves no room for a reply ends itself; where
+    `fits` is given, only if it does so even without all that a window leaves out.
     """
     env = states.env
+    steps = steps_to(arena.nodes, node)
     request = Request(
-        messages=conversation(env, arena.first_observation, steps_to(arena.nodes, node)),
+        messages=conversation(env, arena.first_observation, steps),
         sampling=sampling_of(config),
         seed=derive_seed(arena.seed, "expand", node),
         n=config.width,
         session=f"{arena.instance.key}#{arena.seed}",
     )
     try:
-        generations = await draw(sample, request, timer)
+        generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
     except PromptTooLong:
         return end_at_context_limit(arena, node)
     firsts = first_of_equals(generations, env.parse if config.merge == "action" else None)
@@ -52,6 +60,7 @@ async def expand(
         outcomes = await call(
             env, timer, lambda: states.branch(arena, node, [generations[i] for i in distinct], horizon=horizon)
         )
+    outcomes = [read_through(outcome, dropped) for outcome in outcomes]
     first_created = len(arena.nodes)
     child_of = {
         position: arena.add(node, outcome.step, outcome.stop, duplicates=firsts.count(position))

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from agentr_core import answers
 from agentr_core.config import SearchConfig
+from agentr_core.conversation import Fits
 from agentr_core.errors import DataFault
 from agentr_core.pool import phase
 from agentr_core.protocols import Environment
@@ -33,6 +34,7 @@ async def grow(
     *,
     seed: int,
     tree: Tree | None = None,
+    fits: Fits | None = None,
     on_expansion: OnExpansion | None = None,
     timer: EpisodeTimer | None = None,
 ) -> Tree:
@@ -40,7 +42,8 @@ async def grow(
 
     A tree depends on the instance, the environment, the replies, the configuration and `seed` alone, not on where it
     was interrupted: `tree`, as the last `on_expansion` left it, grows on to the tree it would have become. Where `tree`
-    is only a root, `env` must have been reset to the instance a moment ago.
+    is only a root, `env` must have been reset to the instance a moment ago. With `fits`, conversations that do not fit
+    are read through a window instead of ending their path.
 
     Raises:
         DataFault: `tree` belongs to another instance or seed, or its nodes are incomplete.
@@ -59,7 +62,7 @@ async def grow(
     else:
         arena = Arena.of(tree)
     steps = grow_chains if config.method == "rollouts" else _search
-    async with aclosing(steps(arena, env, sample, config, timer)) as expansions:
+    async with aclosing(steps(arena, env, sample, config, timer, fits)) as expansions:
         async for expansion in expansions:
             if on_expansion is not None:
                 on_expansion(expansion)
@@ -67,14 +70,14 @@ async def grow(
 
 
 async def _search(
-    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer
+    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
 ) -> AsyncGenerator[Expansion, None]:
     """Yield the expansions of the dives that are left."""
     # A fresh arena was reset a moment ago; where a resumed one stands is not known.
     states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
     position = _resume(arena, config)
     while position is not None:
-        growth = await expand(arena, position, states, sample, config, timer)
+        growth = await expand(arena, position, states, sample, config, timer, fits)
         position = _advance(arena, config, position)
         yield arena.report(growth)
 

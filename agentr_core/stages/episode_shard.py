@@ -11,7 +11,16 @@ from agentr_core.evaluation.episodes import evaluate as play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.relay import Sampler
 from agentr_core.pool import EnvironmentPool
-from agentr_core.stages.equipment import Checkpoint, Equipment, Progress, Sink, held_back, in_flight, speed
+from agentr_core.stages.equipment import (
+    Checkpoint,
+    Equipment,
+    Progress,
+    Sink,
+    held_back,
+    in_flight,
+    speed,
+    window,
+)
 from agentr_core.stages.shards import Effort
 from agentr_core.store.codec import Draw, episode_rows, trajectory_rows
 from agentr_core.store.tables import Rows
@@ -75,6 +84,7 @@ class EpisodeShard:
                 sampling=self.sampling,
                 errors=recipe.errors,
                 concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
+                fits=window(recipe, batcher, self.sampling),
                 on_error=equipment.on_error(sink, self.stage, self.iteration),
                 on_result=take,
                 total=self.total,

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from agentr_core.config import ModelRole, Recipe
+from agentr_core.conversation import Fits
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.relay import Sampler, sampler_of
 from agentr_core.pool import UnitError
 from agentr_core.protocols import Caching, ChatModel, Environment, Starting
 from agentr_core.rollout import Sample
 from agentr_core.store.tables import Rows
-from agentr_core.types import Generation, Request
+from agentr_core.types import Generation, Message, Request, Sampling
 
 Progress = Callable[[int, int, str], None]
 """Is told (done, total, note) as a stage goes on."""
@@ -97,6 +98,19 @@ def held_back(sampler: Sampler, sink: Sink) -> Sample:
         return await sampler.sample(request)
 
     return sample
+
+
+def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
+    """Return what tells whether a prompt leaves a model room for a whole reply; None where a recipe has no window."""
+    if recipe.context == "stop":
+        return None
+    model = sampler.model
+
+    def fits(messages: tuple[Message, ...]) -> bool:
+        tokens = model.count_tokens(Request(messages=messages, sampling=sampling, seed=0))
+        return tokens + sampling.max_new_tokens <= model.context_length
+
+    return fits
 
 
 def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:

@@ -21,6 +21,7 @@ from agentr_core.evaluation.metrics import (
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.episode_shard import EpisodeShard, EpisodeShards
 from agentr_core.stages.instances import held_out_instances, set_instances, stored_rows, test_instances
+from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.revision_states import revision_states
 from agentr_core.stages.shards import carry_out
@@ -134,10 +135,13 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
             clock.add({"store": writer.seconds})
     scores = {}
     for one in series:
-        played = load_episodes(place.store, evaluation_id(place, iteration, one.name))
-        numbers = sampled_metrics(evaluation_id(place, iteration, one.name), played) if one.name != REVISION else []
+        key = evaluation_id(place, iteration, one.name)
+        lost = lost_rows(key, one.plans, load_episodes(place.store, key), iteration_id=place.iteration_id(iteration))
+        place.store.write(lost)
+        counted = counted_episodes(place, key)
+        numbers = sampled_metrics(key, counted) if one.name != REVISION else []
         place.store.write(merge([_head(place, iteration, one, checkpoint, finished=True), *numbers]))
-        successes = [episode.trajectory.success for episode in played]
+        successes = [episode.trajectory.success for episode in counted]
         scores[one.name] = asdict(success_rate(successes)) if successes else {"n": 0}
     return scores
 

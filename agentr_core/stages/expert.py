@@ -49,9 +49,10 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
 async def demonstrate(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play the expert on the training instances of an iteration.
 
-    In an sft iteration, and in the pool of a comparison, its episodes become samples. Raises as `expert_samples`.
+    In an iteration that clones it, and in the pool of a comparison, its episodes become samples. Raises as
+    `expert_samples`.
     """
-    kept = place.recipe.method == "compare" or place.recipe.phase(iteration) == "sft"
+    kept = place.recipe.method == "compare" or place.recipe.eto.clones(iteration)
     return await _demonstrate(place, iteration, samples=kept)
 
 
@@ -187,7 +188,8 @@ def no_expert(recipe: Recipe) -> str:
     cure = {
         "eto": "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
         "eto.preferences.against own",
-        "compare": "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert, "
+        "compare": "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert or "
+        "rft, "
         "and eto.preferences.against own",
     }.get(recipe.method, "data.use must be revision, good or both")
     return f"environment {recipe.environment.name} has no expert; {cure}"

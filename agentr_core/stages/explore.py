@@ -14,9 +14,10 @@ from agentr_core.stages.instances import separate_instances, training_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import load_trajectories, sample_rows
-from agentr_core.store.tables import merge
-from agentr_core.types import Instance, Provenance, Sample, SampleKind, Sampling, Trajectory
+from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.stretches import split
+from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, Sampling, Trajectory
 
 STAGE = "explore"
 
@@ -115,22 +116,22 @@ def _spread(length: int, limit: int) -> list[int]:
 
 def _keep(place: Workplace, iteration: int, successes: dict[str, Trajectory]) -> None:
     iteration_id = place.iteration_id(iteration)
+    units: list[Rows] = []
     env = place.make_environment()
     try:
-        samples = {
-            key: Sample(
+        for key, trajectory in successes.items():
+            whole = Sample(
                 kind=SampleKind.GOOD,
                 messages=opening(env, trajectory.first_observation) + turns(trajectory.steps, train=True)[:-1],
                 instance=trajectory.instance,
                 provenance=Provenance(good_reward=trajectory.reward, extra={"trajectory": key}),
             )
-            for key, trajectory in successes.items()
-        }
+            dropped = [step.dropped for step in trajectory.steps]
+            read = split(whole, dropped, place.recipe.data.windowed, stage=STAGE, subject=key)
+            if isinstance(read, Rejection):
+                units.append(rejection_rows([read], iteration_id=iteration_id))
+                continue
+            units += [sample_rows(sample_id(s), s, iteration_id=iteration_id, trajectory_id=key) for s in read]
     finally:
         env.close()
-    place.store.write(
-        merge(
-            sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=key)
-            for key, sample in samples.items()
-        )
-    )
+    place.store.write(merge(units))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from agentr_core import answers
-from agentr_core.config import EvaluationSetConfig, Recipe
-from agentr_core.errors import DataFault, IllTypedAnswer
+from agentr_core.config import EvaluationSetConfig, InstancesConfig, Recipe
+from agentr_core.errors import ConfigError, DataFault, IllTypedAnswer
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Deriving, Environment
 from agentr_core.stages.place import Workplace
@@ -20,13 +20,38 @@ from agentr_core.types import Instance
 
 
 def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration: `train_limit` of the training split drawn anew, in their own order."""
-    pool = env.instances(recipe.instances.train)
-    limit = recipe.instances.train_limit
-    if not limit or limit >= len(pool):
+    """Return the instances of an iteration: `train_limit` of the training split, in its order.
+
+    They are drawn for each iteration anew, or once for all, and only from those that `instances.only` names. Raises
+    `ConfigError` when the split has not all that are named in a list, or none of a range.
+    """
+    config = recipe.instances
+    pool = _named(env.instances(config.train), config)
+    if not config.train_limit or config.train_limit >= len(pool):
         return tuple(pool)
-    rng = random.Random(derive_seed(recipe.seed, "instances", iteration))
-    return tuple(pool[position] for position in sorted(rng.sample(range(len(pool)), limit)))
+    rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
+    return tuple(pool[position] for position in sorted(rng.sample(range(len(pool)), config.train_limit)))
+
+
+def _named(pool: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
+    """Return what `instances.only` leaves of a split."""
+    numbers = config.numbers()
+    if not config.only:
+        return pool
+    if max(numbers) < len(pool) and all(pool[number].index == number for number in numbers):
+        # A split that counts from 0 may hold billions, and need not be gone through.
+        return [pool[number] for number in sorted(numbers)]
+    wanted = numbers if isinstance(numbers, range) else frozenset(numbers)
+    found = [instance for instance in pool if instance.index in wanted]
+    missing = sorted(set(numbers) - {instance.index for instance in found}) if isinstance(wanted, frozenset) else []
+    if missing or not found:
+        which = f"no instance {', '.join(map(str, missing[:5]))}" if missing else f"none of {config.only}"
+        least, most = min(i.index for i in pool), max(i.index for i in pool)
+        raise ConfigError(
+            f"instances.only: split {config.train} of the environment has {which}; it has {len(pool)} instances, "
+            f"numbered from {least} to {most}"
+        )
+    return found
 
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:

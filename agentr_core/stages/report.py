@@ -150,20 +150,23 @@ def _judge(place: Workplace, iteration: int) -> JudgeRecord | None:
     if not verdicts:
         return None
     paths = place.all(
-        "select c.first_error, c.first_error - p.shared_steps + 1 from critique c join pair p using (pair_id) "
-        "where p.iteration_id = ?",
+        "select c.first_error from critique c join pair p using (pair_id) where p.iteration_id = ?",
         place.source_id(iteration),
     )
-    lengths: dict[int, int] = {}
-    for _, length in paths:
-        if length is not None:
-            lengths[length] = lengths.get(length, 0) + 1
+    # An error within the shared steps leaves nothing of the bad path's own before it.
+    lengths = place.all(
+        "select greatest(0, c.first_error - p.shared_steps + 1) as length, count(*) "
+        "from critique c join pair p using (pair_id) "
+        "where p.iteration_id = $1 and c.first_error is not null and p.pair_id in "
+        "(select pair_id from sample where iteration_id = $1 and kind = 'revision') group by length order by length",
+        place.source_id(iteration),
+    )
     return JudgeRecord(
         verdicts=tuple(Tally(name=name, count=count) for name, count in verdicts),
         paths=len(paths),
         model=place.recipe.models.judge.label if place.recipe.models.judge else "",
-        no_error=sum(first is None for first, _ in paths),
-        revision_lengths=tuple(LengthCount(steps=steps, count=lengths[steps]) for steps in sorted(lengths)),
+        no_error=sum(first is None for (first,) in paths),
+        revision_lengths=tuple(LengthCount(steps=steps, count=count) for steps, count in lengths),
         oracle=agreement(place, iteration),
     )
 

@@ -49,8 +49,10 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
     verdicts: dict[int, StepVerdict] = {v.position: v for v in critique.verdicts} if critique else {}
     first_error = critique.first_error if critique else None
     turns = []
+    dropped = int(sample.provenance.extra.get("dropped", 0))
     for number, message in enumerate(sample.messages):
-        position = (number - _OPENING) // 2
+        # What a window left out lies between the first reply and the turn after it.
+        position = (number - _OPENING + 2 * dropped * (number > _OPENING)) // 2
         reply = message.role == "assistant" and number >= _OPENING
         verdict = verdicts.get(position) if reply and position < cut else None
         turns.append(
@@ -70,8 +72,7 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
 def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
     if number < _OPENING:
         return "opening"
-    if position < split:
-        return "shared"
-    if position < cut:
-        return "bad"
-    return "revision" if position == cut else "good"
+    if position >= cut:
+        return "revision" if position == cut else "good"
+    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the same.
+    return "shared" if position < split else "bad"

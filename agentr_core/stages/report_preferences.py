@@ -55,11 +55,16 @@ def treeless_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]
     expert, explored, solved, pairs, samples, rows = (
         int(number or 0) for number in place.one(_COUNTS, source, own) or (0,) * 6
     )
+    by_expert = FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, source, "expert"))
     stages = {
-        "sft": [FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, source, "expert"))],
-        "rft": [FunnelStage(name="explored episodes", count=explored), FunnelStage(name="successes", count=solved)],
+        "sft": [by_expert],
+        "rft": [
+            *([by_expert] if place.recipe.eto.clones(iteration) else []),
+            FunnelStage(name="explored episodes", count=explored),
+            FunnelStage(name="successes", count=solved),
+        ],
         "dpo": [
-            FunnelStage(name="expert episodes", count=expert, rejected=_rejected(place, source, "expert")),
+            by_expert,
             FunnelStage(name="explored episodes", count=explored),
             FunnelStage(name="preference pairs", count=pairs, rejected=_rejected(place, source, STAGE)),
         ],

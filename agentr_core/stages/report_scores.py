@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.evaluation import metrics
 from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore
 from agentr_core.stages.evaluate import evaluation_id, pass_at_k
+from agentr_core.stages.lost_episodes import counted_episodes, lost_episodes
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import load_episodes
 from agentr_core.store.codec.trajectories import Episode
 
 Load = Callable[[int, str], list[Episode]]
-"""Returns the stored episodes of an iteration's model on a set."""
+"""Returns the counted episodes of an iteration's model on a set."""
 
 
 def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
@@ -25,14 +26,17 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
     def load(number: int, name: str) -> list[Episode]:
         key = number, name
         if key not in known:
-            known[key] = load_episodes(place.store, evaluation_id(place, number, name))
+            known[key] = counted_episodes(place, evaluation_id(place, number, name))
         return known[key]
 
     found = []
     for number in range(iteration + 1):
         if episodes := load(number, TEST):
             sets = tuple(_sets(place, number, load)) if place.recipe.evaluation.sets else ()
-            found.append(_score(number, episodes, load(number, REVISION), sets))
+            score = _score(number, episodes, load(number, REVISION), sets)
+            names = (TEST, REVISION, *place.recipe.evaluation.sets)
+            lost = sum(len(lost_episodes(place, evaluation_id(place, number, name))) for name in names)
+            found.append(replace(score, lost=lost, lost_as=place.recipe.errors.count_as))
     return tuple(found)
 
 
@@ -41,7 +45,7 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
 
     None when one of the two was not evaluated.
     """
-    now, before = (load_episodes(place.store, evaluation_id(place, i, TEST)) for i in (iteration, other))
+    now, before = (counted_episodes(place, evaluation_id(place, i, TEST)) for i in (iteration, other))
     return _gain(now, before)
 
 
@@ -108,7 +112,9 @@ def _by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
 
 def _score(number: int, episodes: list[Episode], revision: list[Episode], sets: tuple[SetScore, ...]) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
-    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in trajectories])
+    # What failed for good did nothing that could repeat itself.
+    played = [episode.trajectory for episode in episodes if episode.trajectory_id]
+    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
     steps = metrics.mean_steps_to_success(trajectories)
     return IterationScore(
         iteration=number,
@@ -121,8 +127,8 @@ def _score(number: int, episodes: list[Episode], revision: list[Episode], sets: 
         ),
         revision=_estimate(metrics.success_rate([e.trajectory.success for e in revision])) if revision else None,
         revision_reward=_estimate(metrics.mean_reward([e.trajectory.reward for e in revision])) if revision else None,
-        loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)),
-        looping=repeated.stuck_share,
+        loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)) if played else (),
+        looping=repeated.stuck_share if played else None,
         sets=sets,
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from agentr_core.conversation import Fits
 from agentr_core.errors import IllTypedAnswer
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.pairing import good_paths
 from agentr_core.protocols import Environment
+from agentr_core.rendering import load_renderer
 from agentr_core.samples import sample_id
 from agentr_core.search.paths import leaf_paths
 from agentr_core.splicing import continued, good_sample, pair_key, splice
@@ -20,7 +23,8 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory
+from agentr_core.stretches import drops, split
+from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory, Tree
 
 T = TypeVar("T")
 
@@ -44,6 +48,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     if place.recipe.splice.mode == "continued":
         tries = await continuations(place, iteration, pairs, critiques, seed=seed)
     iteration_id = place.iteration_id(iteration)
+    fits = _fits(place, iteration)
     revisions: list[Rows] = []
     rejections: list[Rejection] = []
 
@@ -59,22 +64,20 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
             if isinstance(made, Rejection):
                 rejections.append(made)
                 continue
-            revisions.extend(
-                sample_rows(
-                    sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
-                )
-                for trajectory_id, sample in made
-            )
-        kept = []
-        for key, tree in trees.items():
-            for path in good_paths(leaf_paths(tree, key), place.recipe.alpha(iteration)):
-                try:
-                    sample = good_sample(path, env, prune=place.recipe.splice.prune)
-                except IllTypedAnswer as error:
-                    rejections.append(_ill_typed(f"{path.tree_id}:{path.leaf}", error))
+            for trajectory_id, whole in made:
+                read = _as_read(place, whole, fits, pair_key(pair))
+                if isinstance(read, Rejection):
+                    rejections.append(read)
                     continue
-                kept.append(_good_rows(sample, path, iteration_id))
-        return kept
+                revisions.extend(
+                    sample_rows(
+                        sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
+                    )
+                    for sample in read
+                )
+        good, unread = _good(place, env, trees, iteration, fits)
+        rejections.extend(unread)
+        return good
 
     with place.timed(STAGE, iteration) as clock:
         good = await in_thread(_within, place, make)
@@ -82,6 +85,56 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
         place.store.write(merge([*revisions, *good, rejected]))
         clock.add({})
     return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
+
+
+def _good(
+    place: Workplace, env: Environment, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
+) -> tuple[list[Rows], list[Rejection]]:
+    """Return the rows of the good paths' samples, and what was turned away of them."""
+    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    rows: list[Rows] = []
+    rejections: list[Rejection] = []
+    for key, tree in trees.items():
+        for path in good_paths(leaf_paths(tree, key), alpha, rule):
+            read = _good_samples(place, env, path, fits)
+            if isinstance(read, Rejection):
+                rejections.append(read)
+            else:
+                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+    return rows, rejections
+
+
+def _fits(place: Workplace, iteration: int) -> Fits | None:
+    """Return what tells whether a prompt leaves the policy room for a reply; None where a recipe has no window."""
+    recipe = place.recipe
+    if recipe.context == "stop":
+        return None
+    path = place.policy(iteration).path
+    renderer, context = load_renderer(path), context_length_of(path, recipe.model.context_length)
+    continued = recipe.splice.mode == "continued"
+    room = recipe.splice.continuation.max_new_tokens if continued else recipe.search.max_new_tokens
+    return lambda messages: len(renderer.render_prompt(messages)) + room <= context
+
+
+def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
+    """Return a splice as it would be read: nobody drew its turns one after the other, so they are measured."""
+    if fits is None:
+        return (sample,)
+    return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
+
+
+def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
+    """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they would be read."""
+    prune = place.recipe.splice.prune
+    subject = f"{path.tree_id}:{path.leaf}"
+    try:
+        sample = good_sample(path, env, prune=prune)
+    except IllTypedAnswer as error:
+        return _ill_typed(subject, error)
+    if prune:
+        return _as_read(place, sample, fits, subject)
+    dropped = [step.dropped for step in path.trajectory.steps]
+    return split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
 
 
 def _within(place: Workplace, make: Callable[[Environment], T]) -> T:
@@ -102,14 +155,14 @@ def _revisions(
     seed: int,
 ) -> list[tuple[str | None, Sample]] | Rejection:
     """Return the revision samples of a pair, each with the id of the trajectory behind it if it has one of its own."""
-    config, alpha = place.recipe.splice, place.recipe.alpha(iteration)
+    config, alpha, rule = place.recipe.splice, place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     if critique is None and config.mode != "direct":
         detail = "judging its tree failed; table event has the error"
         return Rejection(stage=STAGE, subject=pair_key(pair), reason="not-judged", detail=detail)
     if config.mode == "continued":
-        samples = continued(pair, critique, tries, env, config, alpha=alpha, seed=seed)
+        samples = continued(pair, critique, tries, env, config, alpha=alpha, rule=rule, seed=seed)
         return samples if isinstance(samples, Rejection) else list(samples.items())
-    made = splice(pair, critique, env, config, alpha=alpha, seed=seed)
+    made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
 
 

@@ -32,9 +32,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     if row is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
     config, epochs, loss = training_of(recipe, iteration)
-    # Pairs are made of what the policy did: it goes on from there, and is its own reference.
-    fresh = recipe.training.start_from == "base" and loss is None
-    parent = place.trained(0) if fresh else place.policy(iteration)
+    parent = place.trained(0) if begins_anew(recipe, iteration) else place.policy(iteration)
     seed = derive_seed(recipe.seed, "train", iteration) % 2**31
     about = (parent.id, row[0], config.anywhere(), epochs, seed)
     checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
@@ -85,6 +83,15 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     }
 
 
+def begins_anew(recipe: Recipe, iteration: int) -> bool:
+    """Return whether an iteration trains the model that the run began with, and not the last policy."""
+    phase = recipe.phase(iteration)
+    if phase == "dpo":
+        # Pairs are made of what the policy did: it goes on from there, and is its own reference.
+        return False
+    return recipe.training.start_from == "base" or (phase == "rft" and recipe.eto.clones(iteration))
+
+
 def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:
     """Return the settings, epochs and preference loss of an iteration's training.
 
@@ -97,6 +104,7 @@ def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, 
         recipe.training,
         learning_rate=_at(dpo.learning_rate, turn),
         max_tokens=dpo.max_tokens,
+        step_tokens=0,
         per_device_train_batch_size=dpo.per_device_train_batch_size,
         gradient_accumulation_steps=dpo.gradient_accumulation_steps,
         lr_scheduler_type=dpo.lr_scheduler_type,

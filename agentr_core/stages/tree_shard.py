@@ -10,9 +10,10 @@ from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import EnvironmentPool, phase, run_all
 from agentr_core.rollout import EpisodeTimer, call
+from agentr_core.search.expansion import sampling_of
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
-from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed
+from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed, window
 from agentr_core.stages.shards import Effort
 from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_rows
 from agentr_core.types import Instance, Tree
@@ -108,6 +109,7 @@ class TreeShard:
                             recipe.search,
                             seed=head.seed,
                             tree=start,
+                            fits=window(recipe, batcher, sampling_of(recipe.search)),
                             on_expansion=take,
                             timer=timer,
                         )

@@ -27,11 +27,22 @@ class Plan:
         return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
 
 
-def plan(tokens: Sequence[int], *, per_step: int, epochs: float, max_tokens: int, seed: int) -> Plan:
+def plan(
+    tokens: Sequence[int],
+    *,
+    per_step: int,
+    epochs: float,
+    max_tokens: int,
+    seed: int,
+    lengths: Sequence[int] = (),
+    step_tokens: int = 0,
+) -> Plan:
     """Return the steps of a training on rows with `tokens[i]` trained tokens each.
 
     Rows come in a new random order every epoch; all steps but the last have `per_step` samples, also across the
-    border of two epochs. With `max_tokens` above 0 the sample that reaches it is the last one, whatever `epochs` says.
+    border of two epochs. With `step_tokens` above 0 a step takes samples instead while their `lengths`, in tokens, come
+    to no more than that; it has one at least. With `max_tokens` above 0 the sample that reaches it is the last one,
+    whatever `epochs` says.
 
     Raises `DataFault` when there are no rows or one without trained tokens.
     """
@@ -40,9 +51,24 @@ def plan(tokens: Sequence[int], *, per_step: int, epochs: float, max_tokens: int
     if min(tokens) < 1:
         raise DataFault(f"row {tokens.index(min(tokens))} of the dataset has no trained token; leave it out")
     order = tuple(_samples(tokens, epochs=epochs, max_tokens=max_tokens, seed=seed))
-    steps = tuple(order[start : start + per_step] for start in range(0, len(order), per_step))
+    if step_tokens:
+        steps = tuple(_filled(order, lengths, step_tokens))
+    else:
+        steps = tuple(order[start : start + per_step] for start in range(0, len(order), per_step))
     seen = accumulate(sum(tokens[row] for row in step) for step in steps)
     return Plan(steps=steps, trained_tokens=tuple(seen), epochs=len(order) / len(tokens))
+
+
+def _filled(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    step: list[int] = []
+    held = 0
+    for row in order:
+        if step and held + lengths[row] > most:
+            yield tuple(step)
+            step, held = [], 0
+        step.append(row)
+        held += lengths[row]
+    yield tuple(step)
 
 
 def _samples(tokens: Sequence[int], *, epochs: float, max_tokens: int, seed: int) -> Iterator[int]:

@@ -62,6 +62,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
         max_tokens=job.config.max_tokens,
         seed=job.seed,
+        lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
+        step_tokens=job.config.step_tokens,
     )
     # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then the model.
     settings = method.arguments(job, steps=len(steps.steps))

@@ -54,7 +54,8 @@ ARMS = {
     "revision": ["data.use=revision"],
     "both": ["data.use=both", "training.learning_rate=1e-4"],
     "cloning": ["data.use=expert"],
-    "rft": ["data.use=successes"],
+    "rft": ["data.use=rft"],
+    "own": ["data.use=successes"],
     "eto": ["data.use=preferences", "eto.dpo.beta=[0.3]"],
 }
 SOURCES = {
@@ -62,7 +63,8 @@ SOURCES = {
     "revision": {"revision"},
     "both": {"good", "revision"},
     "cloning": {"expert"},
-    "rft": {"good"},
+    "rft": {"expert", "good"},
+    "own": {"good"},
     "eto": {"chosen", "rejected"},
 }
 
@@ -182,7 +184,7 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
         )
         assert {kind for kind, *_ in used} == SOURCES[arm.name]
         assert {origin for *_, origin in used} == {one.pool.iteration_id(1)}
-        if arm.name in ("good", "rft"):
+        if arm.name in ("good", "own"):
             assert [(source, tree) for _, source, tree, _ in used] == [
                 ("tree", True) if arm.name == "good" else ("rollout", False)
             ]
@@ -191,7 +193,7 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
     assert one.asked == asked, "no arm asks the model for anything"
     assert one.ask("select (from (select count(*) from tree)), count(*) from trajectory") == grown
     assert {len(found) for found in hashes.values()} == {2}, "each seed has its own order"
-    assert len(set.union(*hashes.values())) == 12
+    assert len(set.union(*hashes.values())) == 14
     assert one.ask("select * from v_orphans") == []
     assert one.ask("select distinct comparison, arm, trains_on from v_arms order by arm") == sorted(
         ("doors", name, changes[0].removeprefix("data.use=")) for name, changes in ARMS.items()
@@ -337,7 +339,7 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
     wanted = recipe(model=tiny_model_dir)
     pool = run_id_of(wanted)
     ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
-    assert len({pool, *ids}) == 25
+    assert len({pool, *ids}) == 29
     assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
     for change in ("search.width=3", "data.use=good", "eto.explore.samples=1", "seed=1", "evaluation.max_steps=9"):
         assert run_id_of(recipe(change, model=tiny_model_dir)) != pool
@@ -349,6 +351,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
 
     assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
     assert stages("successes") == ("explore",)
+    assert stages("rft") == ("demonstrate", "explore")
     assert stages("preferences") == ("demonstrate", "explore", "prefer")
     assert stages("preferences", overrides=["eto.preferences.against=own"]) == ("explore", "prefer")
     assert stages("preferences", overrides=["eto.preferences.source=file", "eto.preferences.file=f"]) == ("prefer",)
@@ -398,7 +401,7 @@ def test_fields_that_belong_elsewhere_are_refused(data: dict[str, Any], said: st
 def test_only_arms_that_are_there_can_be_chosen() -> None:
     assert list(chosen(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
     with pytest.raises(
-        ConfigError, match="recipe doors has no arm dagger; it has good, revision, both, cloning, rft, eto"
+        ConfigError, match="recipe doors has no arm dagger; it has good, revision, both, cloning, rft, own, eto"
     ):
         chosen(recipe(), ["good", "dagger"])
 

@@ -15,6 +15,7 @@ from agentr_core.config import parse
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import sections
 from agentr_core.stages.collect import collect
 from agentr_core.stages.dataset import dataset, dataset_file
@@ -25,6 +26,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.prefer import prefer
 from agentr_core.stages.report import build_report
 from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.stages.train import begins_anew
 from agentr_core.store import Store
 from agentr_core.store.codec import load_preferences, load_samples
 from agentr_core.types import Generation, Instance, Request, Transition
@@ -306,6 +308,59 @@ async def test_own_successes_are_the_samples_of_rejection_sampling(site: Sites) 
     assert one.ask("select * from v_orphans") == []
 
 
+async def test_published_rejection_sampling_has_the_experts_episodes_too(site: Sites) -> None:
+    one = await prepare(site("eto.phases=[rft]", "eto.rft=with_expert", "eto.explore.samples=6"))
+    assert await demonstrate(one.place, 1) == {"expert": 6, "rejected": 0}
+    successes = (await explore(one.place, 1))["successes"]
+
+    samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(1)).values()
+    kinds = [str(sample.kind) for sample in samples]
+    assert (kinds.count("expert"), kinds.count("good")) == (6, successes)
+    made = (await dataset(one.place, 1))["samples"]
+    assert made["expert"] > 0
+    assert made["good"] > 0
+    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    assert funnel[:3] == [("expert episodes", 6), ("explored episodes", 42), ("successes", successes)]
+
+
+def test_published_rejection_sampling_begins_with_the_first_model(site: Sites) -> None:
+    published = site("eto.phases=[sft, rft, dpo]", "eto.rft=with_expert").place.recipe
+    assert [begins_anew(published, iteration) for iteration in (1, 2, 3)] == [False, True, False]
+    own = site("eto.phases=[sft, rft, dpo]").place.recipe
+    assert [begins_anew(own, iteration) for iteration in (1, 2, 3)] == [False, False, False]
+
+
+async def test_episodes_that_fail_for_good_count_as_the_recipe_says(site: Sites) -> None:
+    said = {}
+    for way in ("out", "zero"):
+        plays = ("evaluation.episodes=3", "evaluation.temperature=1.0")
+        one = await prepare(site(f"errors.count_as={way}", *plays, broken=["door/test/1"], folder=way))
+        found = await evaluate(one.place, 0)
+        total = len(one.place.make_environment().instances("test")) * 3
+        (score,) = build_report(one.place, 0).scores
+        ((episodes, lost, success, reward),) = one.ask(
+            "select episodes, lost, success, reward from v_evaluations where evaluation = 'test'"
+        )
+        assert (score.lost, lost) == (3, 3)
+        assert found["test"]["n"] == score.success.n == score.reward.n == episodes
+        assert episodes == (total if way == "zero" else total - 3)
+        assert score.success.value == pytest.approx(success)
+        assert score.reward.value == pytest.approx(reward)
+        said[way] = round(success * episodes)
+        text = render_markdown(build_report(one.place, 0))
+        how = "left out of the means" if way == "out" else "counted as failures with reward 0"
+        assert f"base: episodes that failed for good, {how}: 3." in text.replace("Base", "base")
+        # It is no episode that anything else could go on from.
+        assert one.ask("select count(*) from episode") == [(total - 3,)]
+
+        whole = site(f"errors.count_as={way}", *plays, folder=way)
+        mended = await evaluate(whole.place, 0)
+        assert mended["test"]["n"] == total
+        assert whole.ask("select lost from v_evaluations where evaluation = 'test'") == [(0,)]
+        assert build_report(whole.place, 0).scores[0].lost == 0
+    assert said["out"] == said["zero"]
+
+
 async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
     other = site("search={dives: 3, width: 3, depth: 5, max_new_tokens: 8}", method="agent-r")
     await prepare(other)
@@ -429,6 +484,7 @@ async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
     [
         (["eto.phases=[]"], "eto.phases: name at least one of sft, rft and dpo"),
         (["eto.phases=[ppo]"], "eto.phases.0: "),
+        (["eto.rft=with_expert"], "eto.rft: has no use without an iteration rft in eto.phases"),
         (["eto.explore.greedy=false"], "without greedy and samples nothing is explored"),
         (["eto.explore.samples=2", "eto.explore.temperature=0"], "at temperature 0 all samples are the greedy episode"),
         (["eto.preferences.source=trees"], "eto.preferences.trees: source trees needs it"),

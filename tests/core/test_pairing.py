@@ -39,6 +39,30 @@ def test_alpha_of_one_accepts_a_reward_of_one() -> None:
     assert pairs(ladder(0.99, 0.0), alpha=1.0) == set()
 
 
+def test_alpha_is_at_least_or_more_than_and_the_whole_reward_is_always_enough() -> None:
+    above = PairsConfig(alpha_rule="more_than")
+    paths = ladder(0.8, 0.5, 0.0)
+    assert pairs(paths, 0.5) == {(0.8, 0.5), (0.8, 0.0), (0.5, 0.0)}
+    assert pairs(paths, 0.5, above) == {(0.8, 0.5), (0.8, 0.0)}
+    assert pairs(ladder(1.0, 0.0), 1.0, above) == {(1.0, 0.0)}
+    assert pairs(ladder(0.99, 0.0), 1.0, above) == set()
+    assert [path.trajectory.reward for path in good_paths(paths, 0.5, "more_than")] == [0.8]
+
+
+def test_the_published_order_is_the_same_for_every_seed_and_decides_under_the_caps() -> None:
+    paths = ladder(1.0, 0.0, 1.0, 0.5)
+    every, _ = pairs_of_tree("t", paths, PairsConfig(order="shuffled"), alpha=1.0, seed=5)
+    assert len(every) == 4
+    assert pairs_of_tree("u", paths, PairsConfig(order="shuffled"), alpha=1.0, seed=6)[0] == every
+    capped, rejections = pairs_of_tree("t", paths, PairsConfig(order="shuffled", per_tree=3), alpha=1.0, seed=5)
+    assert capped == every[:3]
+    assert [r.reason for r in rejections] == ["per-tree-cap"]
+    first_of = {pair.bad.leaf: pair for pair in reversed(every)}
+    one_each, _ = pairs_of_tree("t", paths, PairsConfig(order="shuffled", per_bad_leaf=1), alpha=1.0, seed=5)
+    assert sorted(p.bad.leaf for p in one_each) == sorted(first_of)
+    assert all(pair == first_of[pair.bad.leaf] for pair in one_each)
+
+
 def test_gap_and_absolute_line_differ() -> None:
     paths = ladder(1.0, 0.7, 0.4, 0.1)
     assert pairs(paths, 0.5, PairsConfig(beta=0.35)) == {(1.0, 0.4), (1.0, 0.1), (0.7, 0.1)}

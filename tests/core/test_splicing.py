@@ -7,6 +7,7 @@ from toy import Line
 from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 
 from agentr_core.config import SpliceConfig
+from agentr_core.config_splicing import splice_faults
 from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
 from agentr_core.rows import token_row, trained_stretches
 from agentr_core.splicing import good_sample, splice
@@ -126,6 +127,31 @@ def test_impossible_splices_are_rejected(good: list[str], bad: list[str], error:
     assert (rejected.stage, rejected.reason) == ("splice", reason)
     assert rejected.subject == f"t:{case.good.leaf}:{case.bad.leaf}"
     assert rejected.detail
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "kept"),
+    [(BAD, 0, ["look"]), (BAD, 3, BAD), (["look", "jump"], 1, ["look", "jump"])],
+)
+def test_impossible_splices_are_kept_as_published_if_a_recipe_says_so(
+    bad: list[str], error: int, kept: list[str]
+) -> None:
+    config = SpliceConfig(mode="blind", impossible="keep")
+    case = ToyTree(0).pair(GOOD, bad)
+    made = splice(case, critique(error), Line(), config, alpha=1.0, seed=0)
+    assert isinstance(made, Sample)
+    replies = [m for m in made.messages[3:] if m.role == "assistant"]
+    texts = [*map(reply, kept), replies[len(kept)].text, *map(reply, ["right", "right"])]
+    assert [m.text for m in replies] == texts
+    assert [m.train for m in replies] == [False] * len(kept) + [True] * 3
+    assert (made.provenance.split, made.provenance.cut) == (1, len(kept))
+    assert set(token_row(made, renderer()).trained_tokens) == {"revision_turn", "good_suffix"}
+
+
+def test_modes_that_play_keep_no_impossible_splice() -> None:
+    for mode in ("verified", "continued"):
+        (fault,) = splice_faults(SpliceConfig(mode=mode, impossible="keep"))  # type: ignore[arg-type]
+        assert fault.startswith(f"splice.impossible: mode {mode} plays its splices")
 
 
 def test_a_missing_critique_is_the_callers_mistake() -> None:

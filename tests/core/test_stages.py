@@ -198,6 +198,27 @@ async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Cal
     assert again.asked == Asked()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("impossible", ["reject", "keep"])
+async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
+    site: Callable[..., Site], impossible: str
+) -> None:
+    root = ("critique.scan_from=root", "splice.mode=blind", f"splice.impossible={impossible}", "pairs.order=shuffled")
+    one = site(*root)
+    await make_data(one.place)
+    record = build_report(one.place, 1).judge
+    assert record is not None
+    lengths = {item.steps: item.count for item in record.revision_lengths}
+    # The judge calls every step bad, so the first error is the first step: where paths part at once, or before.
+    [(at_once, shared)] = one.place.all(
+        "select count(*) filter (shared_steps = 0), count(*) filter (shared_steps > 0) from pair"
+    )
+    assert shared > 0
+    assert lengths == ({1: at_once, 0: shared} if impossible == "keep" else {1: at_once})
+    spliced = count(one.place, "select count(distinct pair_id) from sample where kind = 'revision'")
+    assert sum(lengths.values()) == spliced
+
+
 async def test_a_lost_dataset_file_is_made_anew_and_is_the_same(site: Callable[..., Site]) -> None:
     one = site()
     made = await make_data(one.place)

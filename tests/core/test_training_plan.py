@@ -22,6 +22,20 @@ def test_each_epoch_sees_every_row_once_in_another_order():
     assert made.epochs == 2
 
 
+def test_a_step_may_be_as_many_tokens_as_packed_rows_hold():
+    lengths = [10, 10, 30, 5, 40, 10, 100]
+    made = plan(TOKENS, per_step=3, epochs=2, max_tokens=0, seed=1, lengths=lengths, step_tokens=60)
+    plain = plan(TOKENS, per_step=3, epochs=2, max_tokens=0, seed=1)
+
+    assert [row for step in made.steps for row in step] == [row for step in plain.steps for row in step]
+    full = [sum(lengths[row] for row in step) for step in made.steps]
+    assert all(held <= 60 or len(step) == 1 for held, step in zip(full, made.steps, strict=True))
+    # No step ends while the next sample would still have had room in it.
+    following = [lengths[step[0]] for step in made.steps[1:]]
+    assert all(held + more > 60 for held, more in zip(full, following, strict=False))
+    assert made.trained_tokens[-1] == plain.trained_tokens[-1] == 2 * sum(TOKENS)
+
+
 def test_trained_tokens_are_counted_up_to_the_end_of_each_step():
     made = plan(TOKENS, per_step=3, epochs=1, max_tokens=0, seed=1)
 

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from agentr_core.config import parse
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
-from flows.flywheel import flywheel
+from flows.flywheel import construction, flywheel
 from flows.local import run_recipe
 from tasks.checks import check
 from tasks.plan import describe
@@ -53,6 +54,13 @@ evaluation:
   max_new_tokens: 6
   revision_test: {{max_steps: 4}}
 """
+
+
+def test_published_rejection_sampling_plays_the_expert_first() -> None:
+    one = {"name": "r", "method": "eto", "model": {"path": "m"}, "eto": {"phases": ["sft", "rft"]}}
+    assert [stage.name for stage in construction(parse(one), 2)] == ["explore"]
+    published = parse(one, ["eto.rft=with_expert"])
+    assert [stage.name for stage in construction(published, 2)] == ["demonstrate", "explore"]
 
 
 class Turned:

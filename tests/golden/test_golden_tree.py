@@ -20,12 +20,12 @@ async def test_tree(golden: Callable[[str, str], None]) -> None:
 
 
 def rendered(tree: Tree) -> str:
-    """Return readable JSON: one line for each node, its token ids left out."""
+    """Return readable JSON: one line for each node, its token ids left out, and what no window left out."""
     nodes = []
     for node in tree.nodes:
         row = dataclasses.asdict(node)
         if row["step"]:
-            del row["step"]["token_ids"], row["step"]["logprobs"]
+            del row["step"]["token_ids"], row["step"]["logprobs"], row["step"]["dropped"]
         nodes.append(json.dumps(row))
     head = {
         "instance": tree.instance.key,

@@ -204,11 +204,12 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
         "success": step.success,
         "disaster": step.disaster,
         "draw": number if draw is None else draw.number,
+        "dropped": step.dropped,
     }
 
 
 def _step(record: tuple[Any, ...]) -> Step:
-    reply, action, matched, valid, observation, reward, terminated, success, disaster, token_ids, logprobs = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, dropped, *tokens = record
     return Step(
         reply=reply,
         action=action,
@@ -219,7 +220,8 @@ def _step(record: tuple[Any, ...]) -> Step:
         terminated=terminated,
         success=success,
         disaster=disaster,
-        **sampled(token_ids, logprobs),
+        dropped=dropped or 0,
+        **sampled(*tokens),
     )
 
 
@@ -238,7 +240,7 @@ order by t.trajectory_id
 """
 _STEPS = f"""
 select s.trajectory_id, r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success,
-    s.disaster, g.token_ids, g.logprobs
+    s.disaster, s.dropped, g.token_ids, g.logprobs
 from step s
 join trajectory t using (trajectory_id)
 join text r on r.text_id = s.reply_id

@@ -190,6 +190,7 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
         "terminated": None if step is None else step.terminated,
         "success": None if step is None else step.success,
         "disaster": None if step is None else step.disaster,
+        "dropped": None if step is None else step.dropped,
         "visits": node.visits,
         "value_sum": float(node.value_sum),
         "terminal": node.terminal,
@@ -203,7 +204,7 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
 def _node(record: tuple[Any, ...]) -> Node:
     _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *sampling_and_step = record
     token_ids, logprobs, reply, action, matched, valid, observation, *outcome = sampling_and_step
-    reward, terminated, success, disaster = outcome
+    reward, terminated, success, disaster, dropped = outcome
     step = None
     if reply is not None:
         step = Step(
@@ -216,6 +217,7 @@ def _node(record: tuple[Any, ...]) -> Node:
             terminated=terminated,
             success=success,
             disaster=disaster,
+            dropped=dropped or 0,
             **sampled(token_ids, logprobs),
         )
     return Node(
@@ -241,7 +243,8 @@ where t.tree_id in (select unnest(?))
 """
 _NODES = """
 select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
-    g.token_ids, g.logprobs, r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster
+    g.token_ids, g.logprobs, r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success,
+    n.disaster, n.dropped
 from node n
 left join text r on r.text_id = n.reply_id
 left join text o on o.text_id = n.observation_id

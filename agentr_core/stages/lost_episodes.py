@@ -1,0 +1,92 @@
+"""Episodes of an evaluation that failed for good: kept as rejections, counted as the recipe says, and never data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.stages.place import Workplace
+from agentr_core.store.codec import load_episodes, rejection_rows
+from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.tables import Rows
+from agentr_core.types import Instance, Rejection, StopReason, Trajectory
+
+STAGE = "evaluate"
+REASON = "no-reward"
+
+
+def lost_rows(
+    evaluation_id: str, plans: Iterable[EpisodePlan], played: Iterable[Episode], *, iteration_id: str
+) -> Rows:
+    """Return a rejection for each planned episode of an evaluation that was not played; its subject names both."""
+    done = {_key(episode) for episode in played}
+    detail = "the episode has no reward; table event has the error that ended it"
+    return rejection_rows(
+        [
+            Rejection(stage=STAGE, subject=f"{evaluation_id}:{plan.key}", reason=REASON, detail=detail)
+            for plan in plans
+            if plan.key not in done
+        ],
+        iteration_id=iteration_id,
+    )
+
+
+def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+    """Return the episodes over which the means of an evaluation are taken.
+
+    With `errors.count_as: zero` those that failed for good are among them, as failures without a step.
+    """
+    played = load_episodes(place.store, evaluation_id)
+    return played if place.recipe.errors.count_as == "out" else [*played, *lost_episodes(place, evaluation_id)]
+
+
+def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+    """Return the episodes of an evaluation that failed for good and were not played since, as failures of no steps."""
+    subjects = place.all(
+        "select subject from rejection where stage = ? and reason = ? and starts_with(subject, ?) order by subject",
+        STAGE,
+        REASON,
+        f"{evaluation_id}:",
+    )
+    if not subjects:
+        return []
+    done = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
+    keys = [subject.removeprefix(f"{evaluation_id}:") for (subject,) in subjects]
+    lost = [_failure(key) for key in keys if key not in done]
+    known = {
+        key: (depth, origin)
+        for key, depth, origin in place.all(
+            "select instance_id, depth, coalesce(origin_id, instance_id) from instance "
+            "where instance_id in (select unnest(?))",
+            [episode.instance.key for episode in lost],
+        )
+    }
+    return [
+        replace(episode, depth=depth, origin=origin)
+        for episode in lost
+        for depth, origin in [known[episode.instance.key]]
+    ]
+
+
+def _key(episode: Episode) -> str:
+    return f"{episode.instance.key}#{episode.repeat}" + (f"@{episode.cut}" if episode.cut else "")
+
+
+def _failure(key: str) -> Episode:
+    name, _, numbers = key.rpartition("#")
+    environment, split, index = name.rsplit("/", 2)
+    repeat, _, cut = numbers.partition("@")
+    instance = Instance(environment=environment, split=split, index=int(index))
+    return Episode(
+        trajectory_id="",
+        instance=instance,
+        repeat=int(repeat),
+        cut=int(cut or 0),
+        trajectory=Trajectory(
+            instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
+        ),
+        invalid_actions=None,
+        environment_seconds=None,
+        sampling_seconds=None,
+    )

@@ -1,0 +1,170 @@
+"""The records of the published code of Agent-R, by a miniature of its rules, and ours with its settings: all equal.
+
+The miniature reads nodes and judgements and nothing else of ours. Source: the description of the method's record
+building (leaves, pairs, first-error critique, splice), written down here afresh.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from toy import Line, Policy, generation, instance
+
+from agentr_core.config import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.critique.locate import critique_of, judge_paths, scans_of
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.pairing import good_paths, pairs_of_tree
+from agentr_core.reflections import REFLECTIONS
+from agentr_core.search.grow import grow
+from agentr_core.search.paths import leaf_paths
+from agentr_core.splicing import good_sample, splice
+from agentr_core.types import Critique, Generation, Message, Node, Request, Sample, Tree
+
+Turn = tuple[str, str, bool]
+JUDGED = (
+    "It helps.\nJudgement: Good",
+    "Who knows.\nJudgement: uncertain",
+    "It harms.\nJudgement: Bad",
+    "I cannot tell.",
+)
+REFLECTION: Turn = ("assistant", "Thought: one of ten\nAction: wait", True)
+
+
+def judgement(tree: Tree, node: int) -> str:
+    """What the judge says of a step: mostly good, so that errors come late, too."""
+    draw = int(fingerprint(tree.seed, node), 16) % 10
+    return JUDGED[min(3, max(0, draw - 6))]
+
+
+class Published:
+    """The published way from a tree to its records."""
+
+    def __init__(self, tree: Tree, env: Line, *, alpha: float, beta: float) -> None:
+        self.tree, self.alpha, self.beta = tree, alpha, beta
+        self.opening: list[Turn] = [
+            ("user", env.instruction, False),
+            ("assistant", "Ok.", False),
+            ("user", tree.first_observation, False),
+        ]
+
+    def leaves(self) -> list[Node]:
+        parents = {node.parent for node in self.tree.nodes}
+        return [node for node in self.tree.nodes if node.terminal and node.index not in parents]
+
+    def way(self, leaf: Node) -> list[Node]:
+        nodes = [leaf]
+        while nodes[0].parent > 0:
+            nodes.insert(0, self.tree.nodes[nodes[0].parent])
+        return nodes
+
+    def pairs(self) -> list[tuple[Node, Node]]:
+        if self.tree.nodes[0].value_sum <= 0:
+            return []
+        leaves = sorted(self.leaves(), key=lambda node: node.value, reverse=True)
+        found = [(high, low) for high in leaves for low in leaves if high.value - low.value > self.beta + 1e-9]
+        found = [(high, low) for high, low in found if self.good(high)]
+        random.Random(123).shuffle(found)
+        return found
+
+    def good(self, leaf: Node) -> bool:
+        return leaf.value > self.alpha or leaf.value == 1
+
+    def kept(self, low: list[Node], judged: bool) -> list[Node]:
+        kept = []
+        for node in low:
+            kept.append(node)
+            said = judgement(self.tree, node.index).rpartition("Judgement:")[2].lower()
+            if judged and "good" not in said and "uncertain" not in said:
+                break
+        return kept
+
+    def record(self, high: Node, low: Node, judged: bool) -> list[Turn]:
+        good, bad = self.way(high), self.way(low)
+        shared = 0
+        while shared < min(len(good), len(bad)) and self.reply(good[shared]) == self.reply(bad[shared]):
+            shared += 1
+        turns = [*self.opening, *self.turns(self.kept(bad, judged), train=False), REFLECTION, ("user", "ok.", False)]
+        return [*turns, *self.turns(good[shared:], train=True)][:-1]
+
+    def whole(self, leaf: Node) -> list[Turn]:
+        return [*self.opening, *self.turns(self.way(leaf), train=True)][:-1]
+
+    def reply(self, node: Node) -> str:
+        assert node.step is not None
+        return node.step.reply
+
+    def turns(self, nodes: Sequence[Node], *, train: bool) -> list[Turn]:
+        found: list[Turn] = []
+        for node in nodes:
+            assert node.step is not None
+            found += [("assistant", node.step.reply, train), ("user", node.step.observation, False)]
+        return found
+
+
+SPLICE = {"no_error": "keep", "reflections": 10, "impossible": "keep"}
+CRITIQUE = CritiqueConfig(temperature=1.0, scan_from="root", unparsable="bad")
+
+
+async def critic(tree: Tree, tree_id: str, pairs: Sequence[object]) -> Callable[..., Critique]:
+    node_of = {derive_seed(7, "critique", tree_id, node.index): node.index for node in tree.nodes}
+
+    async def ask(request: Request) -> list[Generation]:
+        return [generation(judgement(tree, node_of[request.seed]))]
+
+    scans = scans_of(pairs, CRITIQUE)  # type: ignore[arg-type]
+    judged = await judge_paths(scans, ask, CRITIQUE, seed=7, count_tokens=lambda _: 1, context_length=9999)
+    return lambda pair: critique_of(pair, judged, CRITIQUE)
+
+
+async def trees() -> list[Tree]:
+    config = SearchConfig(dives=6, width=4, depth=5)
+    moves = ("right", "right", "left", "look", "stop", "jump")
+    return [await grow(instance(index % 5), Line(), Policy(moves), config, seed=index) for index in range(40)]
+
+
+def read(sample: object) -> list[Turn]:
+    assert isinstance(sample, Sample), sample
+    return [_plain(message) for message in sample.messages]
+
+
+def _plain(message: Message) -> Turn:
+    thought, _, action = message.text.partition("\nAction: ")
+    if thought.removeprefix("Thought: ") in REFLECTIONS[:10] and action == "wait":
+        return REFLECTION if message.train else ("assistant", "an untrained reflection", False)
+    return message.role, message.text, message.train
+
+
+@pytest.mark.parametrize("mode", ["blind", "direct"])
+@pytest.mark.parametrize("alpha", [0.5, 0.7, 1.0])
+async def test_the_published_settings_give_the_published_records_in_number_and_order(mode: str, alpha: float) -> None:
+    """At 269e248 more than half of them were missing: cut in the shared steps, or after the end of an episode."""
+    pairs_config = PairsConfig(alpha=(alpha,), beta=0.2, alpha_rule="more_than", order="shuffled")
+    config = SpliceConfig(mode=mode, **SPLICE)  # type: ignore[arg-type]
+    env, total, impossible = Line(), 0, 0
+    for number, tree in enumerate(await trees()):
+        tree_id = f"t{number}"
+        theirs = Published(tree, env, alpha=alpha, beta=0.2)
+        expected = [theirs.record(high, low, mode == "blind") for high, low in theirs.pairs()]
+        pairs, _ = pairs_of_tree(tree_id, leaf_paths(tree, tree_id), pairs_config, alpha=alpha, seed=3)
+        critique = await critic(tree, tree_id, pairs)
+        made = [splice(pair, critique(pair), env, config, alpha=alpha, seed=5) for pair in pairs]
+        assert [read(sample) for sample in made] == expected
+        total += len(made)
+        strict = SpliceConfig(mode=mode, no_error="keep")  # type: ignore[arg-type]
+        impossible += sum(
+            not isinstance(splice(pair, critique(pair), env, strict, alpha=alpha, seed=5), Sample) for pair in pairs
+        )
+    assert total > 400
+    assert impossible > total / 3, "what only splice.impossible=keep keeps"
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.7, 1.0])
+async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> None:
+    env = Line()
+    for number, tree in enumerate(await trees()):
+        theirs = Published(tree, env, alpha=alpha, beta=0.2)
+        expected = [theirs.whole(leaf) for leaf in theirs.leaves() if theirs.good(leaf)]
+        found = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
+        assert [read(good_sample(path, env)) for path in found] == expected

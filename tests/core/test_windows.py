@@ -1,0 +1,241 @@
+"""Histories that outgrow the context: what is left out, what is read, and that what was read is what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path as File
+
+import pytest
+from toy import Line, Policy, Script, instance
+from toy_paths import ToyTree, critique, renderer
+
+from agentr_core.config import PreferencesConfig, SearchConfig, SpliceConfig
+from agentr_core.conversation import conversation, droppable, fewest_dropped, windowed
+from agentr_core.errors import PromptTooLong
+from agentr_core.filters import good_per_tree
+from agentr_core.fingerprint import derive_seed
+from agentr_core.preferences import Played, among_own
+from agentr_core.rollout import episode
+from agentr_core.rows import token_row
+from agentr_core.samples import check_flags, turn_classes
+from agentr_core.search.grow import grow
+from agentr_core.search.paths import leaf_paths
+from agentr_core.splicing import good_sample, splice
+from agentr_core.store import Store
+from agentr_core.store.codec import TreeHead, load_trajectories, load_tree, trajectory_rows, tree_rows
+from agentr_core.store.tables import merge
+from agentr_core.stretches import drops, split
+from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory
+
+READ = 9
+"""Turns that the toy's context holds: the four that stay, and two exchanges with the last observation."""
+
+
+def fits(messages: tuple[Message, ...]) -> bool:
+    return len(messages) <= READ
+
+
+def texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+def prompts_of(samples: Sequence[Sample]) -> list[list[tuple[str, str]]]:
+    """What stands before each trained reply, with the reply at the end, in the order of the replies."""
+    return [
+        texts(sample.messages[: position + 1])
+        for sample in samples
+        for position, message in enumerate(sample.messages)
+        if message.train
+    ]
+
+
+class Walk(Policy):
+    """Looks around for so many steps, and then walks to the goal."""
+
+    def __init__(self, looks: int, *, max_messages: int = 1000) -> None:
+        super().__init__(max_messages=max_messages)
+        self.looks = looks
+
+    def reply(self, request: Request, number: int) -> str:
+        made = len([r for r in self.requests if len(r.messages) <= self.max_messages])
+        return f"Thought: {made}\nAction: {'look' if made <= self.looks else 'right'}"
+
+
+async def played(policy: Policy, *, window: bool = True) -> Trajectory:
+    sampling = Sampling(max_new_tokens=5)
+    return await episode(
+        instance(0), Line(), policy, max_steps=20, sampling=sampling, seed=1, fits=fits if window else None
+    )
+
+
+def published(messages: list[Message], limit: int) -> list[Message]:
+    """The published rule: while the history is too long, the messages 4 and 5 go."""
+    while len(messages) > limit and len(messages) > 5:
+        del messages[4:6]
+    return messages
+
+
+def test_the_oldest_exchanges_go_and_the_beginning_stays() -> None:
+    env = Line()
+    steps = ToyTree(3).path(*["look"] * 4, "right").trajectory.steps
+    whole = conversation(env, "The goal.", steps)
+    for limit in range(1, 16):
+        dropped = fewest_dropped(whole, lambda messages, limit=limit: len(messages) <= limit)  # type: ignore[misc]
+        assert list(windowed(whole, dropped)) == published(list(whole), limit)
+    assert droppable(whole) == 4
+    assert texts(windowed(whole, 4)) == [*texts(whole[:4]), *texts(whole[-1:])]
+    assert fewest_dropped(whole[:3], lambda _: False) == 0
+
+
+async def test_an_episode_goes_on_and_each_stretch_is_what_was_read() -> None:
+    policy = Walk(looks=6)
+    made = await played(policy)
+    assert (made.stop, len(made.steps)) == (StopReason.SUCCESS, 8)
+    assert [step.dropped for step in made.steps] == [0, 0, 0, 0, 1, 2, 3, 4]
+    assert max(len(request.messages) for request in policy.requests) == READ
+
+    path = ToyTree(0).path("look")
+    whole = good_sample(type(path)(tree_id="t", nodes=tuple(range(1, 9)), trajectory=made), Line())
+    found = split(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t:8")
+    assert isinstance(found, tuple)
+    assert len(found) == 5
+    said = [("assistant", step.reply) for step in made.steps]
+    read = [[*texts(request.messages), reply] for request, reply in zip(policy.requests, said, strict=True)]
+    assert prompts_of(found) == read
+    for sample in found:
+        check_flags(sample)
+        assert turn_classes(sample) == ("good_path",) * len(turn_classes(sample))
+    assert [sample.provenance.extra["stretch"] for sample in found] == [0, 1, 2, 3, 4]
+
+
+async def test_without_a_window_the_episode_ends_where_the_context_does() -> None:
+    made = await played(Walk(looks=6, max_messages=READ), window=False)
+    assert (made.stop, len(made.steps)) == (StopReason.CONTEXT_LIMIT, 4)
+    assert {step.dropped for step in made.steps} == {0}
+
+
+async def test_a_model_that_counts_more_than_we_do_is_asked_again_with_less() -> None:
+    policy = Walk(looks=6, max_messages=READ - 2)
+    made = await played(policy)
+    assert made.stop is StopReason.SUCCESS
+    assert [step.dropped for step in made.steps] == [0, 0, 0, 1, 2, 3, 4, 5]
+    tiny = await played(Walk(looks=6, max_messages=4))
+    assert (tiny.stop, len(tiny.steps)) == (StopReason.CONTEXT_LIMIT, 1)
+
+
+@pytest.mark.parametrize("method", ["mcts", "rollouts"])
+async def test_paths_of_a_tree_are_trained_as_they_were_read_also_after_an_interruption(method: str) -> None:
+    config = SearchConfig(method=method, dives=4, width=2, depth=8)  # type: ignore[arg-type]
+    policy = Policy(("look", "look", "look", "right"), max_messages=READ)
+    expansions = []
+    tree = await grow(instance(3), Line(), policy, config, seed=4, fits=fits, on_expansion=expansions.append)
+    assert max(node.step.dropped for node in tree.nodes if node.step) == 5
+    assert StopReason.CONTEXT_LIMIT not in {node.stop for node in tree.nodes}
+
+    read = {tuple(texts(request.messages)) for request in policy.requests}
+    paths = leaf_paths(tree, "t")
+    for path in paths:
+        dropped = [step.dropped for step in path.trajectory.steps]
+        samples = split(good_sample(path, Line()), dropped, "stretches", stage="splice", subject="t")
+        assert isinstance(samples, tuple)
+        prompts = prompts_of(samples)
+        assert len(prompts) == len(dropped)
+        assert all(tuple(prompt[:-1]) in read for prompt in prompts)
+        # Measured again, as a splice is, the same exchanges are left out.
+        assert list(drops(good_sample(path, Line()).messages, fits)) == dropped
+
+
+async def test_what_was_left_out_is_stored(tmp_path: File) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    tree = await grow(
+        instance(3), Line(), Policy(("look",)), SearchConfig(dives=1, width=1, depth=8), seed=4, fits=fits
+    )
+    head = TreeHead(
+        tree_id="t",
+        iteration_id="i",
+        instance=tree.instance,
+        first_observation=tree.first_observation,
+        checkpoint_id="c",
+        seed=4,
+        config=SearchConfig(),
+    )
+    made = await played(Walk(looks=6))
+    store.write(merge([tree_rows(head, tree), trajectory_rows("e", made, source="rollout", iteration_id="i")]))
+    loaded = load_tree(store, "t")
+    assert loaded is not None
+    assert [n.step.dropped for n in loaded.nodes if n.step] == [n.step.dropped for n in tree.nodes if n.step]
+    assert [s.dropped for s in load_trajectories(store, ["e"])["e"].steps] == [s.dropped for s in made.steps]
+
+
+def spliced(good: Sequence[str], bad: Sequence[str], error: int) -> Sample:
+    made = splice(ToyTree(2).pair(good, bad), critique(error), Line(), SpliceConfig(mode="blind"), alpha=1.0, seed=0)
+    assert isinstance(made, Sample)
+    return made
+
+
+def test_a_splice_is_trained_through_the_window_that_it_would_be_read_through() -> None:
+    whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
+    replies = [position for position in range(3, len(whole.messages), 2)]
+    dropped = drops(whole.messages, fits)
+    assert dropped == (0, 0, 0, 0, 1, 2, 3, 4, 5)
+    samples = split(whole, dropped, "stretches", stage="splice", subject="t:1:2")
+    assert isinstance(samples, tuple)
+    expected = [
+        [*texts(windowed(whole.messages[:reply], number)), *texts(whole.messages[reply : reply + 1])]
+        for reply, number in zip(replies, dropped, strict=True)
+        if whole.messages[reply].train
+    ]
+    assert prompts_of(samples) == expected
+    assert [turn_classes(sample) for sample in samples] == [("revision_turn",)] + [("good_suffix",)] * 4
+    assert {sample.provenance.cut for sample in samples} == {4}
+    for sample in samples:
+        check_flags(sample)
+        assert token_row(sample, renderer()).trained_tokens
+
+
+def test_a_windowed_path_is_turned_away_if_the_recipe_says_so() -> None:
+    whole = spliced(["look", "right", "right", "right", "right"], ["look", *["left"] * 4, "look"], 3)
+    found = split(whole, drops(whole.messages, fits), "reject", stage="splice", subject="t:1:2")
+    assert isinstance(found, Rejection)
+    assert (found.subject, found.reason) == ("t:1:2", "windowed")
+    assert found.detail.startswith("from step 4 on")
+    short = spliced(["right", "right", "right", "right"], ["left", "look"], 0)
+    assert split(short, drops(short.messages, lambda _: True), "reject", stage="splice", subject="t") == (short,)
+
+
+async def test_the_stretches_of_a_path_count_once_under_the_cap() -> None:
+    samples: list[Sample] = []
+    for leaf, looks in enumerate((6, 4, 5)):
+        made = await played(Walk(looks=looks))
+        path = ToyTree(0).path("look")
+        whole = good_sample(type(path)(tree_id="t", nodes=(leaf,), trajectory=made), Line())
+        found = split(whole, [step.dropped for step in made.steps], "stretches", stage="splice", subject="t")
+        assert isinstance(found, tuple)
+        samples += found
+    kept, rejected = good_per_tree(samples, 1)
+    assert {sample.provenance.good_leaf for sample in kept} == {1}
+    assert len(kept) == 3
+    assert len(kept) + len(rejected) == len(samples)
+
+
+async def test_no_pair_has_a_windowed_side() -> None:
+    good = await played(Script(["right"]))
+    bad = await played(Walk(looks=99))
+    assert bad.stop is StopReason.STEP_LIMIT
+    pairs = [Played("good", good), Played("bad", bad)]
+    made, rejected = among_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
+    assert made == ()
+    assert [(one.subject, one.reason) for one in rejected] == [("bad", "windowed")]
+    # The losing side is cut before it was read through a window.
+    made, rejected = among_own(pairs, Line(), PreferencesConfig(extra_rounds=2))
+    assert (len(made), rejected) == (1, ())
+
+
+async def test_the_conversation_that_fits_is_the_one_that_is_sent() -> None:
+    async def deaf(request: Request) -> list[Generation]:
+        raise PromptTooLong("nothing fits")
+
+    made = await episode(
+        instance(0), Line(), deaf, max_steps=3, sampling=Sampling(), seed=derive_seed(1), fits=lambda _: False
+    )
+    assert (made.stop, made.steps) == (StopReason.CONTEXT_LIMIT, ())
