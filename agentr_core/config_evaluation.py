@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from agentr_core.config_fields import Count, Natural, Temperature, record
+from agentr_core.fingerprint import later
 
 
 @record
@@ -27,3 +32,6 @@ class EvaluationConfig:
     """Episodes for each instance; more than one only makes sense at a temperature above 0."""
     max_new_tokens: Count = 500
     revision_test: RevisionTestConfig = RevisionTestConfig()
+    disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
+    """What an episode that ended in a disaster counts in the mean reward of a report: published means of ScienceWorld
+    count a wrong focus as -1. In data and in the search its reward is 0 in any case."""

@@ -33,10 +33,7 @@ def listed_commands(
     """
     needed = _needed(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
-    if distractors == "published":
-        others = _published_pool(world, goal)
-    else:
-        others = _distinct_pool(world, needed, rng)
+    others = _published_pool(world, goal) if distractors == "published" else _distinct_pool(world, needed, rng)
     listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
     rng.shuffle(listed)
     return tuple(listed)

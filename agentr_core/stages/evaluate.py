@@ -7,7 +7,7 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
-from agentr_core.evaluation.metrics import mean_reward, success_rate
+from agentr_core.evaluation.metrics import counted_reward, mean_reward, success_rate
 from agentr_core.evaluation.revision import revision_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.episode_shard import EpisodeShard
@@ -73,7 +73,7 @@ def _cut_seed(place: Workplace) -> int:
     return place.recipe.seed if row is None else int(row[0])
 
 
-def _best_of(key: str, played: list[Episode]) -> list[Rows]:
+def _best_of(key: str, played: list[Episode], disaster_counts: float) -> list[Rows]:
     """Return the success and reward of the best of each instance's episodes as metrics, where it has several.
 
     Who picks the best one has looked at the environment's reward: a bound, and a baseline of the ETO paper.
@@ -85,7 +85,9 @@ def _best_of(key: str, played: list[Episode]) -> list[Rows]:
     if most < 2:
         return []
     success = success_rate([any(e.trajectory.success for e in episodes) for episodes in by_instance.values()])
-    reward = mean_reward([max(e.trajectory.reward for e in episodes) for episodes in by_instance.values()])
+    reward = mean_reward(
+        [max(counted_reward(e.trajectory, disaster_counts) for e in episodes) for episodes in by_instance.values()]
+    )
     return [
         metric_rows("evaluation", key, f"best_of_{most}_{name}", e.mean, low=e.low, high=e.high, n=e.n)
         for name, e in (("success", success), ("reward", reward))
@@ -139,6 +141,8 @@ async def _play(
                 clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
             clock.add({"store": writer.seconds})
     played = load_episodes(place.store, key)
-    place.store.write(merge([head(True), *(_best_of(key, played) if name == TEST else [])]))
+    place.store.write(
+        merge([head(True), *(_best_of(key, played, recipe.evaluation.disaster_counts) if name == TEST else [])])
+    )
     successes = [episode.trajectory.success for episode in played]
     return asdict(success_rate(successes)) if successes else {"n": 0}

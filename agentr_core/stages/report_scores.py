@@ -24,7 +24,7 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
             if episodes:
                 depths = [env.depth(episode.instance) for episode in episodes]
                 revision = load_episodes(place.store, evaluation_id(place, number, REVISION))
-                found.append(_score(number, episodes, depths, revision))
+                found.append(_score(number, episodes, depths, revision, place.recipe.evaluation.disaster_counts))
         return tuple(found)
     finally:
         env.close()
@@ -50,14 +50,20 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
     return Estimate(value=mean, low=mean - Z * spread, high=mean + Z * spread, n=len(gains))
 
 
-def _score(number: int, episodes: list[Episode], depths: list[int | None], revision: list[Episode]) -> IterationScore:
+def _score(
+    number: int,
+    episodes: list[Episode],
+    depths: list[int | None],
+    revision: list[Episode],
+    disaster_counts: float,
+) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in trajectories])
     steps = metrics.mean_steps_to_success(trajectories)
     return IterationScore(
         iteration=number,
         success=_estimate(metrics.success_rate([t.success for t in trajectories])),
-        reward=_estimate(metrics.mean_reward([t.reward for t in trajectories])),
+        reward=_estimate(metrics.mean_reward([metrics.counted_reward(t, disaster_counts) for t in trajectories])),
         steps_to_success=steps if math.isfinite(steps) else None,
         by_depth=tuple(
             DepthScore(depth=depth, success=_estimate(estimate))

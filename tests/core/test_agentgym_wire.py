@@ -81,6 +81,12 @@ def test_first_observations(world: str, answer: Any, first: str) -> None:
         ),
         ("weather", {"observation": "x", "reward": 1.0, "done": False}, Turn("x", 1.0, False, False, True)),
         (
+            "maze",
+            {"observation": "Failure\n", "reward": -1.0, "done": True},
+            Turn("Failure\n", 0.0, True, False, False),
+        ),
+        ("maze", {"observation": "Success\n", "reward": 1.0, "done": True}, Turn("Success\n", 1.0, True, False, True)),
+        (
             "webarena",
             {"observation": "x", "reward": 0, "terminated": False, "truncated": True, "info": {}},
             Turn("x", 0.0, False, True, False),
@@ -129,6 +135,15 @@ def test_answers_that_break_the_contract(answer: Any, said: str) -> None:
 def test_parsing(world: str, reply: str, action: str) -> None:
     kind = getattr(worlds, world)
     assert kind(url="http://127.0.0.1:9", train="600", test="601").parse(reply) == action
+
+
+def test_the_goal_of_the_maze_is_no_start() -> None:
+    kind = worlds.Maze
+    assert len(kind(url="http://127.0.0.1:9", train="0-20", test="21-24").instances("test")) == 4
+    with pytest.raises(ConfigError, match="option test has the number 25, which the server cannot begin; 0 to 24 can"):
+        kind(url="http://127.0.0.1:9", train="0-20", test="21-25")
+    with pytest.raises(MalformedAnswer, match=r"a reward of -1 is not in \[0, 1\]"):
+        WIRES["maze"].read_step({"observation": "x", "reward": -1.0, "done": False})
 
 
 def test_errors_come_in_the_style_of_the_family() -> None:

@@ -62,6 +62,8 @@ class AgentGymWorld(ABC):
     acknowledgement: ClassVar[str] = "Ok."
     step_limit: ClassVar[int]
     variables: ClassVar[Mapping[str, str]]
+    playable: ClassVar[range | None] = None
+    """The numbers that the server can begin; None where any may be one."""
     can_snapshot: ClassVar[bool] = False
     blocking: ClassVar[bool] = True
 
@@ -93,6 +95,7 @@ class AgentGymWorld(ABC):
             raise ConfigError(
                 f"{self.name} needs the options train and test: instances such as 0-99,120, or a data file of AgentGym"
             )
+        self._check_playable()
         check_apart(self._ids["train"], self._ids["test"], self.name)
         self._retries = retries
         self._opened: Opened | None = None
@@ -268,6 +271,16 @@ class AgentGymWorld(ABC):
             self._server.close("/close", {self.wire.id_key: opened.env_id})
         else:
             self._server.give_back(opened.env_id)
+
+    def _check_playable(self) -> None:
+        if self.playable is None:
+            return
+        for split, ids in self._ids.items():
+            if beyond := [number for number in ids if number not in self.playable]:
+                raise ConfigError(
+                    f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
+                    f"{self.playable[0]} to {self.playable[-1]} can be played"
+                )
 
     def _connect(self, url: str, timeout_s: float, patience_s: float) -> Connection:
         variable = self.variables["url"]

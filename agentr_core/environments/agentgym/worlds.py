@@ -176,10 +176,11 @@ class Sheet(_ToolWorld, world="sheet"):
 
 
 class Maze(_LineWorld, world="maze"):
-    """The 26 starts in one maze of LMRL-Gym."""
+    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, and cannot begin there."""
 
     instruction = texts.MAZE
     step_limit = 15
+    playable = range(25)
 
 
 class Wordle(_LineWorld, world="wordle"):
