@@ -5,7 +5,6 @@ Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any, Literal, get_args
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
 from agentr_core.environments.agentgym.texts import SCIWORLD
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
 from agentr_core.environments.sciworld_matching import match
 from agentr_core.environments.sciworld_pool import Path, SimulatorPool, simulators
 from agentr_core.environments.sciworld_simulator import Answer, JavaSettings, check_packages
@@ -34,8 +34,6 @@ Setting = Literal["agentgym", "eto"]
 SPLITS = ("train", "dev", "test")
 UNKNOWN = "No known action matches that input."
 TELEPORT = "teleport to PLACE, which needs no doors"
-
-_ACTION = re.compile(r"Action:[ \t]*\n?([^\n]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +183,7 @@ class SciWorld:
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
-        found = _ACTION.findall(reply)
-        return found[-1].strip() if found else ""
+        return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to.

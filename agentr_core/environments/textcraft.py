@@ -7,7 +7,6 @@ so that transcripts can be compared. Unlike the served version the text of an in
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,13 +26,11 @@ from agentr_core.environments.crafting_recipes import (
 from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
+from agentr_core.environments.replies import words_after_label
 from agentr_core.environments.shaped import ShapedWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Transition, Verdict
-
-_LABELLED = re.compile(r"Action:[ \t]*(.*)")
-_FOREIGN = re.compile(r"[^a-z0-9, ]")
 
 RENAMINGS = 1_000_000
 """How often each official instance comes under other names."""
@@ -119,7 +116,7 @@ class TextCraft:
         return crafting_text.first_observation(task)
 
     def parse(self, reply: str) -> str:
-        """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
         return parse_action(reply)
 
     def step(self, action: str) -> Transition:
@@ -217,6 +214,9 @@ _shipped_split = cache(load_split)
 
 
 def parse_action(reply: str) -> str:
-    """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
-    labelled = _LABELLED.findall(reply)
-    return " ".join(_FOREIGN.sub("", labelled[-1].lower()).split()) if labelled else ""
+    """Return the line after the last "Action:" of a reply, lower case, without foreign characters.
+
+    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's client has it.
+    """
+    action = words_after_label(reply).lower()
+    return "inventory" if action == "look" else action

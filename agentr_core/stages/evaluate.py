@@ -141,8 +141,7 @@ async def _play(
                 clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
             clock.add({"store": writer.seconds})
     played = load_episodes(place.store, key)
-    place.store.write(
-        merge([head(True), *(_best_of(key, played, recipe.evaluation.disaster_counts) if name == TEST else [])])
-    )
+    best = _best_of(key, played, recipe.evaluation.disaster_counts) if name == TEST else []
+    place.store.write(merge([head(True), *best]))
     successes = [episode.trajectory.success for episode in played]
     return asdict(success_rate(successes)) if successes else {"n": 0}

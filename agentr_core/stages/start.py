@@ -38,10 +38,8 @@ def run_id_of(recipe: Recipe) -> str:
     files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
     models = {role: identity(model) for role, model in own.items()}
     version = registry.version_of(recipe.environment.name, recipe.environment.options)
-    changed = {"environment": version} if version > 1 else {}
-    return fingerprint(
-        "run", asked_for(recipe), models, behaviour, *filter(None, (files, recipe.compare.pool, changed))
-    )
+    further = files, recipe.compare.pool, {"environment": version} if version > 1 else {}
+    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
 
 
 def asked_for(recipe: Recipe) -> dict[str, Any]:
