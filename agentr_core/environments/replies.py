@@ -3,10 +3,13 @@
 Each world's parser is one of these functions, at times with a rule of its own on top. They take all that the client of
 that world in AgentGym takes (arXiv 2406.04151), and a little more, for a reason each:
 
-- The text `</s>` at the end is left out. AgentGym's clients mean to do that, and take a character too many with it.
-- Of several labels the last one counts. So it does in AgentGym's clients of WebShop, ScienceWorld and ALFWorld; those of
-  TextCraft and BabyAI answer such a reply with an error of their own, which would be a step of which no world knows.
-- Where an action is one line, the lines below it are left out: models go on with observations they make up.
+- The text `</s>` at the end is left out. AgentGym's clients mean to do that, and take a
+  character too many with it.
+- Of several labels the last one counts. So it does in AgentGym's clients of WebShop, ScienceWorld
+  and ALFWorld; those of TextCraft and BabyAI answer such a reply with an error of their own, which
+  would be a step of which the world knows nothing.
+- Where an action is one line, the lines below it are left out: models go on with observations
+  that they make up.
 - In the web shop the label may have a number, as in the transcripts that come with the shop.
 """
 
@@ -34,7 +37,7 @@ def after_label(reply: str, *, unlabelled: bool = False) -> str:
 
     With `unlabelled` a reply without a label is taken as a whole.
     """
-    before, label, text = without_end(reply).rpartition(LABEL)
+    _, label, text = without_end(reply).rpartition(LABEL)
     return text.strip() if label or unlabelled else ""
 
 
@@ -44,7 +47,7 @@ def line_after_label(reply: str, *, unlabelled: bool = False) -> str:
 
 
 def words_after_label(reply: str) -> str:
-    """Return the line after the last label, of letters, digits, commas and single blanks alone, as AgentGym sends it."""
+    """Return the line after the last label with its letters, digits, commas and single blanks alone."""
     return " ".join(_FOREIGN.sub("", line_after_label(reply)).split())
 
 
