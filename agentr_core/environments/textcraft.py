@@ -7,7 +7,7 @@ so that transcripts can be compared. Unlike the served version the text of an in
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,6 +36,12 @@ RENAMINGS = 1_000_000
 """How often each official instance comes under other names."""
 RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
 """The splits of official instances under other names, and the splits that these come from."""
+
+_INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
+    "procedural": lambda book: ProceduralWorlds(),
+    "shaped": ShapedWorlds,
+}
+"""The splits of invented worlds, and what makes them beside the official ones."""
 
 
 class TextCraft:
@@ -78,10 +84,7 @@ class TextCraft:
             )
         self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
         self._split = _shipped_split()
-        self._invented: dict[str, ProceduralWorlds | ShapedWorlds] = {
-            "procedural": ProceduralWorlds(),
-            "shaped": ShapedWorlds(self.book),
-        }
+        self._families: dict[str, ProceduralWorlds | ShapedWorlds] = {}
         self._expert = expert
         self._distractors = distractors
         self._world: RecipeBook = self.book
@@ -90,12 +93,12 @@ class TextCraft:
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return ("train", "test", "rest", *self._invented, *RENAMED)
+        return ("train", "test", "rest", *_INVENTED, *RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
-        if split in self._invented:
-            indices: Sequence[int] = range(self._invented[split].count)
+        if split in _INVENTED:
+            indices: Sequence[int] = range(self._invented(split).count)
         elif split in RENAMED:
             indices = range(RENAMINGS * len(self._published(RENAMED[split])))
         elif split in self._split:
@@ -143,8 +146,8 @@ class TextCraft:
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
-        if instance.split in self._invented:
-            world, goal = self._invented[instance.split].world(instance.index)
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
             return world.depth(goal)
         return self.book.goals[self.origin(instance).index][1]
 
@@ -174,6 +177,12 @@ class TextCraft:
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""
 
+    def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
+        """Return the worlds of an invented split; they are set up when one is first needed, which takes a moment."""
+        if split not in self._families:
+            self._families[split] = _INVENTED[split](self.book)
+        return self._families[split]
+
     def _published(self, split: str) -> list[int]:
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
@@ -191,8 +200,8 @@ class TextCraft:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
         drawn: Distractors = "distinct"
-        if instance.split in self._invented:
-            world, goal = self._invented[instance.split].world(instance.index)
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
         elif origin.index < len(self.book.goals):
             world, goal, drawn = self.book, self.book.goals[origin.index][0], self._distractors
         else:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from served import Fault, answer, cut, hang
 from servers import free_port
@@ -110,6 +113,41 @@ def test_textcraft_over_http_is_textcraft_in_process() -> None:
 
         assert check(lambda: worlds.TextCraft(url=world.url), instances_per_split=2) == ()
         assert world.open_ids() == []
+
+
+def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> None:
+    native = textcraft.TextCraft()
+    numbers = numbered(native, ("train", "test", "rest"))
+
+    def named() -> Any:
+        return registry.make("textcraft", {})
+
+    with served_world(named, WIRES["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
+        http.post("/create", json={})
+        began = time.perf_counter()
+        opened = [http.post("/create", json={}).json()["id"] for _ in range(200)]
+        assert time.perf_counter() - began < 3
+        assert len(set(opened)) == 200
+        for env_id in opened:
+            http.post("/close", json={"id": env_id})
+
+        def visit(number: int) -> None:
+            env = worlds.TextCraft(url=world.url, timeout_s=60)
+            there, here = env.instances("train")[number], native.instances("train")[number]
+            with httpx.Client(base_url=world.url, timeout=60) as other:
+                first = env.reset(there)
+                assert first == textcraft.TextCraft().reset(here)
+                assert env._opened is not None
+                key = {"id": env._opened.env_id}
+                for count in range(1, 4):
+                    said = env.step(f"get {count} oak logs").observation
+                    assert other.get("/observation", params=key).json() == said
+                assert env.step("inventory").observation == "Inventory: [oak logs] (6) "
+            env.close()
+
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(visit, range(64)))
+        assert len(world.open_ids()) == 1
 
 
 UNCLEAR: dict[str, Fault] = {

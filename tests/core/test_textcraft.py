@@ -79,6 +79,14 @@ def test_answers_to_what_fails(env, action, answer):
     assert (transition.reward, transition.terminated, transition.info["success"]) == (0.0, False, False)
 
 
+def test_expert_episodes_win_in_the_form_of_agentgyms_demonstrations(env):
+    for instance in env.instances("test")[::10]:
+        env.reset(instance)
+        for reply in env.expert(instance):
+            last = env.step(env.parse(reply.replace("Thought: ", "Thought:\n").replace("\nAction: ", "\n\nAction:\n")))
+        assert last.info["success"], instance.key
+
+
 def test_multiples_are_refused_and_the_requested_number_is_ignored(env):
     env.reset(at(env, goal_index(env, "ladder")))
     env.step("get 4 oak logs")
