@@ -368,6 +368,31 @@ def test_a_server_is_reached_or_it_is_told_which_one_and_how_it_is_had(line: Wor
         worlds.TextCraft(url=absent, patience_s=0).reach()
 
 
+def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
+    native = textcraft.TextCraft()
+    numbers = numbered(native, ("train", "test", "rest"))
+    order = sorted(numbers)
+    # A folder that lists its files in another order gives the goals other numbers; a few stay by chance.
+    elsewhere = {number: numbers[order[(place + 3) % len(order)]] for place, number in enumerate(order)}
+    elsewhere[order[0]] = numbers[order[0]]
+    with served_world(textcraft.TextCraft, WIRES["textcraft"], elsewhere) as world:
+        env = worlds.TextCraft(url=world.url)
+        said = (
+            r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
+        )
+        with pytest.raises(EnvironmentServerError, match=said):
+            env.reach()
+        with pytest.raises(EnvironmentServerError, match="number 33 has the goal"):
+            env.reset(Instance(environment=env.name, split="train", index=33))
+        env.close()
+        assert world.open_ids() == []
+    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbers) as world:
+        env = worlds.TextCraft(url=world.url)
+        env.reach()
+        env.close()
+        assert world.open_ids() == []
+
+
 def test_options_are_checked_before_anything_is_sent(tmp_path: Any) -> None:
     def refused(kind: type[AgentGymWorld] = worlds.WebShop, **options: Any) -> str:
         with pytest.raises(ConfigError) as raised:

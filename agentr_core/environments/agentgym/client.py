@@ -107,11 +107,28 @@ class AgentGymWorld(ABC):
         self._closed = False
 
     def reach(self) -> None:
-        """Return once the server answers. Raises `EnvironmentServerError` if it does not within `patience_s`."""
+        """Return once the server answers, and what it begins with is what the instances are.
+
+        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins with something else.
+        """
         try:
             self._server.reach()
         except EnvironmentUnavailable as fault:
             raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
+        for instance in self.probes():
+            try:
+                self.reset(instance)
+            except EnvironmentFault as fault:
+                # Whether a run needs this instance is not known here; if so, its episode tells.
+                _log.warning("%s could not be begun to see what the server has there: %s", instance.key, fault)
+
+    def probes(self) -> Sequence[Instance]:
+        """Return the instances that are begun at the start, for `check_first` to look at."""
+        return ()
+
+    def check_first(self, instance: Instance, first: str) -> None:
+        """Raise `EnvironmentServerError` when an instance does not begin as it should; here anything may begin it."""
+        return
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published instances of each split that has any."""
@@ -215,7 +232,9 @@ class AgentGymWorld(ABC):
                 # Refusals that the create itself waited out came before the id.
                 restarts = self._server.restarts
             self._opened = Opened(env_id, restarts)
-        return self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+        first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+        self.check_first(instance, first)
+        return first
 
     def _create(self, body: dict[str, Any]) -> int:
         answer = self._server.post("/create", body, patient=True)
@@ -281,6 +300,11 @@ class AgentGymWorld(ABC):
                     f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
                     f"{self.playable[0]} to {self.playable[-1]} can be played"
                 )
+
+    @property
+    def url(self) -> str:
+        """The address of the server, with the prefix of the world."""
+        return self._server.url
 
     def _connect(self, url: str, timeout_s: float, patience_s: float) -> Connection:
         variable = self.variables["url"]

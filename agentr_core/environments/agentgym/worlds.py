@@ -13,6 +13,7 @@ from agentr_core.environments import crafting_text, replies, textcraft
 from agentr_core.environments.agentgym import texts
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting_recipes import load_split
+from agentr_core.errors import EnvironmentServerError
 from agentr_core.types import Instance
 
 _TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
@@ -41,6 +42,27 @@ class TextCraft(AgentGymWorld, world="textcraft"):
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the native expert: goals are the same for the same number, and so are the recipes."""
         return _native().expert(_local(instance))
+
+    def probes(self) -> Sequence[Instance]:
+        """Return a few instances of each split: a server with unsorted recipes has nearly all goals elsewhere."""
+        return [
+            instances[part * (len(instances) - 1) // 3]
+            for split in self.splits()
+            if (instances := self.instances(split))
+            for part in range(4)
+        ]
+
+    def check_first(self, instance: Instance, first: str) -> None:
+        """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in our table."""
+        _, label, goal = first.rpartition("\nGoal: ")
+        goals = _native().book.goals
+        expected = crafting_text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
+        if label and goal.strip() != expected:
+            raise EnvironmentServerError(
+                f"{self.name}: at {self.url}, number {instance.index} has the goal {goal.strip()!r} and should have "
+                f"{expected!r}, so that splits and numbers mean other goals there: its recipe files are listed in "
+                f"another order; have the server sort them by name, or use another: {self.start_hint()}"
+            )
 
     def start_hint(self) -> str:
         """Return how a server of this world is had."""
