@@ -377,9 +377,7 @@ def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
     elsewhere[order[0]] = numbers[order[0]]
     with served_world(textcraft.TextCraft, WIRES["textcraft"], elsewhere) as world:
         env = worlds.TextCraft(url=world.url)
-        said = (
-            r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
-        )
+        said = r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
         with pytest.raises(EnvironmentServerError, match=said):
             env.reach()
         with pytest.raises(EnvironmentServerError, match="number 33 has the goal"):

@@ -22,7 +22,9 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
     MalformedAnswer,
     ReplayDiverged,
+    ReplayDrifted,
 )
+from agentr_core.repeating import Repeatability, repeats
 from agentr_core.types import Instance, Transition
 
 T = TypeVar("T")
@@ -62,6 +64,7 @@ class AgentGymWorld(ABC):
     acknowledgement: ClassVar[str] = "Ok."
     step_limit: ClassVar[int]
     variables: ClassVar[Mapping[str, str]]
+    repeatability: ClassVar[Repeatability] = Repeatability.EXACT
     playable: ClassVar[range | None] = None
     """The numbers that the server can begin; None where any may be one."""
     can_snapshot: ClassVar[bool] = False
@@ -251,13 +254,16 @@ class AgentGymWorld(ABC):
         return self._act(action)
 
     def _replay(self, instance: Instance) -> None:
-        if (first := self._begin(instance)) != self._first:
-            raise ReplayDiverged(
+        promise = self.repeatability
+        kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
+        if not repeats(first := self._begin(instance), self._first, promise):
+            raise kind(
                 f"{instance.key} began with {short(self._first)}, and in a fresh environment with {short(first)}"
             )
         for position, (action, turn) in enumerate(self._steps):
-            if (again := self._act(action)) != turn:
-                raise ReplayDiverged(
+            again = self._act(action)
+            if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
+                raise kind(
                     f"{instance.key}: step {position}, {action!r}, gave {short(turn)}, and in a fresh environment "
                     f"{short(again)}"
                 )

@@ -14,6 +14,7 @@ from agentr_core.environments.agentgym import texts
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting_recipes import load_split
 from agentr_core.errors import EnvironmentServerError
+from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance
 
 _TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
@@ -26,6 +27,8 @@ class TextCraft(AgentGymWorld, world="textcraft"):
 
     instruction = crafting_text.INSTRUCTION
     step_limit = 20
+    # Which commands of no use are listed follows from the hash seed of the server's process, and from who else resets.
+    repeatability = Repeatability.NEVER
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published splits."""
@@ -91,6 +94,8 @@ class SciWorld(_LineWorld, world="sciworld"):
 
     instruction = texts.SCIWORLD
     step_limit = 30
+    # The plain simulator lists animals, among others, in another order after each beginning.
+    repeatability = Repeatability.UNORDERED
 
 
 class WebShop(AgentGymWorld, world="webshop"):
@@ -98,6 +103,8 @@ class WebShop(AgentGymWorld, world="webshop"):
 
     instruction = texts.WEBSHOP
     step_limit = 10
+    # Prices within a range are drawn anew when the server starts, and with them the bounds in instructions.
+    repeatability = Repeatability.NEVER
 
     def parse(self, reply: str) -> str:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or of one without a label."""
