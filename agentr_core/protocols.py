@@ -92,6 +92,24 @@ class Identifying(Protocol):
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """What an environment may have besides: its state as a text, to see when an episode comes back to one."""
+
+    def state(self) -> str:
+        """Return a text that two moments of one episode share only if every action leads to the same from both."""
+        ...
+
+
+@runtime_checkable
+class Deriving(Protocol):
+    """What an environment may have besides: instances that are variants of one another."""
+
+    def origin(self, instance: Instance) -> Instance:
+        """Return the instance that this one is a variant of; itself where there is none."""
+        ...
+
+
+@runtime_checkable
 class Served(Protocol):
     """What an environment may have besides: a server that it lives on."""
 
@@ -127,6 +145,14 @@ class ChatModel(Protocol):
     async def close(self) -> None:
         """Release the model's memory and connections. Calling it twice is harmless."""
         ...
+
+
+@runtime_checkable
+class Estimating(Protocol):
+    """What a model may have besides: counts of tokens that may be estimates, which end no path."""
+
+    estimates: bool
+    """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too long."""
 
 
 @runtime_checkable

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
+from agentr_core import answers
 from agentr_core.conversation import conversation
-from agentr_core.errors import EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged, ReplayDrifted
+from agentr_core.errors import ConfigError, ModelFault, PromptTooLong, ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
-from agentr_core.protocols import Environment, Identifying
+from agentr_core.protocols import Environment, Stateful
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
 
@@ -70,21 +72,17 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
     """Return what a reply leads to in the present state of the environment.
 
     Token ids and log probabilities of the step come from `generation`. A negative reward is a disaster: the step
-    counts as reward 0 and ends the episode. Raises `EnvironmentFault` for a reward that is not in [0, 1] otherwise.
+    counts as reward 0 and ends the episode. Raises `IllTypedAnswer` for anything that is not as `Transition` says.
     """
-    action = env.parse(reply)
-    observation, reward, terminated, truncated, info = env.step(action)
+    action = answers.action_in(env, reply)
+    observation, reward, terminated, truncated, info = answers.step(env, action)
     disaster = reward < 0
-    if not disaster and not reward <= 1:
-        raise EnvironmentFault(
-            f"{env.name}: action {action!r} gave reward {reward!r}; an environment scales its rewards to [0, 1]"
-        )
-    success = bool(info["success"]) and not disaster
+    success = info["success"] and not disaster
     step = Step(
         reply=reply,
         action=action,
         observation=observation,
-        reward=0.0 if disaster else float(reward),
+        reward=0.0 if disaster else reward,
         matched=info.get("matched"),
         valid=info.get("valid"),
         terminated=terminated,
@@ -108,7 +106,7 @@ def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[
 
     The outcomes may differ from recorded ones: this is how a spliced path is verified.
     """
-    first_observation = env.reset(instance)
+    first_observation = answers.reset(env, instance)
     outcomes: list[Outcome] = []
     for reply in replies:
         outcomes.append(act(env, reply))
@@ -125,11 +123,11 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     less than to repeat itself to the letter. An empty `first_observation` is not compared.
     """
     promise = repeatability_of(env)
-    seen = env.reset(instance)
+    seen = answers.reset(env, instance)
     if first_observation and not repeats(seen, first_observation, promise):
         raise diverged(env, f"{instance.key}: first observation {_differ(seen, first_observation)}")
     for position, step in enumerate(steps):
-        observation, _, terminated, truncated, _ = env.step(step.action)
+        observation, _, terminated, truncated, _ = answers.step(env, step.action)
         if not repeats(observation, step.observation, promise):
             raise diverged(
                 env,
@@ -150,11 +148,6 @@ def diverged(env: Environment, what: str) -> ReplayDiverged:
     return ReplayDrifted(f"{what}; {env.name} does not promise to repeat itself to the letter")
 
 
-def identity(env: Environment, instance: Instance) -> str:
-    """Return the text by which an instance is known again: the environment's own, or else its first observation."""
-    return env.identity(instance) if isinstance(env, Identifying) else env.reset(instance)
-
-
 async def episode(
     instance: Instance,
     env: Environment,
@@ -164,6 +157,7 @@ async def episode(
     sampling: Sampling,
     seed: int,
     prefix: Sequence[Step] = (),
+    repeats: int = 0,
     on_reply: Callable[[Reply], None] | None = None,
     timer: EpisodeTimer | None = None,
 ) -> Trajectory:
@@ -171,6 +165,8 @@ async def episode(
 
     Args:
         max_steps: the most replies of the model; those of the prefix are not counted.
+        repeats: end the episode once the model has given one reply in one state so many times; 0 never does. The
+            environment must be `Stateful` then.
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix) + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
         on_reply: is called after each reply of the model was acted on.
@@ -180,6 +176,7 @@ async def episode(
         first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
     steps = list(prefix)
     stop: StopReason | None = None
+    seen: Counter[tuple[str, str]] = Counter()
     while stop is None:
         if len(steps) - len(prefix) >= max_steps:
             stop = StopReason.STEP_LIMIT
@@ -195,9 +192,14 @@ async def episode(
         except PromptTooLong:
             stop = StopReason.CONTEXT_LIMIT
             break
+        moment = (await call(env, timer, lambda: state_of(env)), generation.text) if repeats else None
         outcome = await step_with(env, timer, generation)
         steps.append(outcome.step)
         stop = outcome.stop
+        if moment is not None:
+            seen[moment] += 1
+            if stop is None and seen[moment] >= repeats:
+                stop = StopReason.REPEATS
         if on_reply is not None:
             on_reply(Reply(seed=request.seed, generation=generation, outcome=outcome))
     return Trajectory(
@@ -208,6 +210,13 @@ async def episode(
         success=bool(steps) and steps[-1].success,
         stop=stop,
     )
+
+
+def state_of(env: Environment) -> str:
+    """Return the present state of an environment as a text. Raises `ConfigError` where it does not tell it."""
+    if not isinstance(env, Stateful):
+        raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
+    return answers.text(env.state(), f"{env.name}: its state")
 
 
 async def step_with(env: Environment, timer: EpisodeTimer, generation: Generation) -> Outcome:

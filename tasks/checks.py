@@ -10,13 +10,14 @@ from agentr_core.arms import pool_stages
 from agentr_core.config import ModelConfig, Recipe
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault
 from agentr_core.expert_file import read_demonstrations
+from agentr_core.json_lines import World
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
-from agentr_core.protocols import Environment, Served
+from agentr_core.protocols import Environment, Served, Stateful
 from agentr_core.rendering import load_renderer
 from agentr_core.stages.expert import no_expert
-from agentr_core.stages.instances import test_instances, training_instances
+from agentr_core.stages.instances import held_out_instances, training_instances
 from agentr_core.types import Instance, Message
 from tasks.wiring import make_environment, open_store
 
@@ -45,8 +46,10 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
     try:
         if isinstance(env, Served):
             env.reach()
+        if recipe.evaluation.repeats and not isinstance(env, Stateful):
+            raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
         instances = training_instances(recipe, env, 1)
-        test_instances(recipe, env)
+        held_out_instances(recipe, env)
         if trains and recipe.method in ("eto", "compare"):
             _check_expert(recipe, env, instances)
     finally:
@@ -69,7 +72,7 @@ def _check_template(path: Path) -> None:
 def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `UserError` when an iteration wants an expert that is not there, or a file is malformed."""
     eto = recipe.eto
-    environment, split = recipe.environment.name, recipe.instances.train
+    world, split = World(env.name, recipe.environment.name), recipe.instances.train
     if recipe.method == "compare":
         stages = pool_stages(recipe)
         paired, wanted = "prefer" in stages, "demonstrate" in stages
@@ -79,11 +82,11 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
         contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
         wanted = "sft" in phases or (paired and contrast)
     if paired and eto.preferences.source == "file":
-        read_pairs(Path(eto.preferences.file), environment=environment, split=split)
+        read_pairs(Path(eto.preferences.file), world=world, split=split)
     if not wanted:
         return
     if eto.expert.file:
-        read_demonstrations(Path(eto.expert.file), environment=environment, split=split, opening=eto.expert.opening)
+        read_demonstrations(Path(eto.expert.file), world=world, split=split, opening=eto.expert.opening)
     elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
         raise ConfigError(no_expert(recipe))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentr_core import answers
 from agentr_core.config import ErrorsConfig
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import EnvironmentPool, UnitError, run_all
@@ -59,6 +60,7 @@ async def evaluate(
     sample: Sample,
     *,
     max_steps: int,
+    repeats: int = 0,
     sampling: Sampling,
     errors: ErrorsConfig,
     concurrency: int,
@@ -71,6 +73,7 @@ async def evaluate(
 
     Args:
         max_steps: the most replies of the model in an episode, the prefix not counted.
+        repeats: how often one reply may be given in one state, as in `rollout.episode`.
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
         done: results of an earlier run, which are not played again.
@@ -91,6 +94,7 @@ async def evaluate(
                 env,
                 sample,
                 max_steps=max_steps,
+                repeats=repeats,
                 sampling=replace(sampling, temperature=0.0) if plan.greedy else sampling,
                 seed=plan.seed,
                 prefix=plan.prefix,
@@ -101,7 +105,7 @@ async def evaluate(
                 plan=plan,
                 trajectory=trajectory,
                 replies=tuple(replies),
-                depth=env.depth(plan.instance),
+                depth=answers.depth(env, plan.instance),
                 invalid_actions=_count_invalid(replies),
                 environment_seconds=timer.environment_seconds,
                 sampling_seconds=timer.sampling_seconds,

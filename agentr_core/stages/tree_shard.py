@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 
+from agentr_core import answers
 from agentr_core.errors import ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pool import EnvironmentPool, UnitError, phase, phase_of, run_all
@@ -131,7 +132,7 @@ class TreeShard:
                         if stored is None or len(stored.nodes) == 1:
                             # A tree that is only a root is grown from where the environment stands.
                             with phase("reset"):
-                                first = await call(env, timer, lambda: env.reset(instance))
+                                first = await call(env, timer, lambda: answers.reset(env, instance))
                         else:
                             first = stored.first_observation
                         if stored is not None and not repeats(first, stored.first_observation, repeatability_of(env)):
