@@ -121,9 +121,7 @@ def _score(
     return IterationScore(
         iteration=number,
         success=_estimate(metrics.success_rate([t.success for t in trajectories])),
-        reward=_estimate(
-            metrics.mean_reward([metrics.counted_reward(t, config.disaster_counts) for t in trajectories])
-        ),
+        reward=_estimate(metrics.mean_reward(rewards)),
         steps_to_success=steps if math.isfinite(steps) else None,
         by_depth=tuple(
             DepthScore(depth=depth, success=_estimate(estimate))
