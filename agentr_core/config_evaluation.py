@@ -56,6 +56,9 @@ class EvaluationConfig:
     """Episodes for each instance; more than one only makes sense at a temperature above 0."""
     max_new_tokens: Count = 500
     revision_test: RevisionTestConfig = RevisionTestConfig()
+    disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
+    """What an episode that ended in a disaster counts in the mean reward of a report: published means of ScienceWorld
+    count a wrong focus as -1. In data and in the search its reward is 0 in any case."""
     repeats: Natural = later(0)
     """An episode ends, unsuccessfully, when the model has given one reply in one state so many times (stop reason
     `repeats`); 0 lets it go on to its last step. Only in environments that tell their state."""

@@ -114,6 +114,10 @@ class ReplayDiverged(EnvironmentFault):
     """Replaying recorded actions gave another observation than the recorded one."""
 
 
+class ReplayDrifted(ReplayDiverged, Transient):
+    """An environment that does not promise to repeat itself did not; played anew, its episode may end well."""
+
+
 class ModelFault(AgentrError):
     """A model's backend broke."""
 

@@ -26,7 +26,11 @@ class Environment(Protocol):
     can_snapshot: bool
     """Whether `snapshot` and `restore` work. Otherwise a state is restored by exact replay."""
     blocking: bool
-    """Whether calls wait for something outside the process, and so belong in a thread."""
+    """Whether calls wait for something outside the process, and so belong in a thread.
+
+    An environment that does not repeat itself to the letter says so in a further attribute, `repeatability`: see
+    `agentr_core.repeating`.
+    """
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""

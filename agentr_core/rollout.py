@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from agentr_core import answers
 from agentr_core.conversation import Fits, conversation, droppable, fewest_dropped, windowed
-from agentr_core.errors import ConfigError, ModelFault, PromptTooLong, ReplayDiverged
+from agentr_core.errors import ConfigError, ModelFault, PromptTooLong, ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
 from agentr_core.protocols import Environment, Stateful
+from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
 
 T = TypeVar("T")
@@ -117,22 +118,34 @@ def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[
 def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
     """Put the environment into the state after recorded steps by replaying their actions; return the first observation.
 
-    Raises `ReplayDiverged` when an observation differs from the recorded one, or the episode ends on the way.
-    An empty `first_observation` is not compared.
+    Observations are compared as strictly as the environment promises to repeat itself. Raises `ReplayDiverged` when one
+    is not the recorded one, or the episode ends on the way: `ReplayDrifted`, which is transient, where it promised
+    less than to repeat itself to the letter. An empty `first_observation` is not compared.
     """
+    promise = repeatability_of(env)
     seen = answers.reset(env, instance)
-    if first_observation and seen != first_observation:
-        raise ReplayDiverged(f"{instance.key}: first observation {_differ(seen, first_observation)}; {_REPLAY_HINT}")
+    if first_observation and not repeats(seen, first_observation, promise):
+        raise diverged(env, f"{instance.key}: first observation {_differ(seen, first_observation)}")
     for position, step in enumerate(steps):
         observation, _, terminated, truncated, _ = answers.step(env, step.action)
-        if observation != step.observation:
-            raise ReplayDiverged(
+        if not repeats(observation, step.observation, promise):
+            raise diverged(
+                env,
                 f"{instance.key}: observation {position} after {step.action!r} "
-                f"{_differ(observation, step.observation)}; {_REPLAY_HINT}"
+                f"{_differ(observation, step.observation)}",
             )
         if terminated or truncated:
-            raise ReplayDiverged(f"{instance.key}: the episode ended at step {position} of a replay; {_REPLAY_HINT}")
+            raise diverged(env, f"{instance.key}: the episode ended at step {position} of a replay")
     return seen
+
+
+def diverged(env: Environment, what: str) -> ReplayDiverged:
+    """Return the error of a replay that led elsewhere; it heals only where nothing else was promised."""
+    if repeatability_of(env) is Repeatability.EXACT:
+        return ReplayDiverged(
+            f"{what}; the environment is not deterministic, or its data or version changed since the recording"
+        )
+    return ReplayDrifted(f"{what}; {env.name} does not promise to repeat itself to the letter")
 
 
 async def episode(
@@ -262,9 +275,6 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
             return function()
 
     return await asyncio.to_thread(timed) if env.blocking else timed()
-
-
-_REPLAY_HINT = "the environment is not deterministic, or its data or version changed since the recording"
 
 
 def _differ(seen: str, recorded: str) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 
 from agentr_core.config import SpliceConfig
 from agentr_core.conversation import opening, turns
-from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.pruning import needed
 from agentr_core.reflections import ACKNOWLEDGEMENT, revision_turn
-from agentr_core.rollout import Outcome, play
+from agentr_core.repeating import Repeatability, repeatability_of, repeats
+from agentr_core.rollout import Outcome, diverged, play
 from agentr_core.thresholds import AlphaRule, clears
 from agentr_core.types import (
     Critique,
@@ -91,7 +91,7 @@ def turned_back(
         return cut
     recorded = (*pair.bad.trajectory.steps[:cut], _pause(pair, config, seed))
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
-    _check_replay(pair, first_observation, outcomes[:cut])
+    _check_replay(env, pair, first_observation, outcomes[:cut])
     last = outcomes[-1]
     if last.stop is not None:
         return _reject(pair, "ended-at-revision-turn", f"{last.stop}, {_at(len(outcomes) - 1, last.step)}")
@@ -224,7 +224,7 @@ def _verified(
         positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
         recorded = tuple(recorded[position] for position in positions)
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
-    _check_replay(pair, first_observation, outcomes[:cut])
+    _check_replay(env, pair, first_observation, outcomes[:cut])
     last = outcomes[-1]
     live = tuple(_live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=False))
     suffix = live[cut + 1 :]
@@ -318,16 +318,19 @@ def _live(recorded: Step, outcome: Outcome) -> Step:
     return replace(outcome.step, token_ids=recorded.token_ids, logprobs=recorded.logprobs)
 
 
-def _check_replay(pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
+def _check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
+    promise = repeatability_of(env)
     bad = pair.bad.trajectory
     seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
     known = [bad.first_observation, *(step.observation for step in bad.steps)]
     for number, (now, then) in enumerate(zip(seen, known, strict=False)):
-        if now != then:
-            raise ReplayDiverged(
+        # A world that promises nothing may begin with another text; a sample keeps the one that its steps followed on.
+        free = number == 0 and promise is Repeatability.NEVER
+        if not (free or repeats(now, then, promise)):
+            raise diverged(
+                env,
                 f"{bad.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
-                f"recording has {_short(then)} and the replay {_short(now)}; the environment is not deterministic, or "
-                "its data or version changed since the recording"
+                f"recording has {_short(then)} and the replay {_short(now)}",
             )
 
 

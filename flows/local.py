@@ -42,8 +42,9 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
         recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations, scale=recipe.scale)
         if reference(recipe).run_id != run_id:
             raise ConfigError(
-                f"run {run_id} cannot go on: the weights in {recipe.model.label}, or the fields that recipes have, "
-                "are not those it began with; bring the model back, or run the recipe anew"
+                f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
+                f"what {recipe.environment.name} says are not those it began with; bring the model back, or run the "
+                "recipe anew"
             )
     if recipe.method == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")

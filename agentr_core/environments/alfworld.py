@@ -25,6 +25,7 @@ from agentr_core.environments.alfworld_games import (
     read_game,
 )
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
 
@@ -52,7 +53,6 @@ inventory
 Things and places have numbers, as in "mug 1" or "drawer 2". You carry one thing at a time. What you do not see may be
 in something that is closed. "Nothing happens." means that an action was not possible."""
 
-_LINE = re.compile(r"Action:[ \t]*\n?([^\n]*)")
 _ARRIVED = re.compile(r"^You arrive at loc \d+\. ")
 _PUT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([\w /]*\{o\}[\w /]*\{r\})"')
 _EXTRA = "in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
@@ -160,8 +160,7 @@ class AlfWorld:
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
-        found = _LINE.findall(reply)
-        return found[-1].strip() if found else ""
+        return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to; a task that is done is reward 1 and ends the episode."""

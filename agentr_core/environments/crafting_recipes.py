@@ -8,6 +8,7 @@ Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +75,10 @@ class RecipeBook:
         """Return the recipes with an input of that name, in load order."""
         return self._users.get(name, ())
 
+    def users_twice(self, name: str) -> tuple[Recipe, ...]:
+        """Return the recipes with an input of that name, by output, and those with a group once more, by group."""
+        return self._users_twice.get(name, ())
+
     @cached_property
     def goals(self) -> tuple[tuple[str, int], ...]:
         """Every item of depth 1 or more with its depth, the shallow ones first, in load order among equals."""
@@ -83,6 +88,12 @@ class RecipeBook:
     @cached_property
     def _users(self) -> dict[str, tuple[Recipe, ...]]:
         return _index((ingredient.name, recipe) for recipe in self.recipes for ingredient in recipe.inputs)
+
+    @cached_property
+    def _users_twice(self) -> dict[str, tuple[Recipe, ...]]:
+        by_group = _index((recipe.output_tag, recipe) for recipe in self.recipes if recipe.output_tag is not None)
+        ordered = itertools.chain.from_iterable((*self.by_item.values(), *by_group.values()))
+        return _index((ingredient.name, recipe) for recipe in ordered for ingredient in recipe.inputs)
 
     @cached_property
     def _depths(self) -> dict[str, int]:

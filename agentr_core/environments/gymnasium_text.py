@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentr_core import answers
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
     import gymnasium
 
-_ACTION = re.compile(r"Action:[ \t]*\n?([^\n]*)")
 _INSTRUCTION = """\
 You act in a text world. Reply with one line of thought and one action, nothing else:
 Thought: why this action
@@ -96,8 +95,7 @@ class GymnasiumText:
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply."""
-        found = _ACTION.findall(reply)
-        return found[-1].strip() if found else ""
+        return line_after_label(reply)
 
     def snapshot(self) -> Any:
         """Raise `EnvironmentFault`: Gymnasium copies no state."""

@@ -5,8 +5,7 @@ Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151)
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
@@ -15,6 +14,7 @@ from typing import Any, Literal, get_args
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
 from agentr_core.environments.agentgym.texts import SCIWORLD
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
 from agentr_core.environments.sciworld_matching import match
 from agentr_core.environments.sciworld_pool import Path, SimulatorPool, simulators
 from agentr_core.environments.sciworld_simulator import Answer, JavaSettings, check_packages
@@ -34,8 +34,6 @@ Setting = Literal["agentgym", "eto"]
 SPLITS = ("train", "dev", "test")
 UNKNOWN = "No known action matches that input."
 TELEPORT = "teleport to PLACE, which needs no doors"
-
-_ACTION = re.compile(r"Action:[ \t]*\n?([^\n]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +61,10 @@ RULES: dict[Setting, Rules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """Where an episode stands. `best` is the best reward so far; a snapshot is this."""
+    """Where an episode stands. `best` is the best reward so far, None before the first; a snapshot is this."""
 
     path: Path
-    best: float = 0.0
+    best: float | None = None
     over: bool = False
 
 
@@ -77,9 +75,11 @@ class SciWorld:
     pool of Java processes; a snapshot is the way there, done again on whichever of them is nearest.
 
     Args:
-        setting: `agentgym` has nothing simplified, and the reward is the standing score, with a wrong focus as
-            disaster; `eto` is simplified ("easy"), cuts each task at its own number of steps, and the reward is the
-            best score so far, also after a wrong focus. Their scores cannot be compared.
+        setting: `agentgym` has nothing simplified, an episode begins with the task and what is seen, and the reward is
+            the standing score in whole percent, with a wrong focus as disaster; `eto` is simplified ("easy"), cuts
+            each task at its own number of steps, an episode begins with the task alone, and the reward is the best
+            score so far, not rounded, also after a wrong focus. One as the very first action is a disaster: as
+            published it counts -1 in the mean (`evaluation.disaster_counts`). Scores of the two cannot be compared.
         numbering: which enumeration gives the indices; empty means that of the setting.
         ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then are the splits.
         match: whether an action is replaced by the nearest possible one, as in Agent-R's code; it costs three steps.
@@ -134,6 +134,11 @@ class SciWorld:
         self.instruction = self._rules.instruction
         self.step_limit = self._rules.step_limit
 
+    @staticmethod
+    def version_of(options: Mapping[str, Any]) -> int:
+        """Return 2 for the setting of ETO, whose first observation and rewards were others before; else 1."""
+        return 2 if options.get("setting") == "eto" else 1
+
     @cached_property
     def _pool(self) -> SimulatorPool:
         return simulators(self._java, self._limit)
@@ -167,18 +172,18 @@ class SciWorld:
         return "/".join(map(str, self.variation(instance)))
 
     def reset(self, instance: Instance) -> str:
-        """Return the task description and what is seen first."""
+        """Return how an episode of the setting begins: the task description, and what is seen first."""
         variation = self.variation(instance)
         self._pool.release(self)
         self._episode = None
         path, first = self._pool.begin(variation, self._rules.simplifications, self)
         self._episode = Episode(path=path)
-        return first
+        task, _, _ = first.partition("\n")
+        return f"Task Description:\n{task}" if self._setting == "eto" else first
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
-        found = _ACTION.findall(reply)
-        return found[-1].strip() if found else ""
+        return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to.
@@ -206,7 +211,7 @@ class SciWorld:
         truncated = not terminated and self._cut(path, answer)
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
-            "success": answer.score == 100,
+            "success": reward == 1.0,
             "valid": answer.observation != UNKNOWN,
             "raw_score": answer.score,
             "moves": answer.moves,
@@ -248,13 +253,12 @@ class SciWorld:
         if "_pool" in self.__dict__:
             self._pool.release(self)
 
-    def _reward(self, answer: Answer, best: float) -> tuple[float, float]:
+    def _reward(self, answer: Answer, best: float | None) -> tuple[float, float]:
         """Return the reward of an answer by the setting, and the best one so far."""
-        standing = min(max(answer.score / 100, 0.0), 1.0)
-        best = max(best, standing)
-        if self._setting == "eto":
-            return best, best
-        return (-1.0 if answer.score < 0 else standing), best
+        standing = answer.share if self._setting == "eto" else answer.score / 100
+        standing = -1.0 if standing < 0 else min(standing, 1.0)
+        best = standing if best is None else max(best, standing)
+        return (best if self._setting == "eto" else standing), best
 
     def _cut(self, path: Path, answer: Answer) -> bool:
         """Return whether an episode is cut: by the simulator's clock, or by ETO's number of steps."""

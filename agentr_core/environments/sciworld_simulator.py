@@ -69,12 +69,17 @@ def check_packages(program: str = "") -> None:
 
 
 class Answer(NamedTuple):
-    """What an action led to. `score` is from 0 to 100, or -100 after a wrong focus; `moves` is the time that passed."""
+    """What an action led to: `share` of the whole score, or -1 after a wrong focus; `moves` is the time that passed."""
 
     observation: str
-    score: int
+    share: float
     completed: bool
     moves: int
+
+    @property
+    def score(self) -> int:
+        """The score in whole points as the public package tells it: from 0 to 100, or -100 after a wrong focus."""
+        return round(100 * self.share)
 
 
 class Simulator:
@@ -109,20 +114,22 @@ class Simulator:
         return self._process.pid
 
     def begin(self, variation: Variation, simplifications: str) -> str:
-        """Begin an episode and return the task description and the first look around, a line break between them."""
+        """Begin an episode and return the line of the task description, and below it what a first look around shows."""
         self._load(variation, simplifications, gold=False)
         look = self.act("look around").observation
         return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
 
     def act(self, action: str) -> Answer:
         """Return what an action leads to. Raises `EnvironmentFault` when the simulator itself broke on the way."""
-        observation = self._ask(action, lambda: self._java.step(action))
-        score = round(100 * self._ask(action, self._java.getScore))
-        if score < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
+        # A lone surrogate cannot be sent; the simulator knows no more of the character that stands in for it.
+        sent = action.encode("utf-8", "replace").decode()
+        observation = self._ask(action, lambda: self._java.step(sent))
+        share = self._ask(action, self._java.getScore)
+        if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
             # The simulator gives the lowest score to its own mistakes, too.
             raise EnvironmentFault(f"ScienceWorld's simulator broke before {action!r}: {observation}")
         completed = self._ask(action, self._java.getCompleted)
-        return Answer(observation, score, completed, self._ask(action, self._java.getNumMoves))
+        return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
 
     def valid_actions(self) -> tuple[str, ...]:
         """Return every action that is possible now, in the simulator's order. Takes as long as several steps."""

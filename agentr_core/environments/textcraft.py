@@ -7,17 +7,16 @@ so that transcripts can be compared. Unlike the served version the text of an in
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentr_core.environments import crafting_oracle, crafting_text
 from agentr_core.environments.crafting import CraftingTask, chain, plan
 from agentr_core.environments.crafting_game import CraftingGame
+from agentr_core.environments.crafting_listing import Distractors, listed_commands
 from agentr_core.environments.crafting_recipes import (
-    Recipe,
     RecipeBook,
     build_book,
     load_folder,
@@ -27,19 +26,22 @@ from agentr_core.environments.crafting_recipes import (
 from agentr_core.environments.crafting_renaming import free_names, rename
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
+from agentr_core.environments.replies import words_after_label
 from agentr_core.environments.shaped import ShapedWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.types import Instance, Transition, Verdict
 
-_LABELLED = re.compile(r"Action:[ \t]*(.*)")
-_FOREIGN = re.compile(r"[^a-z0-9, ]")
-
-MAX_DISTRACTORS = 10
 RENAMINGS = 1_000_000
 """How often each official instance comes under other names."""
 RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
 """The splits of official instances under other names, and the splits that these come from."""
+
+_INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
+    "procedural": lambda book: ProceduralWorlds(),
+    "shaped": ShapedWorlds,
+}
+"""The splits of invented worlds, and what makes them beside the official ones."""
 
 
 class TextCraft:
@@ -55,6 +57,9 @@ class TextCraft:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
         expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only what the next
             craft needs, which spares it from multiplying totals ahead.
+        distractors: `published` draws the commands of no use from the pool of the public code, in which a recipe with
+            a group is twice, so that instances have as many as there; `distinct` has each recipe once. It concerns
+            the official goals and those under other names.
     """
 
     name = "textcraft"
@@ -64,28 +69,36 @@ class TextCraft:
     can_snapshot = True
     blocking = False
 
-    def __init__(self, *, recipes_dir: str = "", expert: Literal["optimal", "lazy"] = "optimal") -> None:
+    def __init__(
+        self,
+        *,
+        recipes_dir: str = "",
+        expert: Literal["optimal", "lazy"] = "optimal",
+        distractors: Distractors = "distinct",
+    ) -> None:
         if expert not in ("optimal", "lazy"):
             raise ConfigError(f"environment.options.expert must be optimal or lazy, not {expert!r}")
+        if distractors not in get_args(Distractors):
+            raise ConfigError(
+                f"environment.options.distractors must be {' or '.join(get_args(Distractors))}, not {distractors!r}"
+            )
         self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
         self._split = _shipped_split()
-        self._invented: dict[str, ProceduralWorlds | ShapedWorlds] = {
-            "procedural": ProceduralWorlds(),
-            "shaped": ShapedWorlds(self.book),
-        }
+        self._families: dict[str, ProceduralWorlds | ShapedWorlds] = {}
         self._expert = expert
+        self._distractors = distractors
         self._world: RecipeBook = self.book
         self._goal = ""
         self._game = CraftingGame(self._world)
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return ("train", "test", "rest", *self._invented, *RENAMED)
+        return ("train", "test", "rest", *_INVENTED, *RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
-        if split in self._invented:
-            indices: Sequence[int] = range(self._invented[split].count)
+        if split in _INVENTED:
+            indices: Sequence[int] = range(self._invented(split).count)
         elif split in RENAMED:
             indices = range(RENAMINGS * len(self._published(RENAMED[split])))
         elif split in self._split:
@@ -106,7 +119,7 @@ class TextCraft:
         return crafting_text.first_observation(task)
 
     def parse(self, reply: str) -> str:
-        """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
         return parse_action(reply)
 
     def step(self, action: str) -> Transition:
@@ -119,26 +132,26 @@ class TextCraft:
 
     def snapshot(self) -> Any:
         """Return a copy of the inventory with the goal and world it belongs to."""
-        return self._world, self._goal, self._game.inventory
+        return self._world, self._goal, self._game.entries
 
     def state(self) -> str:
         """Return what is carried: nothing else of an episode changes."""
-        return canonical(self._game.inventory)
+        return canonical(self._game.entries)
 
     def restore(self, snapshot: Any) -> None:
         """Put the episode back to a snapshot."""
-        self._world, self._goal, inventory = snapshot
-        self._game = CraftingGame(self._world, inventory)
+        self._world, self._goal, entries = snapshot
+        self._game = CraftingGame(self._world, entries)
 
     @property
     def inventory(self) -> Mapping[str, int]:
-        """A copy of the present inventory: item id to count."""
+        """A copy of the present inventory: item id to count, no zero entries."""
         return self._game.inventory
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
-        if instance.split in self._invented:
-            world, goal = self._invented[instance.split].world(instance.index)
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
             return world.depth(goal)
         return self.book.goals[self.origin(instance).index][1]
 
@@ -168,6 +181,12 @@ class TextCraft:
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""
 
+    def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
+        """Return the worlds of an invented split; they are set up when one is first needed, which takes a moment."""
+        if split not in self._families:
+            self._families[split] = _INVENTED[split](self.book)
+        return self._families[split]
+
     def _published(self, split: str) -> list[int]:
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
@@ -184,13 +203,15 @@ class TextCraft:
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
-        if instance.split in self._invented:
-            world, goal = self._invented[instance.split].world(instance.index)
+        drawn: Distractors = "distinct"
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
         elif origin.index < len(self.book.goals):
-            world, goal = self.book, self.book.goals[origin.index][0]
+            world, goal, drawn = self.book, self.book.goals[origin.index][0], self._distractors
         else:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        task = CraftingTask(goal=goal, commands=listed_commands(world, goal, origin), item_to_tag=world.item_to_tag)
+        commands = listed_commands(world, goal, origin, distractors=drawn)
+        task = CraftingTask(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
         if instance.split in RENAMED:
             # The split of the training instances was there first: its texts stay as they were.
             which = () if instance.split == "renamed" else (instance.split,)
@@ -206,35 +227,9 @@ _shipped_split = cache(load_split)
 
 
 def parse_action(reply: str) -> str:
-    """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
-    labelled = _LABELLED.findall(reply)
-    return " ".join(_FOREIGN.sub("", labelled[-1].lower()).split()) if labelled else ""
+    """Return the line after the last "Action:" of a reply, lower case, without foreign characters.
 
-
-def listed_commands(world: RecipeBook, goal: str, instance: Instance) -> tuple[Recipe, ...]:
-    """Return what an instance lists: every recipe the goal may need, up to 10 distractors, shuffled by its index.
-
-    A distractor uses an ingredient that a needed recipe uses as well.
+    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's client has it.
     """
-    needed = _needed(world, goal, frozenset())
-    rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
-    pool: dict[Recipe, None] = {}
-    for recipe in needed:
-        for ingredient in recipe.inputs:
-            users = world.users(ingredient.name)
-            pool.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
-    others = [recipe for recipe in pool if recipe not in needed]
-    listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
-    rng.shuffle(listed)
-    return tuple(listed)
-
-
-def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
-    found: dict[Recipe, None] = {}
-    if name in path:
-        return found
-    for recipe in world.by_item.get(name) or world.by_tag.get(name, ()):
-        found[recipe] = None
-        for ingredient in recipe.inputs:
-            found.update(_needed(world, ingredient.name, path | {name}))
-    return found
+    action = words_after_label(reply).lower()
+    return "inventory" if action == "look" else action

@@ -6,7 +6,6 @@ are theirs. Search runs on another engine (`webshop_index`), and price bounds fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agentr_core.data_files import data_path
-from agentr_core.environments import webshop_expert, webshop_pages
+from agentr_core.environments import replies, webshop_expert, webshop_pages
 from agentr_core.environments.webshop_catalogue import Catalogue, open_catalogue
 from agentr_core.environments.webshop_files import CatalogueFiles, find_files
 from agentr_core.environments.webshop_goals import (
@@ -40,8 +39,6 @@ search[words]
 click[text of a button, product number or option value on the page]
 You can search on every page. What is not on the page cannot be clicked. On the page of a product, choose the options
 that are wanted, then click[Buy Now], which ends the visit."""
-
-_LABEL = re.compile(r"Action[ \t]*\d*[ \t]*:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +149,7 @@ class WebShop:
         Without the label the whole reply counts if there is an action in it. What follows an action on later lines
         is dropped; a text that is no action is returned as it is.
         """
-        labels = list(_LABEL.finditer(reply))
-        if not labels and "search[" not in reply and "click[" not in reply:
-            return ""
-        text = reply[labels[-1].end() :].strip() if labels else reply.strip()
-        action = webshop_pages.ACTION.match(text)
-        return action[0] if action else text
+        return replies.shopping_action(reply)
 
     def step(self, action: str) -> Transition:
         """Return the page an action leads to; the reward comes with the purchase, which ends the episode.
@@ -188,11 +180,11 @@ class WebShop:
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert; None for a goal whose own product cannot be found or earns less than 1."""
         goal = self.goal(instance)
-        replies = webshop_expert.replies(self.shop.catalogue, goal)
+        spoken = webshop_expert.replies(self.shop.catalogue, goal)
         visit: Visit | None = Visit()
-        for reply in replies or ():
+        for reply in spoken or ():
             visit = visit and webshop_pages.follow(self.shop.catalogue, visit, self.parse(reply))
-        return replies if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
+        return spoken if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""

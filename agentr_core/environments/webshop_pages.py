@@ -46,7 +46,8 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
         return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
     if visit.page == "item":
         values = (value for values in catalogue.product(visit.row).options.values() for value in values)
-        return (back, previous, *_SUBPAGES, BUY.lower(), *values)
+        # The public shop refuses to click what is called like its search, be it an option.
+        return (back, previous, *_SUBPAGES, BUY.lower(), *(value for value in values if value != "search"))
     return (back, previous)
 
 
@@ -89,7 +90,8 @@ def _click(catalogue: Catalogue, visit: Visit, button: str) -> Visit:
 def text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
     """Return the text of a page. `reward` is what the last page shows."""
     parts = _end(catalogue, visit, reward) if visit.page == "end" else _parts(catalogue, visit, instruction)
-    return SEPARATOR.join(part for part in map(str.strip, parts) if part)
+    # As in the public text mode: what is written nowhere is no part, but blanks are an empty one.
+    return SEPARATOR.join(part.strip() for part in parts if part not in ("", "\n"))
 
 
 def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
@@ -113,9 +115,9 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     elif visit.page == "description":
         parts.append(product.description)
     elif visit.page == "features":
-        parts.extend(product.bullets)
-    else:
-        parts.append("No reviews found")
+        # The page has a blank before each of them, so that an empty one is written, too.
+        parts.extend(f" {bullet}" for bullet in product.bullets)
+    # Products come without reviews; the page of reviews then ends here.
     return parts
 
 

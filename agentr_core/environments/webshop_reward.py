@@ -45,6 +45,8 @@ should may might must also just now then there here
 _NO_NOUN = frozenset(_FUNCTION_WORDS.split())
 _WORD = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
 _ALIKE = 85
+_DROPPED = dict.fromkeys(range(128, 256))
+"""The characters that the published comparison leaves out first; those beyond are compared."""
 
 
 def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
@@ -101,12 +103,16 @@ def normal_colour(value: str) -> str:
 def _option_text(name: str, value: str) -> str:
     if not name:
         return normal_colour(value)
-    # Of a pair the public code asks whether it has the colour as a member.
-    return next((colour for colour in COLOURS if colour in (name, value)), f"{name} {value}")
+    # Of a pair the public code asks whether it has the colour as a member, and compares the pair as Python writes it.
+    return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
 def _alike(one: str, other: str) -> bool:
-    return round(fuzz.token_set_ratio(one, other, processor=utils.default_process)) > _ALIKE
+    return round(fuzz.token_set_ratio(one, other, processor=_compared)) > _ALIKE
+
+
+def _compared(text: str) -> str:
+    return utils.default_process(text.translate(_DROPPED))
 
 
 def word_nouns(title: str) -> list[str]:

@@ -77,6 +77,11 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 200
     return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
 
 
+def counted_reward(trajectory: Trajectory, disaster_counts: float) -> float:
+    """Return what an episode counts in a mean reward: its reward, or `disaster_counts` where it ended in a disaster."""
+    return disaster_counts if trajectory.stop is StopReason.DISASTER else trajectory.reward
+
+
 def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
     """Return the mean with its interval over clusters of values that are not independent of each other.
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from agentr_core.config import SearchConfig
 from agentr_core.conversation import Fits
-from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
-from agentr_core.rollout import EpisodeTimer, Reply, Sample, episode
+from agentr_core.repeating import repeatability_of, repeats
+from agentr_core.rollout import EpisodeTimer, Reply, Sample, diverged, episode
 from agentr_core.search.expansion import end_at_context_limit, sampling_of
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth
 from agentr_core.types import Trajectory
@@ -38,10 +38,9 @@ async def grow_chains(
             on_reply=replies.append,
             timer=timer,
         )
-        if trajectory.first_observation != arena.first_observation:
-            raise ReplayDiverged(
-                f"{arena.instance.key}: episode {number} began with another observation than the first one; "
-                "a reset must always give the same state"
+        if not repeats(trajectory.first_observation, arena.first_observation, repeatability_of(env)):
+            raise diverged(
+                env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
             )
         growth = _add(arena, trajectory, replies, dive=number // config.width)
         arena.dives_done = len(arena.children[ROOT]) // config.width

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.instances import separate_instances, training_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
-from agentr_core.stages.tree_shard import STAGE, TreeShard, TreeWork
-from agentr_core.store import Writer
-from agentr_core.store.codec import load_trees, unfinished_trees
+from agentr_core.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
+from agentr_core.store import Store, Writer
+from agentr_core.store.codec import load_trees, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -30,7 +31,15 @@ def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
     finally:
         env.close()
     policy = place.policy(iteration)
-    return {tree_id(place, iteration, policy.id, instance): instance for instance in instances}
+    wanted = {tree_id(place, iteration, policy.id, instance): instance for instance in instances}
+    return dict(zip(latest_restarts(place.store, list(wanted)), wanted.values(), strict=True))
+
+
+def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
+    """Return for each tree the id under which it was begun anew last, or its own where it never was."""
+    later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
+    begun = stored_trees(store, [key for keys in later.values() for key in keys])
+    return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
 
 
 def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
@@ -58,10 +67,15 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
         begun = load_trees(place.store, missing)
+        policy = place.policy(iteration)
+        first_ids = {key: tree_id(place, iteration, policy.id, wanted[key]) for key in missing}
         shard = TreeShard(
             iteration=iteration,
             checkpoint=place.policy(iteration),
-            trees=tuple(TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key)) for key in missing),
+            trees=tuple(
+                TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
+                for key in missing
+            ),
             done=len(wanted) - len(missing),
             total=len(wanted),
         )

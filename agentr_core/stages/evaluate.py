@@ -13,6 +13,7 @@ from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import (
     Estimate,
     clustered_mean,
+    counted_reward,
     mean_reward,
     pass_at,
     powers_of_two,
@@ -139,7 +140,10 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
         lost = lost_rows(key, one.plans, load_episodes(place.store, key), iteration_id=place.iteration_id(iteration))
         place.store.write(lost)
         counted = counted_episodes(place, key)
-        numbers = sampled_metrics(key, counted) if one.name != REVISION else []
+        numbers = []
+        if one.name != REVISION:
+            disasters = place.recipe.evaluation.disaster_counts
+            numbers = sampled_metrics(key, counted, disaster_counts=disasters)
         place.store.write(merge([_head(place, iteration, one, checkpoint, finished=True), *numbers]))
         successes = [episode.trajectory.success for episode in counted]
         scores[one.name] = asdict(success_rate(successes)) if successes else {"n": 0}
@@ -179,7 +183,7 @@ def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoi
     )
 
 
-def sampled_metrics(key: str, played: Sequence[Episode]) -> list[Rows]:
+def sampled_metrics(key: str, played: Sequence[Episode], *, disaster_counts: float = 0.0) -> list[Rows]:
     """Return what several episodes of each instance show, as metrics: pass@k, and success and reward of the best.
 
     pass@k is the chance that one of k episodes succeeds, for k = 1, 2, 4, ... Who picks the best one has looked at the
@@ -193,7 +197,7 @@ def sampled_metrics(key: str, played: Sequence[Episode]) -> list[Rows]:
         return []
     groups = list(by_instance.values())
     success = success_rate([any(e.trajectory.success for e in episodes) for episodes in groups])
-    reward = mean_reward([max(e.trajectory.reward for e in episodes) for episodes in groups])
+    reward = mean_reward([max(counted_reward(e.trajectory, disaster_counts) for e in some) for some in groups])
     found = {f"best_of_{most}_success": success, f"best_of_{most}_reward": reward}
     found |= {f"pass@{k}": pass_at_k(groups, k) for k in powers_of_two(most)}
     return [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from agentr_core.config_evaluation import REVISION, TEST
+from agentr_core.config_evaluation import REVISION, TEST, EvaluationConfig
 from agentr_core.evaluation import metrics
 from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore
 from agentr_core.stages.evaluate import evaluation_id, pass_at_k
@@ -33,7 +33,7 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
     for number in range(iteration + 1):
         if episodes := load(number, TEST):
             sets = tuple(_sets(place, number, load)) if place.recipe.evaluation.sets else ()
-            score = _score(number, episodes, load(number, REVISION), sets)
+            score = _score(number, episodes, load(number, REVISION), sets, place.recipe.evaluation)
             names = (TEST, REVISION, *place.recipe.evaluation.sets)
             lost = sum(len(lost_episodes(place, evaluation_id(place, number, name))) for name in names)
             found.append(replace(score, lost=lost, lost_as=place.recipe.errors.count_as))
@@ -110,23 +110,31 @@ def _by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
     return [list(group) for _, group in groupby(ordered, key=lambda e: e.instance.key)]
 
 
-def _score(number: int, episodes: list[Episode], revision: list[Episode], sets: tuple[SetScore, ...]) -> IterationScore:
+def _score(
+    number: int,
+    episodes: list[Episode],
+    revision: list[Episode],
+    sets: tuple[SetScore, ...],
+    config: EvaluationConfig,
+) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
     # What failed for good did nothing that could repeat itself.
     played = [episode.trajectory for episode in episodes if episode.trajectory_id]
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
     steps = metrics.mean_steps_to_success(trajectories)
+    rewards = [metrics.counted_reward(t, config.disaster_counts) for t in trajectories]
+    again = [metrics.counted_reward(e.trajectory, config.disaster_counts) for e in revision]
     return IterationScore(
         iteration=number,
         success=_estimate(metrics.success_rate([t.success for t in trajectories])),
-        reward=_estimate(metrics.mean_reward([t.reward for t in trajectories])),
+        reward=_estimate(metrics.mean_reward(rewards)),
         steps_to_success=steps if math.isfinite(steps) else None,
         by_depth=tuple(
             DepthScore(depth=depth, success=_estimate(estimate))
             for depth, estimate in metrics.success_by_depth(trajectories, [e.depth for e in episodes]).items()
         ),
         revision=_estimate(metrics.success_rate([e.trajectory.success for e in revision])) if revision else None,
-        revision_reward=_estimate(metrics.mean_reward([e.trajectory.reward for e in revision])) if revision else None,
+        revision_reward=_estimate(metrics.mean_reward(again)) if revision else None,
         loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)) if played else (),
         looping=repeated.stuck_share if played else None,
         sets=sets,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.config import ModelConfig, Recipe, identifying, replace, resolved
+from agentr_core.environments import registry
 from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
@@ -28,7 +29,7 @@ def run_id_of(recipe: Recipe) -> str:
     More iterations of the same recipe go on with the same run, and so do other arms, seeds and trainings of the same
     comparison: its run is the pool, and each arm has a run of its own. What every role's model holds is part of it, and
     so of the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is
-    what files of demonstrations and of pairs hold.
+    what files of demonstrations and of pairs hold, and the version of what the environment says once that has changed.
     """
     own = recipe.own_models()
     behaviour = {
@@ -36,7 +37,9 @@ def run_id_of(recipe: Recipe) -> str:
     }
     files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
     models = {role: identity(model) for role, model in own.items()}
-    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, (files, recipe.compare.pool)))
+    version = registry.version_of(recipe.environment.name, recipe.environment.options)
+    further = files, recipe.compare.pool, {"environment": version} if version > 1 else {}
+    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
 
 
 def asked_for(recipe: Recipe) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from served import Fault, answer, cut, hang
 from servers import free_port
@@ -110,6 +113,41 @@ def test_textcraft_over_http_is_textcraft_in_process() -> None:
 
         assert check(lambda: worlds.TextCraft(url=world.url), instances_per_split=2) == ()
         assert world.open_ids() == []
+
+
+def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> None:
+    native = textcraft.TextCraft()
+    numbers = numbered(native, ("train", "test", "rest"))
+
+    def named() -> Any:
+        return registry.make("textcraft", {})
+
+    with served_world(named, WIRES["textcraft"], numbers) as world, httpx.Client(base_url=world.url) as http:
+        http.post("/create", json={})
+        began = time.perf_counter()
+        opened = [http.post("/create", json={}).json()["id"] for _ in range(200)]
+        assert time.perf_counter() - began < 3
+        assert len(set(opened)) == 200
+        for env_id in opened:
+            http.post("/close", json={"id": env_id})
+
+        def visit(number: int) -> None:
+            env = worlds.TextCraft(url=world.url, timeout_s=60)
+            there, here = env.instances("train")[number], native.instances("train")[number]
+            with httpx.Client(base_url=world.url, timeout=60) as other:
+                first = env.reset(there)
+                assert first == textcraft.TextCraft().reset(here)
+                assert env._opened is not None
+                key = {"id": env._opened.env_id}
+                for count in range(1, 4):
+                    said = env.step(f"get {count} oak logs").observation
+                    assert other.get("/observation", params=key).json() == said
+                assert env.step("inventory").observation == "Inventory: [oak logs] (6) "
+            env.close()
+
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(visit, range(64)))
+        assert len(world.open_ids()) == 1
 
 
 UNCLEAR: dict[str, Fault] = {
@@ -328,6 +366,29 @@ def test_a_server_is_reached_or_it_is_told_which_one_and_how_it_is_had(line: Wor
     told = rf"agentgym-textcraft: {absent} cannot be reached .*; `agentr env serve textcraft` starts one"
     with pytest.raises(EnvironmentServerError, match=told):
         worlds.TextCraft(url=absent, patience_s=0).reach()
+
+
+def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
+    native = textcraft.TextCraft()
+    numbers = numbered(native, ("train", "test", "rest"))
+    order = sorted(numbers)
+    # A folder that lists its files in another order gives the goals other numbers; a few stay by chance.
+    elsewhere = {number: numbers[order[(place + 3) % len(order)]] for place, number in enumerate(order)}
+    elsewhere[order[0]] = numbers[order[0]]
+    with served_world(textcraft.TextCraft, WIRES["textcraft"], elsewhere) as world:
+        env = worlds.TextCraft(url=world.url)
+        said = r"^agentgym-textcraft: at http.* number \d+ has the goal 'craft .*' and should have .*recipe files"
+        with pytest.raises(EnvironmentServerError, match=said):
+            env.reach()
+        with pytest.raises(EnvironmentServerError, match="number 33 has the goal"):
+            env.reset(Instance(environment=env.name, split="train", index=33))
+        env.close()
+        assert world.open_ids() == []
+    with served_world(textcraft.TextCraft, WIRES["textcraft"], numbers) as world:
+        env = worlds.TextCraft(url=world.url)
+        env.reach()
+        env.close()
+        assert world.open_ids() == []
 
 
 def test_options_are_checked_before_anything_is_sent(tmp_path: Any) -> None:

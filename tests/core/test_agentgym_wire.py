@@ -81,6 +81,12 @@ def test_first_observations(world: str, answer: Any, first: str) -> None:
         ),
         ("weather", {"observation": "x", "reward": 1.0, "done": False}, Turn("x", 1.0, False, False, True)),
         (
+            "maze",
+            {"observation": "Failure\n", "reward": -1.0, "done": True},
+            Turn("Failure\n", 0.0, True, False, False),
+        ),
+        ("maze", {"observation": "Success\n", "reward": 1.0, "done": True}, Turn("Success\n", 1.0, True, False, True)),
+        (
             "webarena",
             {"observation": "x", "reward": 0, "terminated": False, "truncated": True, "info": {}},
             Turn("x", 0.0, False, True, False),
@@ -131,13 +137,22 @@ def test_parsing(world: str, reply: str, action: str) -> None:
     assert kind(url="http://127.0.0.1:9", train="600", test="601").parse(reply) == action
 
 
+def test_the_goal_of_the_maze_is_no_start() -> None:
+    kind = worlds.Maze
+    assert len(kind(url="http://127.0.0.1:9", train="0-20", test="21-24").instances("test")) == 4
+    with pytest.raises(ConfigError, match="option test has the number 25, which the server cannot begin; 0 to 24 can"):
+        kind(url="http://127.0.0.1:9", train="0-20", test="21-25")
+    with pytest.raises(MalformedAnswer, match=r"a reward of -1 is not in \[0, 1\]"):
+        WIRES["maze"].read_step({"observation": "x", "reward": -1.0, "done": False})
+
+
 def test_errors_come_in_the_style_of_the_family() -> None:
     with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
         assert client.get("/").text == "ok"
         refusal = client.post("/step", json={"id": 999, "action": "inventory"})
         assert (refusal.status_code, refusal.json()) == (200, {"error": "The id 999 is not valid."})
         assert client.post("/step", json={"id": "three"}).status_code == 422
-        assert client.post("/close", json={"id": 999}).json() == {"error": "The id 999 is not valid."}
+        assert client.post("/close", json={"id": 999}).json() is False
         assert client.get("/observation").status_code == 422
 
         made = client.post("/create", json={}).json()
@@ -149,7 +164,10 @@ def test_errors_come_in_the_style_of_the_family() -> None:
         assert client.get("/observation", params=key).json() == "You are at 1."
         assert client.get("/detail", params=key).json()["done"] is False
         assert client.post("/close", json=key).json() is True
-        assert "is not valid" in client.post("/close", json=key).json()["error"]
+        assert client.post("/close", json=key).json() is False
+        assert client.post("/step", json=key | {"action": "right"}).json() == {
+            "error": f"The id {made['id']} is not valid."
+        }
 
     with TestClient(app(Line, WIRES["webshop"], LINES)) as client:
         env_idx = client.post("/create").json()
@@ -158,6 +176,51 @@ def test_errors_come_in_the_style_of_the_family() -> None:
         assert client.post("/reset", json={"env_idx": env_idx, "session_id": 0}).json()[1] is None
         stepped = client.post("/step", json={"env_idx": env_idx, "action": "look"}).json()
         assert stepped == {"state": "You are at 0.", "reward": 0.0, "done": False, "truncated": False, "info": None}
+
+
+@pytest.mark.parametrize("path", ["/create", "/reset", "/step", "/close"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"hello",
+        b"{",
+        b'{"id": ' + b"9" * 5000 + b', "action": "look"}',
+        b'{"id": "' + b"9" * 5000 + b'", "action": "look"}',
+        b'{"id": 1.5, "action": 3, "data_idx": 1e400}',
+        b"\xff\xfe",
+        b"[1]",
+        b'{"id": "three"}',
+    ],
+)
+def test_what_is_no_request_is_answered_as_such(path: str, body: bytes) -> None:
+    with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
+        told = client.post(path, content=body)
+        if path == "/create" and told.status_code == 200:
+            # It has no field that could be wrong.
+            return
+        assert told.status_code == 422
+        assert told.json()["detail"][0]["msg"]
+        assert len(told.content) < 1000
+
+
+def test_ids_are_taken_as_strings_and_a_reset_needs_no_number() -> None:
+    with TestClient(app(Line, WIRES["textcraft"], LINES)) as client:
+        key = {"id": str(client.post("/create", json={}).json()["id"])}
+        begun = [client.post("/reset", json=key | more).json()["observation"] for more in ({}, {"data_idx": None})]
+        assert begun == ["The goal is 2 to the right."] * 2
+        assert (
+            client.post("/reset", json=key | {"data_idx": "1"}).json()["observation"] == "The goal is 3 to the right."
+        )
+        assert client.post("/step", json=key | {"action": "right"}).json()["observation"] == "You are at 1."
+        assert client.get("/observation", params=key).json() == "You are at 1."
+        for wrong in ("9" * 5000, "three", ""):
+            assert client.get("/observation", params={"id": wrong}).status_code == 422
+        assert client.get("/detail", params={"id": -1}).json() == {"error": "The id -1 is not valid."}
+        assert client.post("/close", json=key).json() is True
+    with TestClient(app(Line, WIRES["weather"], LINES)) as client:
+        env_idx = client.post("/create", json={"id": 3}).json()
+        assert client.post("/reset", json={"env_idx": env_idx}).json() == "The goal is 5 to the right."
+        assert client.post("/reset", json={"env_idx": env_idx, "id": 0}).json() == "The goal is 2 to the right."
 
 
 def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:

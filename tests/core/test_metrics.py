@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import combinations
 from statistics import stdev
@@ -11,6 +12,7 @@ import pytest
 from agentr_core.evaluation.metrics import (
     clustered_mean,
     count_loops,
+    counted_reward,
     invalid_share,
     is_stuck,
     loops,
@@ -158,3 +160,12 @@ def test_t_quantiles_join_their_expansion_and_the_normal() -> None:
     assert t_quantile(120) == pytest.approx(1.9799, abs=1e-4)
     values = [t_quantile(f) for f in range(1, 60)]
     assert values == sorted(values, reverse=True)
+
+
+def test_a_disaster_counts_in_a_mean_what_the_recipe_says() -> None:
+    won = trajectory(2, True)
+    fallen = dataclasses.replace(trajectory(1, False), stop=StopReason.DISASTER)
+    rewards = [counted_reward(each, -1.0) for each in (won, fallen, trajectory(3, False))]
+    assert rewards == [1.0, -1.0, 0.0]
+    assert mean_reward(rewards).mean == 0.0
+    assert counted_reward(fallen, 0.0) == 0.0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentr_core.config import Recipe, parse
+from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.start import asked_for
 
@@ -34,3 +35,9 @@ def test_sections_keep_their_ids() -> None:
     assert fingerprint(plain.search) == "f15d8090396629d1"
     assert fingerprint(plain.evaluation, plain.instances) == "33009ecf949de8b8"
     assert fingerprint(plain.data) == "450423b13146e934"
+
+
+def test_only_a_world_that_says_other_things_now_gets_other_ids() -> None:
+    version = registry.version_of
+    assert [version(name, {}) for name in ("textcraft", "webshop", "sciworld", "nowhere")] == [1, 1, 1, 1]
+    assert version("sciworld", {"setting": "eto"}) == 2

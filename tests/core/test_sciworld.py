@@ -24,10 +24,10 @@ from agentr_core.environments.sciworld_pool import SimulatorPool
 from agentr_core.environments.sciworld_simulator import JavaSettings, Simulator
 from agentr_core.environments.sciworld_tasks import first_numbers
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
-from agentr_core.rollout import episode, restore
+from agentr_core.rollout import episode, play, restore
 from agentr_core.store import Store
 from agentr_core.store.codec import load_trajectories, trajectory_rows
-from agentr_core.types import Instance, Sampling
+from agentr_core.types import Instance, Sampling, StopReason
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_time_passes_only_with_what_takes_time(env: SciWorld) -> None:
 
 def test_what_is_no_action_is_told_and_marked(env: SciWorld) -> None:
     env.reset(instance("boil"))
-    for action in ("dance", "", "focus", "öffne\ndie Tür"):
+    for action in ("dance", "", "focus", "öffne\ndie Tür", "look \udcff", "9" * 5000):
         transition = env.step(action)
         assert (transition.observation, transition.reward, transition.terminated) == (UNKNOWN, 0.0, False)
         assert transition.info["valid"] is False
@@ -118,6 +118,35 @@ def test_a_wrong_focus_is_a_disaster_and_in_eto_keeps_the_best_score(env: SciWor
     last = eto.step("focus on agent")
     assert last.reward == rewards[-1] > 0
     assert (last.terminated, last.info["success"], last.info["raw_score"]) == (True, False, -100)
+    eto.close()
+
+
+def test_eto_begins_with_the_task_alone_and_rewards_are_not_rounded() -> None:
+    eto = SciWorld(setting="eto")
+    begun = instance("find-living-thing", numbering="eto")
+    first = eto.reset(begun)
+    heading, _, task = first.partition("\n")
+    assert heading == "Task Description:"
+    assert task.startswith("Your task is to find a")
+    assert "\n" not in task
+    assert eto.step("open door to kitchen").reward == pytest.approx(0.083333, abs=1e-6)
+    assert eto.step("look around").reward == pytest.approx(0.083333, abs=1e-6)
+
+    plain = SciWorld()
+    plain.reset(instance("find-living-thing"))
+    assert plain.step("open door to kitchen").reward == 0.08
+    eto.close()
+    plain.close()
+
+
+def test_a_wrong_focus_as_the_first_action_in_eto_is_a_disaster_that_can_count_minus_one() -> None:
+    eto = SciWorld(setting="eto")
+    begun = instance("find-living-thing", numbering="eto")
+    eto.reset(begun)
+    last = eto.step("focus on agent")
+    assert (last.reward, last.terminated, last.info["success"]) == (-1.0, True, False)
+    played = play(eto, begun, ["Action: focus on agent"])[1][0]
+    assert (played.step.reward, played.stop) == (0.0, StopReason.DISASTER)
     eto.close()
 
 

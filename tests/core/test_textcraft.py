@@ -1,5 +1,7 @@
 """The rules of TextCraft, string by string, and its planner against the game itself."""
 
+from collections import Counter
+
 import pytest
 
 from agentr_core.environments import crafting_text
@@ -77,6 +79,14 @@ def test_answers_to_what_fails(env, action, answer):
     assert (transition.reward, transition.terminated, transition.info["success"]) == (0.0, False, False)
 
 
+def test_expert_episodes_win_in_the_form_of_agentgyms_demonstrations(env):
+    for instance in env.instances("test")[::10]:
+        env.reset(instance)
+        for reply in env.expert(instance):
+            last = env.step(env.parse(reply.replace("Thought: ", "Thought:\n").replace("\nAction: ", "\n\nAction:\n")))
+        assert last.info["success"], instance.key
+
+
 def test_multiples_are_refused_and_the_requested_number_is_ignored(env):
     env.reset(at(env, goal_index(env, "ladder")))
     env.step("get 4 oak logs")
@@ -92,6 +102,82 @@ def test_multiples_are_refused_and_the_requested_number_is_ignored(env):
         "Could not find a valid recipe for "
         "ItemTagWithCount(item_tag=ItemTag(tag='minecraft:planks', item_id=None), count=4)"
     )
+
+
+def test_strings_of_the_public_code(env):
+    env.reset(at(env, goal_index(env, "stick")))
+    said = {
+        "craft 1 planks using 1 oak logs": "Could not find enough items to craft None",
+        "craft 4 oak planks using 0 oak logs": "Could not find enough items to craft minecraft:oak_planks",
+        "get 0 oak logs": "Got 0 oak logs",
+        "inventory": "Inventory: [oak logs] (0) ",
+    }
+    assert {action: env.step(action).observation for action in said} == said
+    # None is enough once none is carried; then it is the recipe that is not there.
+    refused = env.step("craft 4 oak planks using 0 oak logs").observation
+    assert refused.startswith("Could not find a valid recipe for ItemTagWithCount(")
+    assert env.inventory == {}
+    kept = env.snapshot()
+    env.step("get 2 oak logs")
+    env.restore(kept)
+    assert env.step("inventory").observation == "Inventory: [oak logs] (0) "
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "get {} oak logs",
+        "craft {} stick using 2 planks",
+        "craft 4 stick using {} oak planks",
+    ],
+)
+def test_a_number_that_is_too_long_is_answered(env, action):
+    env.reset(at(env, goal_index(env, "stick")))
+    for digits in (4001, 5000, 100_000):
+        said = action.format("9" * digits)
+        assert env.step(said)[:3] == (f"Could not execute {said}", 0.0, False)
+    for _ in range(3):
+        assert env.step(f"get {'9' * 4000} oak logs").observation.startswith("Got 9")
+    assert env.step("inventory").observation.startswith("Inventory: [oak logs] (2")
+
+
+@pytest.mark.parametrize(
+    ("distractors", "tasks"),
+    [
+        ("distinct", {6: 7, 7: 13, 8: 21, 9: 55, 10: 329}),
+        ("published", {6: 47, 7: 29, 8: 12, 9: 14, 10: 323}),
+    ],
+)
+def test_instances_have_as_many_distractors_as_the_pool_gives(distractors, tasks):
+    env = TextCraft(distractors=distractors)
+    counts = Counter()
+    for split in ("train", "test", "rest"):
+        for instance in env.instances(split):
+            task = env.task(instance)
+            needed = set(below(env.book, task.goal))
+            counts[len({crafting_text.command(recipe) for recipe in task.commands} - needed)] += 1
+    assert {count: counts[count] for count in range(6, 11)} == tasks
+    assert counts.total() == 544
+
+
+def below(book, name):
+    for recipe in book.by_item.get(name) or book.by_tag.get(name, ()):
+        yield crafting_text.command(recipe)
+        for ingredient in recipe.inputs:
+            yield from below(book, ingredient.name)
+
+
+def test_the_published_pool_keeps_the_contract_and_leaves_other_splits_alone():
+    plain, published = TextCraft(), TextCraft(distractors="published")
+    for split in ("procedural", "shaped"):
+        instance = plain.instances(split)[7]
+        assert published.reset(instance) == plain.reset(instance)
+    assert published.reset(at(plain, 420)) == TextCraft(distractors="published").reset(at(plain, 420))
+    instance = published.instances("test")[40]
+    published.reset(instance)
+    for reply in published.expert(instance):
+        last = published.step(published.parse(reply))
+    assert last.info["success"]
 
 
 def test_goal_that_can_be_got_is_rewarded(env):
@@ -214,6 +300,8 @@ def test_misuse_is_told_in_one_sentence(env):
         env.reset(Instance(environment="textcraft", split="test", index=9999))
     with pytest.raises(ConfigError, match="optimal or lazy"):
         TextCraft(expert="clever")
+    with pytest.raises(ConfigError, match="distractors must be distinct or published, not 'many'"):
+        TextCraft(distractors="many")
 
 
 def test_every_string_of_the_expert_is_a_listed_command(env):

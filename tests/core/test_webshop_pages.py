@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from shop import entry, opened
 
@@ -69,10 +71,39 @@ def test_product_and_its_subpages(shop: Catalogue) -> None:
     assert page(shop, *there) == item
     assert page(shop, *there, "click[blue]") == item
     assert page(shop, *there, "click[Description]") == HEAD + "< Prev [SEP] Holds tea."
-    assert page(shop, *there, "click[Features]") == HEAD + "< Prev [SEP] Big. [SEP] Blue & <round>."
-    assert page(shop, *there, "click[Reviews]") == HEAD + "< Prev [SEP] No reviews found"
+    assert page(shop, *there, "click[Features]") == HEAD + "< Prev [SEP] Big. [SEP]  [SEP] Blue & <round>."
+    assert page(shop, *there, "click[Reviews]") == HEAD + "< Prev"
     assert page(shop, *there, "click[Features]", "click[< Prev]") == item
     assert page(shop, *there, "click[Back to Search]") == page(shop)
+
+
+@pytest.mark.parametrize(
+    ("bullets", "description", "features", "described"),
+    [
+        ([""], "", "< Prev [SEP] ", "< Prev"),
+        (["  "], "  ", "< Prev [SEP] ", "< Prev [SEP] "),
+        ([], "\n", "< Prev", "< Prev"),
+        ("", "Tall.", "< Prev [SEP] ", "< Prev [SEP] Tall."),
+    ],
+)
+def test_blanks_are_parts_as_in_the_public_text_mode(
+    tmp_path: Path, bullets: object, description: str, features: str, described: str
+) -> None:
+    blank = entry("B0MUG", "Blue Mug", small_description=bullets, full_description=description)
+    shop = opened(tmp_path, [blank, entry("B1", "Pot")])
+    there = ["search[mug]", "click[b0mug]"]
+    assert page(shop, *there, "click[Features]") == HEAD + features
+    assert page(shop, *there, "click[Description]") == HEAD + described
+    assert page(shop, *there, "click[Reviews]") == HEAD + "< Prev"
+
+
+def test_an_option_called_search_cannot_be_clicked(tmp_path: Path) -> None:
+    shop = opened(tmp_path, [entry("B0MUG", "Blue Mug", options={"kind": ["Search", "find"]}), entry("B1", "Pot")])
+    there = after(shop, "search[mug]", "click[b0mug]")
+    assert "[SEP] kind [SEP] search [SEP] find [SEP]" in text(shop, there, WISH)
+    assert follow(shop, there, "click[search]") is None
+    assert "search" not in buttons(shop, there)
+    assert follow(shop, there, "click[find]").chosen == (("kind", "find"),)  # type: ignore[union-attr]
 
 
 def test_choices_last_until_the_product_is_left(shop: Catalogue) -> None:

@@ -197,6 +197,28 @@ def test_synthetic_options_are_pairs_of_name_and_value(wanted: tuple[str, str], 
     assert options_met([wanted], [chosen]) == expected
 
 
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "met"),
+    [
+        # Characters 128 to 255 are left out before the comparison, and those beyond are not.
+        ("nude\u00e9", "nudee\u0301", True),
+        ("caf\u00e9", "caf", True),
+        ("\u00e9", "\u00e9", False),
+        ("\u0142\u00f3d\u017a", "\u0142d\u017a", True),
+        ("\u0142od\u017a", "lodz", False),
+    ],
+)
+def test_options_outside_ascii_meet_as_in_the_public_code(wanted: str, chosen: str, met: bool) -> None:
+    assert options_met([("", wanted)], [chosen]) == met
+
+
+def test_a_pair_is_compared_as_python_writes_it() -> None:
+    # A blank that is not printable becomes the word xa0 there, and nothing in what was chosen.
+    assert options_met([("oz", "12\u00a014")], ["12\u00a014"]) == 0
+    assert options_met([("size", "12 oz")], ["size 12 oz"]) == 1
+    assert attributes_met(["caf\u00e9"], product("x", attributes=("caf",))) == 1
+
+
 def test_colours_are_looked_for_in_their_order() -> None:
     assert [normal_colour(value) for value in ("light brick red", "washed", "4 ounce")] == ["light", "ash", "4 ounce"]
     assert list(COLOURS) == sorted(COLOURS)

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,6 +60,16 @@ def textcraft_server(env: dict[str, str], *words: str) -> Iterator[str]:
         yield said[1]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=300)
+
+
+def test_two_hundred_environments_open_within_three_seconds(process_env: dict[str, str]) -> None:
+    with textcraft_server(process_env) as url, httpx.Client(base_url=url, timeout=60) as http:
+        http.post("/create", json={})
+        began = time.perf_counter()
+        opened = {http.post("/create", json={}).json()["id"] for _ in range(200)}
+        assert time.perf_counter() - began < 3
+        assert len(opened) == 200
+        assert http.post("/step", content=b"no json").status_code == 422
 
 
 def test_list_has_native_and_served_worlds() -> None:

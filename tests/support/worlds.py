@@ -78,6 +78,7 @@ class World:
         """Listen with a new application, on the same port as before if it did so before."""
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.bind(("127.0.0.1", self._port))
         self._port = listening.getsockname()[1]
         breakable = Breakable(self._make_app(), self.faults, self.seen)

@@ -22,7 +22,9 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
     MalformedAnswer,
     ReplayDiverged,
+    ReplayDrifted,
 )
+from agentr_core.repeating import Repeatability, repeats
 from agentr_core.types import Instance, Transition
 
 T = TypeVar("T")
@@ -62,6 +64,9 @@ class AgentGymWorld(ABC):
     acknowledgement: ClassVar[str] = "Ok."
     step_limit: ClassVar[int]
     variables: ClassVar[Mapping[str, str]]
+    repeatability: ClassVar[Repeatability] = Repeatability.EXACT
+    playable: ClassVar[range | None] = None
+    """The numbers that the server can begin; None where any may be one."""
     can_snapshot: ClassVar[bool] = False
     blocking: ClassVar[bool] = True
 
@@ -93,6 +98,7 @@ class AgentGymWorld(ABC):
             raise ConfigError(
                 f"{self.name} needs the options train and test: instances such as 0-99,120, or a data file of AgentGym"
             )
+        self._check_playable()
         check_apart(self._ids["train"], self._ids["test"], self.name)
         self._retries = retries
         self._opened: Opened | None = None
@@ -104,11 +110,28 @@ class AgentGymWorld(ABC):
         self._closed = False
 
     def reach(self) -> None:
-        """Return once the server answers. Raises `EnvironmentServerError` if it does not within `patience_s`."""
+        """Return once the server answers, and what it begins with is what the instances are.
+
+        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins with something else.
+        """
         try:
             self._server.reach()
         except EnvironmentUnavailable as fault:
             raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
+        for instance in self.probes():
+            try:
+                self.reset(instance)
+            except EnvironmentFault as fault:
+                # Whether a run needs this instance is not known here; if so, its episode tells.
+                _log.warning("%s could not be begun to see what the server has there: %s", instance.key, fault)
+
+    def probes(self) -> Sequence[Instance]:
+        """Return the instances that are begun at the start, for `check_first` to look at."""
+        return ()
+
+    def check_first(self, instance: Instance, first: str) -> None:
+        """Raise `EnvironmentServerError` when an instance does not begin as it should; here anything may begin it."""
+        return
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published instances of each split that has any."""
@@ -212,7 +235,9 @@ class AgentGymWorld(ABC):
                 # Refusals that the create itself waited out came before the id.
                 restarts = self._server.restarts
             self._opened = Opened(env_id, restarts)
-        return self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+        first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+        self.check_first(instance, first)
+        return first
 
     def _create(self, body: dict[str, Any]) -> int:
         answer = self._server.post("/create", body, patient=True)
@@ -229,13 +254,16 @@ class AgentGymWorld(ABC):
         return self._act(action)
 
     def _replay(self, instance: Instance) -> None:
-        if (first := self._begin(instance)) != self._first:
-            raise ReplayDiverged(
+        promise = self.repeatability
+        kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
+        if not repeats(first := self._begin(instance), self._first, promise):
+            raise kind(
                 f"{instance.key} began with {short(self._first)}, and in a fresh environment with {short(first)}"
             )
         for position, (action, turn) in enumerate(self._steps):
-            if (again := self._act(action)) != turn:
-                raise ReplayDiverged(
+            again = self._act(action)
+            if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
+                raise kind(
                     f"{instance.key}: step {position}, {action!r}, gave {short(turn)}, and in a fresh environment "
                     f"{short(again)}"
                 )
@@ -268,6 +296,21 @@ class AgentGymWorld(ABC):
             self._server.close("/close", {self.wire.id_key: opened.env_id})
         else:
             self._server.give_back(opened.env_id)
+
+    def _check_playable(self) -> None:
+        if self.playable is None:
+            return
+        for split, ids in self._ids.items():
+            if beyond := [number for number in ids if number not in self.playable]:
+                raise ConfigError(
+                    f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
+                    f"{self.playable[0]} to {self.playable[-1]} can be played"
+                )
+
+    @property
+    def url(self) -> str:
+        """The address of the server, with the prefix of the world."""
+        return self._server.url
 
     def _connect(self, url: str, timeout_s: float, patience_s: float) -> Connection:
         variable = self.variables["url"]

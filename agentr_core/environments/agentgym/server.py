@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -25,14 +25,22 @@ from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnava
 from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A number in a request, also as a string; one of thousands of digits cannot even be printed."""
+_NUMBER = TypeAdapter(Number)
 MOST_ENVIRONMENTS = 1024
 
 
 @dataclass(slots=True)
 class Seat:
-    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the standing reward."""
+    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the standing reward.
+
+    `number` is that of the instance which a reset without one begins.
+    """
 
     env: Environment
+    number: int = 0
+    closed: bool = False
     observation: str = ""
     latest: Any = None
     reward: float = 0.0
@@ -89,7 +97,8 @@ class Seats:
             env_id = self._next
             self._next += 1
         try:
-            seat, answer = self._open(env_id)
+            number = body.get(self._wire.item) if self._wire.item_at_create else None
+            seat, answer = self._open(env_id, number or 0)
             with self._lock:
                 self._seats[env_id] = seat
             return answer
@@ -100,15 +109,14 @@ class Seats:
     def reset(self, body: Mapping[str, Any]) -> Any:
         """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
         env_id = body[self._wire.id_key]
-        seat = self._seat(env_id)
-        with seat.lock:
-            return self._reset(env_id, seat, body[self._wire.item])
+        number = body[self._wire.item]
+        with self._held(env_id) as seat:
+            return self._reset(env_id, seat, seat.number if number is None else number)
 
     def step(self, body: Mapping[str, Any]) -> Any:
         """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that was never reset."""
         env_id = body[self._wire.id_key]
-        seat = self._seat(env_id)
-        with seat.lock:
+        with self._held(env_id) as seat:
             if seat.latest is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
             transition = answers.step(seat.env, self._wire.unwrap(body["action"]))
@@ -117,12 +125,13 @@ class Seats:
             return seat.latest
 
     def close(self, body: Mapping[str, Any]) -> bool:
-        """Close an environment. Raises `EnvironmentRefusal` for an id that is not open."""
+        """Close an environment, and return whether there was one of that id."""
         with self._lock:
             seat = self._seats.pop(body[self._wire.id_key], None)
         if seat is None:
-            raise _unknown(body[self._wire.id_key])
+            return False
         with seat.lock:
+            seat.closed = True
             seat.env.close()
         return True
 
@@ -139,8 +148,8 @@ class Seats:
         for env_id in self.ids():
             self.close({self._wire.id_key: env_id})
 
-    def _open(self, env_id: int) -> tuple[Seat, Any]:
-        seat = Seat(self._make())
+    def _open(self, env_id: int, number: int) -> tuple[Seat, Any]:
+        seat = Seat(self._make(), number=number)
         answer = self._wire.write_id(env_id)
         if self._wire.created_ready:
             try:
@@ -158,6 +167,15 @@ class Seats:
         seat.used = time.monotonic()
         return seat
 
+    @contextmanager
+    def _held(self, env_id: int) -> Iterator[Seat]:
+        """Hold an environment for the length of the block. Raises `EnvironmentRefusal`, also if it was just closed."""
+        seat = self._seat(env_id)
+        with seat.lock:
+            if seat.closed:
+                raise _unknown(env_id)
+            yield seat
+
     def _reset(self, env_id: int, seat: Seat, number: int) -> Any:
         instance = self._numbers.get(number)
         if instance is None:
@@ -172,7 +190,9 @@ class Seats:
             idle = [env_id for env_id, seat in self._seats.items() if seat.used < limit and not seat.lock.locked()]
             seats = [self._seats.pop(env_id) for env_id in idle]
         for seat in seats:
-            seat.env.close()
+            with seat.lock:
+                seat.closed = True
+                seat.env.close()
 
 
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
@@ -196,28 +216,29 @@ def app(
 ) -> Starlette:
     """Return the ASGI application; its environments are closed when it shuts down. For the rest see `Seats`."""
     seats = Seats(make, wire, numbers, idle_s=idle_s, most=most)
-    create = create_model("Create", id=(int, ...)) if wire.item_at_create else create_model("Create")
-    key: dict[str, Any] = {wire.id_key: (int, ...)}
-    reset = create_model("Reset", **(key | {wire.item: (int, ...)}))
+    create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
+    key: dict[str, Any] = {wire.id_key: (Number, ...)}
+    reset = create_model("Reset", **(key | {wire.item: (Number | None, None)}))
     step = create_model("Step", **key, action=(str, ...))
     close = create_model("Close", **key)
 
     def post(path: str, model: type[BaseModel], act: Callable[[Mapping[str, Any]], Any]) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
-                body = model.model_validate_json(await request.body() or b"{}", strict=True).model_dump()
+                body = model.model_validate_json(await request.body() or b"{}").model_dump()
             except ValidationError as error:
-                return JSONResponse({"detail": error.errors(include_url=False, include_context=False)}, 422)
+                return _malformed(error)
             return await _answer(wire, lambda: act(body))
 
         return Route(wire.prefix + path, endpoint, methods=["POST"])
 
     def get(path: str, look: Callable[[int], Any]) -> Route:
         async def endpoint(request: Request) -> Response:
-            given = request.query_params.get(wire.id_key, "")
-            if not given.isdecimal():
-                return JSONResponse({"detail": f"the query parameter {wire.id_key} must be a number"}, 422)
-            return await _answer(wire, lambda: look(int(given)))
+            try:
+                env_id = _NUMBER.validate_python(request.query_params.get(wire.id_key))
+            except ValidationError as error:
+                return _malformed(error)
+            return await _answer(wire, lambda: look(env_id))
 
         return Route(wire.prefix + path, endpoint)
 
@@ -248,6 +269,11 @@ def app(
             post("/close", close, seats.close),
         ],
     )
+
+
+def _malformed(error: ValidationError) -> Response:
+    """Return what is wrong with a request, without what was sent: it need not be text, and may be long."""
+    return JSONResponse({"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422)
 
 
 async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:

@@ -50,6 +50,7 @@ class Wire:
         choices: the field of that object with the list of possible actions, which goes after the first observation.
         observation, reward, done: fields of the answer to a step.
         scale: the reward of a success on the wire; only a scale of 100 has negative ones, for a disaster.
+        failure: the reward on the wire with which a failed episode ends; it counts as 0.
         finished: the least reward, scaled to 1, with which an episode that ended is a success.
         before, after: what surrounds an action on the wire.
         closes: whether the server has a close.
@@ -69,6 +70,7 @@ class Wire:
     reward: str = "reward"
     done: str = "done"
     scale: float = 1.0
+    failure: float = 0.0
     finished: float = 1.0
     before: str = ""
     after: str = ""
@@ -105,10 +107,11 @@ class Wire:
 
     def read_step(self, answer: Any) -> Turn:
         """Return what a step led to. Raises `MalformedAnswer`, also for a reward out of its range."""
-        reward = _field(answer, self.reward, float) / self.scale
-        if not reward <= 1 or (reward < 0 and self.scale == 1):
-            raise MalformedAnswer(f"a reward of {reward * self.scale:g} is not in [0, {self.scale:g}]")
+        raw = _field(answer, self.reward, float)
         done = _field(answer, self.done, bool)
+        reward = 0.0 if done and raw == self.failure else raw / self.scale
+        if not reward <= 1 or (reward < 0 and self.scale == 1):
+            raise MalformedAnswer(f"a reward of {raw:g} is not in [0, {self.scale:g}]")
         return Turn(
             observation=_field(answer, self.observation, str),
             reward=-1.0 if reward < 0 else reward,
@@ -196,7 +199,8 @@ WIRES: Mapping[str, Wire] = {
     "academia": _TOOLS,
     "todo": _TOOLS,
     "sheet": _TOOLS,
-    "maze": Wire(item="game", prefix="/maze"),
+    # A walk that takes more than 50 steps ends with a reward of -1.
+    "maze": Wire(item="game", prefix="/maze", failure=-1.0),
     "wordle": Wire(item="seed", prefix="/wordle"),
     "webarena": Wire(item="idx", id_key="env_idx", fixed=(("seed", 0),), done="terminated", before="```", after="```"),
 }

@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from agentr_core.environments import crafting_text, textcraft
+from agentr_core.environments import crafting_text, replies, textcraft
 from agentr_core.environments.agentgym import texts
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting_recipes import load_split
+from agentr_core.errors import EnvironmentServerError
+from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance
 
-_LINE = re.compile(r"Action:[ \t]*\n?([^\n]*)")
-_REST = re.compile(r".*Action:(.*)", re.DOTALL)
 _TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
 _SQL = re.compile(r"```sql(.*?)```", re.DOTALL)
 _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
@@ -27,13 +27,15 @@ class TextCraft(AgentGymWorld, world="textcraft"):
 
     instruction = crafting_text.INSTRUCTION
     step_limit = 20
+    # Which commands of no use are listed follows from the hash seed of the server's process, and from who else resets.
+    repeatability = Repeatability.NEVER
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published splits."""
         return load_split()
 
     def parse(self, reply: str) -> str:
-        """Return the text after the last "Action:" of a reply, lower case, without foreign characters."""
+        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
         return textcraft.parse_action(reply)
 
     def depth(self, instance: Instance) -> int | None:
@@ -43,6 +45,27 @@ class TextCraft(AgentGymWorld, world="textcraft"):
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the native expert: goals are the same for the same number, and so are the recipes."""
         return _native().expert(_local(instance))
+
+    def probes(self) -> Sequence[Instance]:
+        """Return a few instances of each split: a server with unsorted recipes has nearly all goals elsewhere."""
+        return [
+            instances[part * (len(instances) - 1) // 3]
+            for split in self.splits()
+            if (instances := self.instances(split))
+            for part in range(4)
+        ]
+
+    def check_first(self, instance: Instance, first: str) -> None:
+        """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in our table."""
+        _, label, goal = first.rpartition("\nGoal: ")
+        goals = _native().book.goals
+        expected = crafting_text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
+        if label and goal.strip() != expected:
+            raise EnvironmentServerError(
+                f"{self.name}: at {self.url}, number {instance.index} has the goal {goal.strip()!r} and should have "
+                f"{expected!r}, so that splits and numbers mean other goals there: its recipe files are listed in "
+                f"another order; have the server sort them by name, or use another: {self.start_hint()}"
+            )
 
     def start_hint(self) -> str:
         """Return how a server of this world is had."""
@@ -63,8 +86,7 @@ class _LineWorld(AgentGymWorld):
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
-        found = _LINE.findall(reply)
-        return found[-1].strip() if found else ""
+        return replies.line_after_label(reply)
 
 
 class SciWorld(_LineWorld, world="sciworld"):
@@ -72,13 +94,21 @@ class SciWorld(_LineWorld, world="sciworld"):
 
     instruction = texts.SCIWORLD
     step_limit = 30
+    # The plain simulator lists animals, among others, in another order after each beginning.
+    repeatability = Repeatability.UNORDERED
 
 
-class WebShop(_LineWorld, world="webshop"):
+class WebShop(AgentGymWorld, world="webshop"):
     """WebShop on AgentGym's 1,000 products with synthetic goals."""
 
     instruction = texts.WEBSHOP
     step_limit = 10
+    # Prices within a range are drawn anew when the server starts, and with them the bounds in instructions.
+    repeatability = Repeatability.NEVER
+
+    def parse(self, reply: str) -> str:
+        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or of one without a label."""
+        return replies.shopping_action(reply)
 
 
 class AlfWorld(_LineWorld, world="alfworld"):
@@ -92,11 +122,15 @@ class AlfWorld(_LineWorld, world="alfworld"):
         return {"train": range(2420), "test": range(2420, 2620)}
 
 
-class BabyAI(_LineWorld, world="babyai"):
+class BabyAI(AgentGymWorld, world="babyai"):
     """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server calls score."""
 
     instruction = texts.BABYAI
     step_limit = 20
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply, of letters, digits, commas and blanks alone."""
+        return replies.words_after_label(reply)
 
 
 class SearchQA(AgentGymWorld, world="searchqa"):
@@ -136,8 +170,7 @@ class _ToolWorld(AgentGymWorld):
 
     def parse(self, reply: str) -> str:
         """Return what follows the last "Action:" of a reply, to its end, since JSON may take several lines."""
-        found = _REST.fullmatch(reply)
-        return found[1].strip() if found else ""
+        return replies.after_label(reply)
 
 
 class Weather(_ToolWorld, world="weather"):
@@ -175,22 +208,28 @@ class Sheet(_ToolWorld, world="sheet"):
     step_limit = 15
 
 
-class Maze(_LineWorld, world="maze"):
-    """The 26 starts in one maze of LMRL-Gym."""
+class Maze(AgentGymWorld, world="maze"):
+    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, and cannot begin there."""
 
     instruction = texts.MAZE
     step_limit = 15
+    playable = range(25)
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply, or its first line; a bare direction is a move."""
+        action = replies.line_after_label(reply, unlabelled=True)
+        return f"move {action.lower()}" if action.lower() in ("up", "down", "left", "right") else action
 
 
-class Wordle(_LineWorld, world="wordle"):
+class Wordle(AgentGymWorld, world="wordle"):
     """Wordle of LMRL-Gym; an instance is a seed. The vocabulary is not listed to the agent."""
 
     instruction = texts.WORDLE
     step_limit = 8
 
     def parse(self, reply: str) -> str:
-        """Return the letters of the guess, lower case and apart, as the server wants them."""
-        return " ".join("".join(super().parse(reply).lower().split()))
+        """Return the letters of the guess, lower case and apart, as the server wants them; the label may be missing."""
+        return " ".join("".join(replies.line_after_label(reply, unlabelled=True).lower().split()))
 
 
 class WebArena(AgentGymWorld, world="webarena"):

@@ -48,6 +48,7 @@ from agentr_core.store.codec.trees import (
     growth_rows,
     load_tree,
     load_trees,
+    stored_trees,
     tree_rows,
     unfinished_trees,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "rejection_rows",
     "run_rows",
     "sample_rows",
+    "stored_trees",
     "text_id",
     "timing_rows",
     "training_step_rows",

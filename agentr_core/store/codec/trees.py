@@ -127,6 +127,15 @@ def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
     return [tree_id for tree_id in tree_ids if tree_id not in finished]
 
 
+def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
+    """Return those of the trees that are stored, finished or not. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return frozenset()
+    with store.reading() as con:
+        rows = con.execute("select tree_id from tree where tree_id in (select unnest(?))", [list(tree_ids)]).fetchall()
+    return frozenset(tree_id for (tree_id,) in rows)
+
+
 def _tree_row(head: TreeHead, dives_done: int, finished: bool) -> Row:
     return {
         "tree_id": head.tree_id,

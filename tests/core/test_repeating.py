@@ -1,0 +1,226 @@
+"""Worlds that do not repeat themselves to the letter: search, resume and evaluation go on, and the store says so."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import ACTIONS, Line, Policy, Script, instance
+
+from agentr_core.config import ErrorsConfig, SearchConfig, parse
+from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
+from agentr_core.evaluation.episodes import EpisodePlan, evaluate
+from agentr_core.fingerprint import derive_seed
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.pool import EnvironmentPool, UnitError
+from agentr_core.repeating import Repeatability, repeatability_of, repeats
+from agentr_core.rollout import play, restore
+from agentr_core.search.grow import grow
+from agentr_core.stages.collect import latest_restarts
+from agentr_core.stages.equipment import Checkpoint, Equipment
+from agentr_core.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
+from agentr_core.store import Store, Writer
+from agentr_core.store.codec import load_trees, unfinished_trees
+from agentr_core.types import Instance, Sampling, Transition
+
+
+class Shuffled(Line):
+    """A line that lists what is there in any order, as ScienceWorld's server does after a replay."""
+
+    repeatability = Repeatability.UNORDERED
+
+    def __init__(self) -> None:
+        super().__init__(can_snapshot=False)
+
+    def step(self, action: str) -> Transition:
+        things = ["a mug", "an axe", "a jay"]
+        random.shuffle(things)
+        transition = super().step(action)
+        return transition._replace(observation=f"{transition.observation}\nYou see: {', '.join(things)}.")
+
+
+class Server:
+    """What environments of one server share: the words that it begins every episode with."""
+
+    def __init__(self) -> None:
+        self.words = "one"
+        self.steps = 0
+        self.restart_at = -1
+
+
+class Forgetful(Line):
+    """A line on a server that begins with other words after a restart, as TextCraft's does with its hash seed."""
+
+    repeatability = Repeatability.NEVER
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(can_snapshot=False)
+        self._server = server
+
+    def reset(self, instance: Instance) -> str:
+        return f"{super().reset(instance)} Today: {self._server.words}."
+
+    def step(self, action: str) -> Transition:
+        self._server.steps += 1
+        if self._server.steps == self._server.restart_at:
+            self._server.words += " more"
+        return super().step(action)
+
+
+class Exact(Forgetful):
+    """The same, but promising that it repeats itself."""
+
+    repeatability = Repeatability.EXACT
+
+
+def test_what_is_promised_is_what_is_compared() -> None:
+    assert repeatability_of(Line()) is Repeatability.EXACT
+    assert repeatability_of(Shuffled()) is Repeatability.UNORDERED
+    assert repeats("a, b", "a, b", Repeatability.EXACT)
+    assert not repeats("a, b", "b, a", Repeatability.EXACT)
+    assert repeats("You see:\n\ta mug\n\tan axe", "You see:\n\tan axe\n\ta mug", Repeatability.UNORDERED)
+    assert not repeats("a, a, b", "a, b, b", Repeatability.UNORDERED)
+    assert not repeats("Got 2 logs", "Got 3 logs", Repeatability.NEVER)
+
+
+async def test_a_search_goes_back_to_states_that_are_equal_up_to_order() -> None:
+    config = SearchConfig(dives=3, width=3, depth=6)
+    tree = await grow(instance(2), Shuffled(), Policy(), config, seed=5)
+    plain = await grow(instance(2), Line(can_snapshot=False), Policy(), config, seed=5)
+    assert [(n.parent, n.step and n.step.action, n.stop) for n in tree.nodes] == [
+        (n.parent, n.step and n.step.action, n.stop) for n in plain.nodes
+    ]
+    # What was sampled from is what is stored, in the order of that time.
+    assert all(n.step is None or "You see: " in n.step.observation or n.stop for n in tree.nodes)
+
+
+async def test_a_cut_episode_goes_on_up_to_order_and_what_is_lost_may_heal() -> None:
+    outcomes = play(Shuffled(), instance(3), ["Action: look", "Action: right"])[1]
+    steps = tuple(outcome.step for outcome in outcomes)
+    restore(Shuffled(), instance(3), steps)
+
+    strict = Shuffled()
+    strict.repeatability = Repeatability.EXACT  # type: ignore[misc]
+    elsewhere = (replace(steps[0], observation="You see: a jay, an axe, a mug.\nYou are at 0."), *steps[1:])
+    with pytest.raises(ReplayDiverged) as raised:
+        restore(strict, instance(3), elsewhere)
+    assert not isinstance(raised.value, Transient)
+    with pytest.raises(ReplayDrifted, match="line does not promise to repeat itself to the letter"):
+        restore(Shuffled(), instance(3), steps[::-1])
+
+    errors: list[UnitError] = []
+    pool = EnvironmentPool(Shuffled)
+    plans = [EpisodePlan(instance=instance(3), seed=1, prefix=steps)]
+    results = await evaluate(
+        plans,
+        pool,
+        Script(["right"]),
+        max_steps=9,
+        sampling=Sampling(),
+        errors=ErrorsConfig(budget=0.0),
+        concurrency=1,
+        on_error=errors.append,
+    )
+    assert [result.trajectory.success for result in results.values()] == [True]
+    assert errors == []
+
+
+async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forgetful, *, retries: int = 0) -> Store:
+    """Grow what is missing of three trees, as a collection does, with no budget for errors."""
+    recipe = parse(
+        {
+            "name": "forgetful",
+            "environment": {"name": "door"},
+            "model": {"path": "m"},
+            "search": {"dives": 3, "width": 3, "depth": 5},
+            "errors": {"budget": 0.0, "retries": retries},
+        }
+    )
+    equipment = Equipment(
+        recipe=recipe,
+        run_id="run",
+        make_environment=lambda: kind(server),
+        load_model=lambda role, path: ScriptedModel(
+            lambda messages, seed, number: "Action: " + random.Random(derive_seed(seed, number)).choice(ACTIONS[:3])
+        ),
+        progress=lambda done, total, note: None,
+    )
+    store = Store(folder / "store.duckdb")
+    instances = {f"tree {i}": instance(i) for i in range(2, 5)}
+    ids = dict(zip(latest_restarts(store, list(instances)), instances.items(), strict=True))
+    missing = unfinished_trees(store, list(ids))
+    begun = load_trees(store, missing)
+    shard = TreeShard(
+        iteration=1,
+        checkpoint=Checkpoint(id="policy", path=folder, weights_sha256=""),
+        trees=tuple(
+            TreeWork(tree_id=key, instance=ids[key][1], begun=begun.get(key), replaces=ids[key][0]) for key in missing
+        ),
+        done=0,
+        total=len(instances),
+    )
+    async with Writer(store) as writer:
+        await shard.work(equipment, writer)
+    return store
+
+
+def finished(store: Store) -> dict[str, str]:
+    """Return the first observation of the trees that are finished, by id."""
+    rows = store.query(
+        "select tree_id, x.text from tree t join text x on x.text_id = t.first_observation_id where finished order by 1"
+    ).values.tolist()
+    return dict(rows)
+
+
+async def test_a_restart_of_the_server_begins_trees_anew_without_costing_the_budget(tmp_path: Path) -> None:
+    server = Server()
+    server.restart_at = 40
+    store = await collected(tmp_path, server)
+
+    trees = finished(store)
+    assert len(trees) == 3
+    assert any("one more" in first for first in trees.values())
+    events = store.query("select level, class, message from event").values.tolist()
+    assert events
+    assert {(level, kind) for level, kind, _ in events} == {("warning", "TreeBegunAnew")}
+    assert all("is grown anew from its root, as " in message for _, _, message in events)
+    own = [f"tree {i}" for i in range(2, 5)]
+    assert set(latest_restarts(store, own)) == set(trees)
+    nodes = store.query("select t.tree_id from node n join tree t using (tree_id) where not t.finished")
+    assert len(nodes) > 0, "what there was of a tree stays"
+
+
+async def test_a_run_goes_on_after_a_restart_in_between(tmp_path: Path) -> None:
+    server = Server()
+
+    class Dying(Forgetful):
+        def step(self, action: str) -> Transition:
+            if self._server.words == "one" and self._server.steps > 30:
+                raise EnvironmentUnavailable("the server is gone")
+            return super().step(action)
+
+    with pytest.raises(Exception, match="units failed"):
+        await collected(tmp_path, server, Dying)
+    server.words = "two"
+    store = await collected(tmp_path, server, Dying)
+    trees = finished(store)
+    assert len(trees) == 3
+    await collected(tmp_path, server, Dying)
+    assert finished(store) == trees
+
+    # A world that promises more is believed: trees of an earlier process may be those of another version of it,
+    # but what it does within one process is a fault.
+    other = tmp_path / "exact"
+    other.mkdir()
+    server.words, server.steps, server.restart_at = "one", 0, 40
+    with pytest.raises(Exception, match="the environment is not deterministic"):
+        await collected(other, server, Exact)
+    assert len(finished(await collected(other, server, Exact))) == 3
+
+
+def test_restarts_have_ids_of_their_own() -> None:
+    ids = [restarted("tree", number) for number in range(MAX_RESTARTS + 1)]
+    assert ids[0] == "tree"
+    assert len(set(ids)) == len(ids)
