@@ -47,6 +47,7 @@ from agentr_core.config_training import (
     vllm_adapter_faults,
 )
 from agentr_core.errors import ConfigError
+from agentr_core.fingerprint import absent
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -80,6 +81,7 @@ __all__ = [
     "SpliceConfig",
     "TrainingConfig",
     "VllmConfig",
+    "identifying",
     "load",
     "parse",
     "replace",
@@ -280,6 +282,21 @@ def parse(data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = 
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as plain data with every default filled in; `parse` of it gives the same recipe."""
     return dict(_ADAPTER.dump_python(recipe, mode="json"))
+
+
+def identifying(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as plain data without the fields that came later and have their default."""
+    plain = resolved(recipe)
+    _leave_out(recipe, plain)
+    return plain
+
+
+def _leave_out(section: Any, plain: dict[str, Any]) -> None:
+    for name in absent(section):
+        del plain[name]
+    for name, value in plain.items():
+        if dataclasses.is_dataclass(part := getattr(section, name)):
+            _leave_out(part, value)
 
 
 def _cross_check(recipe: Recipe) -> list[str]:
