@@ -26,7 +26,7 @@ from agentr_core.config_eto import (
 )
 from agentr_core.config_evaluation import EvaluationConfig, RevisionTestConfig
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
-from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
+from agentr_core.config_fields import Count, CutReplies, Natural, Temperature, Unit, record
 from agentr_core.config_models import (
     ModelConfig,
     ModelRole,
@@ -47,7 +47,7 @@ from agentr_core.config_training import (
     vllm_adapter_faults,
 )
 from agentr_core.errors import ConfigError
-from agentr_core.fingerprint import absent
+from agentr_core.fingerprint import absent, later
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -176,6 +176,9 @@ class DataConfig:
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
+    cut_replies: CutReplies = later("keep")
+    """What becomes of samples and pairs that train a reply which its token limit cut: kept, without a trained end of
+    turn, or rejected. A limit that cuts many is too low: the report has their share."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 

@@ -25,7 +25,8 @@ def opening(env: Environment, first_observation: str) -> tuple[Message, ...]:
 def turns(steps: Iterable[Step], *, train: bool = False) -> tuple[Message, ...]:
     """Return two turns for each step: the reply, which carries loss if `train`, and the observation, which never does.
 
-    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens.
+    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens, and why
+    it ended, so that a cut one is not trained to end there.
     """
     return tuple(message for step in steps for message in _turn(step, train))
 
@@ -36,5 +37,11 @@ def conversation(env: Environment, first_observation: str, steps: Iterable[Step]
 
 
 def _turn(step: Step, train: bool) -> tuple[Message, Message]:
-    reply = Message(role="assistant", text=step.reply, train=train, token_ids=step.token_ids or None)
+    reply = Message(
+        role="assistant",
+        text=step.reply,
+        train=train,
+        token_ids=step.token_ids or None,
+        finish_reason=step.finish_reason,
+    )
     return reply, Message(role="user", text=step.observation)

@@ -6,6 +6,10 @@ sample by construction, and a sampled turn is trained on exactly the ids that we
 
     | system and user text, header | reply ids, end of turn | rest of template, user text, header | reply ids, ... |
       label -100                     trained if train=True    label -100
+
+The template ends each turn, but the loss falls on an end of turn only where the model said one, or where the turn was
+written and not sampled. A reply that was cut by its token limit, and one that ended with another token of that meaning,
+is followed by an end of turn without loss.
 """
 
 from __future__ import annotations
@@ -68,6 +72,9 @@ class Renderer:
             raise ModelDirectoryError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
             )
+        self._special = {
+            number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
         self.end_of_turn, self._end_text = self._find_end_of_turn()
 
     def render_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -83,8 +90,9 @@ class Renderer:
         return ids
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
-        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, end of turn included.
+        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, ends of turn included.
 
+        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none is trained.
         The prompt of every assistant turn is checked to be a prefix of the whole. Raises `DataFault` when it is not,
         or when a turn that is not the assistant's is marked for training.
         """
@@ -98,6 +106,15 @@ class Renderer:
         pieces = self._pieces(messages, prompt=False)
         self._check_prefixes(messages, pieces)
         return RenderedSample(*self._join(messages, pieces))
+
+    def is_cut(self, message: Message) -> bool:
+        """Return whether a turn was cut by its token limit.
+
+        Where its finish reason is not known, a sampled turn without a special token at its end was cut.
+        """
+        if message.finish_reason is not None:
+            return message.finish_reason == "length"
+        return bool(message.token_ids) and not self._ended(message.token_ids)
 
     def _pieces(self, messages: Sequence[Message], *, prompt: bool) -> list[str]:
         """Return the template text around the assistant turns: one piece more than there are such turns."""
@@ -124,14 +141,24 @@ class Renderer:
         labels = [IGNORED] * len(ids)
         for reply, piece in zip(replies, pieces[1:], strict=True):
             turn = list(reply.token_ids or self._encode(reply.text))
-            if turn[-1:] != [self.end_of_turn]:
-                turn.append(self.end_of_turn)
-            rest = self._encode(piece[len(self._end_text) :])
+            closing: tuple[int, ...] = () if turn[-1:] == [self.end_of_turn] else (self.end_of_turn,)
+            if self._trains_closing(reply):
+                turn, closing = [*turn, *closing], ()
+            rest = (*closing, *self._encode(piece[len(self._end_text) :]))
             ids += turn
             labels += turn if reply.train else [IGNORED] * len(turn)
             ids += rest
             labels += [IGNORED] * len(rest)
         return ids, labels
+
+    def _trains_closing(self, reply: Message) -> bool:
+        """Return whether an end of turn that is not among a reply's own tokens is trained all the same."""
+        # A reply that ended with another token of that meaning has said its end.
+        # Some servers keep theirs to themselves.
+        return not self.is_cut(reply) and not self._ended(reply.token_ids)
+
+    def _ended(self, ids: Sequence[int] | None) -> bool:
+        return bool(ids and ids[-1] in self._special)
 
     def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str]) -> None:
         turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
@@ -156,12 +183,9 @@ class Renderer:
     def _find_end_of_turn(self) -> tuple[int, str]:
         turns = [Message(role="user", text="?"), Message(role="assistant", text="")]
         _, _, tail = self._template(turns, [_marker(0)], prompt=False).partition(_marker(0))
-        special = {
-            str(token): number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
-        }
-        for text in sorted(special, key=len, reverse=True):
+        for number, text in sorted(self._special.items(), key=lambda item: len(item[1]), reverse=True):
             if tail.startswith(text):
-                return special[text], text
+                return number, text
         raise ModelDirectoryError(
             f"the chat template of {self._tokenizer.name_or_path!r} does not end an assistant turn with a special "
             f"token (it goes on with {tail[:20]!r}), so a reply's end cannot be learnt; correct the template"

@@ -71,7 +71,8 @@ def _check_stretches(sample: Sample, stretches: Sequence[tuple[int, ...]]) -> No
         )
     for turn, stretch in zip(turns, stretches, strict=True):
         sampled = turn.token_ids or stretch
-        if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + 1:
+        closing = 0 if turn.finish_reason == "length" else 1
+        if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + closing:
             raise DataFault(
                 f"{sample.kind} sample {sample_id(sample)}: the labels of turn {turn.text[:60]!r} are not the tokens "
                 "that were sampled; render the sample again"

@@ -25,6 +25,8 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length"]
+"""Why a reply ended: the model ended it (or a stop string did), or the token limit cut it."""
 
 
 class StopReason(StrEnum):
@@ -100,12 +102,15 @@ class Message:
 
     `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token included),
     or None for a turn that was not sampled. Training uses them as they are.
+    `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut ends without a
+    trained end of turn, since the model never said one.
     """
 
     role: Role
     text: str
     train: bool = False
     token_ids: tuple[int, ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +151,7 @@ class Generation:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[float, ...] | None = None
@@ -174,7 +179,8 @@ class Step:
 
     `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
     environment that takes actions as they are. A replay sends `action`, which is matched again. `valid` is whether the
-    environment took the action; None from one that does not tell.
+    environment took the action; None from one that does not tell. `finish_reason` is that of the reply's generation,
+    None for a reply that no model gave.
     """
 
     reply: str
@@ -188,6 +194,7 @@ class Step:
     disaster: bool = False
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

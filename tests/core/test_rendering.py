@@ -20,7 +20,7 @@ def user(text: str) -> Message:
 
 
 def reply(text: str, *, train: bool = True, ids: tuple[int, ...] | None = None) -> Message:
-    return Message(role="assistant", text=text, train=train, token_ids=ids)
+    return Message(role="assistant", text=text, train=train, token_ids=ids, finish_reason="stop" if ids else None)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def rendered(tree: Tree) -> str:
     for node in tree.nodes:
         row = dataclasses.asdict(node)
         if row["step"]:
-            del row["step"]["token_ids"], row["step"]["logprobs"]
+            del row["step"]["token_ids"], row["step"]["logprobs"], row["step"]["finish_reason"]
         nodes.append(json.dumps(row))
     head = {
         "instance": tree.instance.key,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from agentr_core.store.codec.texts import text_id
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Row
-from agentr_core.types import Generation, Step
+from agentr_core.types import FinishReason, Generation, Step
 
 Kind = Literal["node", "step", "judgement"]
 
@@ -45,7 +45,7 @@ def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
 
 
 def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterator[Row]:
-    """Yield the row of a step of which no more is known than its tokens, or none when it has none."""
+    """Yield the row of a step of which no more is known than its tokens and why it ended, or none without these."""
     if has_tokens(step):
         yield {
             "kind": kind,
@@ -56,7 +56,7 @@ def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterato
             "token_ids": list(step.token_ids),
             "logprobs": None if step.logprobs is None else list(step.logprobs),
             "seed": None,
-            "finish_reason": None,
+            "finish_reason": step.finish_reason,
             "prompt_tokens": None,
             "completion_tokens": len(step.token_ids),
         }
@@ -64,12 +64,18 @@ def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterato
 
 def has_tokens(step: Step) -> bool:
     """Return whether anything is known about how the reply of a step was sampled."""
-    return bool(step.token_ids) or step.logprobs is not None
+    return bool(step.token_ids) or step.logprobs is not None or step.finish_reason is not None
 
 
-def sampled(token_ids: list[int] | None, logprobs: list[float] | None) -> dict[str, Any]:
-    """Return the fields `token_ids` and `logprobs` of a `Step` from the columns of an outer join."""
-    return {"token_ids": tuple(token_ids or ()), "logprobs": None if logprobs is None else tuple(logprobs)}
+def sampled(
+    token_ids: list[int] | None, logprobs: list[float] | None, finish_reason: FinishReason | None
+) -> dict[str, Any]:
+    """Return the fields of a `Step` that say how its reply was sampled, from the columns of an outer join."""
+    return {
+        "token_ids": tuple(token_ids or ()),
+        "logprobs": None if logprobs is None else tuple(logprobs),
+        "finish_reason": finish_reason,
+    }
 
 
 def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, dict[int, tuple[Draw, ...]]]:

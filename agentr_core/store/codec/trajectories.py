@@ -203,7 +203,7 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
 
 
 def _step(record: tuple[Any, ...]) -> Step:
-    reply, action, matched, valid, observation, reward, terminated, success, disaster, token_ids, logprobs = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, *how = record
     return Step(
         reply=reply,
         action=action,
@@ -214,7 +214,7 @@ def _step(record: tuple[Any, ...]) -> Step:
         terminated=terminated,
         success=success,
         disaster=disaster,
-        **sampled(token_ids, logprobs),
+        **sampled(*how),
     )
 
 
@@ -233,7 +233,7 @@ order by t.trajectory_id
 """
 _STEPS = f"""
 select s.trajectory_id, r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success,
-    s.disaster, g.token_ids, g.logprobs
+    s.disaster, g.token_ids, g.logprobs, g.finish_reason
 from step s
 join trajectory t using (trajectory_id)
 join text r on r.text_id = s.reply_id

@@ -201,9 +201,8 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
 
 
 def _node(record: tuple[Any, ...]) -> Node:
-    _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *sampling_and_step = record
-    token_ids, logprobs, reply, action, matched, valid, observation, *outcome = sampling_and_step
-    reward, terminated, success, disaster = outcome
+    _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *step_and_sampling = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, *how = step_and_sampling
     step = None
     if reply is not None:
         step = Step(
@@ -216,7 +215,7 @@ def _node(record: tuple[Any, ...]) -> Node:
             terminated=terminated,
             success=success,
             disaster=disaster,
-            **sampled(token_ids, logprobs),
+            **sampled(*how),
         )
     return Node(
         index=index,
@@ -241,7 +240,8 @@ where t.tree_id in (select unnest(?))
 """
 _NODES = """
 select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
-    g.token_ids, g.logprobs, r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster
+    r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster,
+    g.token_ids, g.logprobs, g.finish_reason
 from node n
 left join text r on r.text_id = n.reply_id
 left join text o on o.text_id = n.observation_id
