@@ -174,7 +174,7 @@ def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, 
         prompt = renderer.render_prompt(messages[: 2 * number + 1])
         assert ids[: len(prompt)] == prompt
         expected += [IGNORED] * (len(prompt) - len(expected))
-        size = len(sampled) if sampled else len(renderer._encode(answer))
+        size = len(sampled) if sampled else len(renderer._encoder.outside(answer))
         span = slice(len(prompt), len(prompt) + size + 1)
         assert not sampled or ids[span] == [*sampled, renderer.end_of_turn]
         expected += ids[span] if train else [IGNORED] * (size + 1)
