@@ -24,7 +24,12 @@ from agentr_core.config_eto import (
     PreferencesConfig,
     eto_faults,
 )
-from agentr_core.config_evaluation import EvaluationConfig, RevisionTestConfig
+from agentr_core.config_evaluation import (
+    EvaluationConfig,
+    EvaluationSetConfig,
+    RevisionTestConfig,
+    evaluation_faults,
+)
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
 from agentr_core.config_fields import Count, CutReplies, Natural, Temperature, Unit, record
 from agentr_core.config_models import (
@@ -61,6 +66,7 @@ __all__ = [
     "ErrorsConfig",
     "EtoConfig",
     "EvaluationConfig",
+    "EvaluationSetConfig",
     "ExpertConfig",
     "ExploreConfig",
     "GeneralDataConfig",
@@ -324,8 +330,12 @@ def _cross_check(recipe: Recipe) -> list[str]:
     if recipe.instances.train == recipe.instances.test:
         faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
     faults += splice_faults(recipe.splice)
-    if recipe.evaluation.episodes > 1 and recipe.evaluation.temperature == 0:
-        faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
+    faults += evaluation_faults(recipe.evaluation)
+    faults += [
+        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
+        for name, chosen in recipe.evaluation.sets.items()
+        if chosen.split == recipe.instances.train
+    ]
     scale = recipe.scale
     if scale.runner == "local" and (scale.address or scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")

@@ -210,9 +210,7 @@ class _Draft:
             inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in self._more(others, more)]
             self.rng.shuffle(inputs)
             makes = self._pick(_DISTRACTOR_MAKES)
-            self.recipes.append(
-                Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs))
-            )
+            self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
 
     def _more(self, others: Sequence[str], number: int) -> list[str]:
         if number <= 0:
