@@ -8,6 +8,7 @@ build their conversations here, so a model is trained on exactly what it reads w
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from agentr_core.protocols import Environment
 from agentr_core.types import Message, Step
@@ -36,6 +37,15 @@ def conversation(env: Environment, first_observation: str, steps: Iterable[Step]
     return opening(env, first_observation) + turns(steps)
 
 
+def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return steps that another run recorded, for use in this one.
+
+    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out: only in their own run
+    is it known whose they are.
+    """
+    return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
+
+
 def _turn(step: Step, train: bool) -> tuple[Message, Message]:
     reply = Message(
         role="assistant",
@@ -43,5 +53,6 @@ def _turn(step: Step, train: bool) -> tuple[Message, Message]:
         train=train,
         token_ids=step.token_ids or None,
         finish_reason=step.finish_reason,
+        tokenizer=step.tokenizer,
     )
     return reply, Message(role="user", text=step.observation)

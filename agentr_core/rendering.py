@@ -16,6 +16,7 @@ is followed by an end of turn without loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.labels import IGNORED
 from agentr_core.tokenizing import Encoder, Marks
 from agentr_core.types import Message
@@ -111,7 +113,20 @@ class Renderer:
         """
         if message.finish_reason is not None:
             return message.finish_reason == "length"
-        return bool(message.token_ids) and not self._ended(message.token_ids)
+        ids = self.own_ids(message)
+        return bool(ids) and not self._ended(ids)
+
+    def own_ids(self, message: Message) -> tuple[int, ...]:
+        """Return the ids a turn was sampled as, if they are this tokenizer's; else none: its text is tokenised anew."""
+        own = message.tokenizer is None or message.tokenizer == self.fingerprint
+        return (message.token_ids or ()) if own else ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens and chat template."""
+        special = sorted(self._encoder.special.items())
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
 
     def _marks(self, messages: Sequence[Message]) -> Marks:
         return Marks([message.text for message in messages], self._encoder.control)
@@ -139,7 +154,7 @@ class Renderer:
         ids = list(self._encoder.piece(pieces[0], marks))
         labels = [IGNORED] * len(ids)
         for reply, piece in zip(replies, pieces[1:], strict=True):
-            turn = list(reply.token_ids or self._encoder.outside(reply.text))
+            turn = list(self.own_ids(reply) or self._encoder.outside(reply.text))
             closing: tuple[int, ...] = () if turn[-1:] == [self.end_of_turn] else (self.end_of_turn,)
             if self._trains_closing(reply):
                 turn, closing = [*turn, *closing], ()
@@ -154,9 +169,9 @@ class Renderer:
         """Return whether an end of turn that is not among a reply's own tokens is trained all the same."""
         # A reply that ended with another token of that meaning has said its end.
         # Some servers keep theirs to themselves.
-        return not self.is_cut(reply) and not self._ended(reply.token_ids)
+        return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
 
-    def _ended(self, ids: Sequence[int] | None) -> bool:
+    def _ended(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)
 
     def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> None:

@@ -69,7 +69,7 @@ class EpisodeTimer:
 def act(env: Environment, reply: str, *, generation: Generation | None = None) -> Outcome:
     """Return what a reply leads to in the present state of the environment.
 
-    Token ids, log probabilities and finish reason of the step come from `generation`. A negative
+    How the reply was sampled comes from `generation`. A negative
     reward is a disaster: the step counts as reward 0 and ends the episode. Raises
     `EnvironmentFault` for a reward that is not in [0, 1] otherwise.
     """
@@ -94,6 +94,7 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
         token_ids=generation.token_ids if generation else (),
         logprobs=generation.logprobs if generation else None,
         finish_reason=generation.finish_reason if generation else None,
+        tokenizer=generation.tokenizer if generation else None,
     )
     stop: StopReason | None
     if disaster:

@@ -306,6 +306,7 @@ def _live(recorded: Step, outcome: Outcome) -> Step:
         token_ids=recorded.token_ids,
         logprobs=recorded.logprobs,
         finish_reason=recorded.finish_reason,
+        tokenizer=recorded.tokenizer,
     )
 
 

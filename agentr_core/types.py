@@ -105,7 +105,8 @@ class Message:
     `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token included),
     or None for a turn that was not sampled. Training uses them as they are.
     `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut ends without a
-    trained end of turn, since the model never said one.
+    trained end of turn, since the model never said one. `tokenizer` is the fingerprint of the tokenizer whose ids they
+    are; with any other one the text is tokenised anew. None stands for that of the run's own model.
     """
 
     role: Role
@@ -113,6 +114,7 @@ class Message:
     train: bool = False
     token_ids: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,7 @@ class Generation:
     for a backend that cannot tell. `logprobs` has one natural-log probability per token id when they were asked for;
     from a server that gives no ids, one for each token that it reports.
     `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill with others.
+    `tokenizer` is the fingerprint of the tokenizer whose ids they are, None where the backend does not know it.
     """
 
     text: str
@@ -157,6 +160,7 @@ class Generation:
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[float, ...] | None = None
+    tokenizer: str | None = None
 
 
 class Transition(NamedTuple):
@@ -181,8 +185,8 @@ class Step:
 
     `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
     environment that takes actions as they are. A replay sends `action`, which is matched again. `valid` is whether the
-    environment took the action; None from one that does not tell. `finish_reason` is that of the reply's generation,
-    None for a reply that no model gave.
+    environment took the action; None from one that does not tell. `finish_reason` and `tokenizer` are those of the
+    reply's generation, None for a reply that no model gave.
     """
 
     reply: str
@@ -197,6 +201,7 @@ class Step:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
     finish_reason: FinishReason | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,7 @@ class TransformersModel:
             prompt_tokens=len(prompts[reply.prompt]),
             completion_tokens=len(reply.tokens),
             logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
         )
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...]) -> bool:

@@ -158,6 +158,7 @@ class VllmModel:
             prompt_tokens=prompt_tokens,
             completion_tokens=len(ids),
             logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
         )
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ import pytest
 from door import Door
 
 from agentr_core.config import parse
-from agentr_core.conversation import turns
 from agentr_core.config_evaluation import REVISION, TEST
+from agentr_core.conversation import turns
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint

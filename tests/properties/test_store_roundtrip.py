@@ -71,6 +71,7 @@ steps = st.builds(
     token_ids=tokens,
     logprobs=logprobs,
     finish_reason=st.sampled_from([None, "stop", "length"]),
+    tokenizer=st.sampled_from([None, "4f1c"]),
 )
 trajectories = st.builds(
     Trajectory,
@@ -107,6 +108,7 @@ samples = st.builds(
             train=st.booleans(),
             token_ids=st.none() | tokens,
             finish_reason=st.sampled_from([None, "stop", "length"]),
+            tokenizer=st.sampled_from([None, "4f1c"]),
         ),
         max_size=5,
     ).map(tuple),
@@ -193,7 +195,10 @@ def test_tree(store: Store, fresh: Iterator[str], tree: Tree) -> None:
 def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.DataObject) -> None:
     tree_id = next(fresh)
     cut = data.draw(st.integers(1, len(tree.nodes)))
-    drawn = [n if n.step is None else replace(n, step=replace(n.step, finish_reason="stop")) for n in tree.nodes[cut:]]
+    drawn = [
+        n if n.step is None else replace(n, step=replace(n.step, finish_reason="stop", tokenizer=None))
+        for n in tree.nodes[cut:]
+    ]
     tree = replace(tree, nodes=(*tree.nodes[:cut], *drawn))
     bare = [replace(n, visits=0, value_sum=0.0, terminal=False, stop=None) for n in tree.nodes[:cut]]
     before = replace(tree, nodes=tuple(bare), dives_done=0)

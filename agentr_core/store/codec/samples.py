@@ -65,6 +65,7 @@ def sample_rows(
                 "train": message.train,
                 "token_ids": None if message.token_ids is None else list(message.token_ids),
                 "finish_reason": message.finish_reason,
+                "tokenizer": message.tokenizer,
             }
             for position, message in enumerate(sample.messages)
         ],
@@ -128,13 +129,14 @@ def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
 
 
 def _message(record: tuple[Any, ...]) -> Message:
-    _, role, text, train, token_ids, finish_reason = record
+    _, role, text, train, token_ids, finish_reason, tokenizer = record
     return Message(
         role=role,
         text=text,
         train=train,
         token_ids=None if token_ids is None else tuple(token_ids),
         finish_reason=finish_reason,
+        tokenizer=tokenizer,
     )
 
 
@@ -169,7 +171,7 @@ where {_CHOSEN}
 order by s.sample_id
 """
 _MESSAGES = f"""
-select m.sample_id, m.role, t.text, m.train, m.token_ids, m.finish_reason
+select m.sample_id, m.role, t.text, m.train, m.token_ids, m.finish_reason, m.tokenizer
 from message m
 join sample s using (sample_id)
 join text t using (text_id)

@@ -238,7 +238,7 @@ order by t.trajectory_id
 """
 _STEPS = f"""
 select s.trajectory_id, r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success,
-    s.disaster, g.token_ids, g.logprobs, g.finish_reason
+    s.disaster, g.token_ids, g.logprobs, g.finish_reason, g.tokenizer
 from step s
 join trajectory t using (trajectory_id)
 join text r on r.text_id = s.reply_id

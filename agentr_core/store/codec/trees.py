@@ -241,7 +241,7 @@ where t.tree_id in (select unnest(?))
 _NODES = """
 select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
     r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster,
-    g.token_ids, g.logprobs, g.finish_reason
+    g.token_ids, g.logprobs, g.finish_reason, g.tokenizer
 from node n
 left join text r on r.text_id = n.reply_id
 left join text o on o.text_id = n.observation_id
