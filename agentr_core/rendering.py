@@ -16,13 +16,13 @@ is followed by an end of turn without loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
+from agentr_core.chat_template import ChatTemplate
 from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.labels import IGNORED
@@ -37,9 +37,12 @@ class RenderedSample(NamedTuple):
     labels: list[int]
 
 
-def load_renderer(path: Path) -> Renderer:
-    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded."""
-    return Renderer(load_tokenizer(path))
+def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
+    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded.
+
+    `at` is when the run started: templates that print a date print that one.
+    """
+    return Renderer(load_tokenizer(path), at=at)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -59,18 +62,19 @@ class Renderer:
 
     Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant turn.
 
+    Args:
+        at: When the run started. A template that prints a date prints that one, and is refused without it.
+
     Raises:
-        ModelDirectoryError: there is no chat template, or it does not end assistant turns with one special token.
+        ModelDirectoryError: there is no chat template, it does not end assistant turns with one special token, or it
+            renders a conversation in different ways.
     """
 
     end_of_turn: int
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
-        if not getattr(tokenizer, "chat_template", None):
-            raise ModelDirectoryError(
-                f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
-            )
+        self._chat = ChatTemplate(tokenizer, at)
         one_turn = self._template([Message(role="user", text="?")], Marks((), ()), prompt=False)
         self._encoder = Encoder(tokenizer, one_turn)
         self.end_of_turn, self._end_text = self._find_end_of_turn()
@@ -192,10 +196,7 @@ class Renderer:
             {"role": m.role, "content": marks.turn(next(numbers)) if m.role == "assistant" else marks.cover(m.text)}
             for m in messages
         ]
-        try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
-        except TemplateError as error:
-            raise DataFault(f"the chat template refuses this order of turns: {error}") from error
+        return self._chat.text(turns, prompt=prompt)
 
     def _find_end_of_turn(self) -> tuple[int, str]:
         turns = [Message(role="user", text="?"), Message(role="assistant", text="")]

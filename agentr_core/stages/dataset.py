@@ -77,7 +77,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         env.close()
     mixed = recipe.data.general.share and not pairs
     general, useless = read_chat(Path(recipe.data.general.file)) if mixed else ((), ())
-    renderer = load_renderer(place.policy(iteration).path)
+    renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
     seed = derive_seed(recipe.seed, "dataset", iteration)
     if pairs:
         preferences = load_preferences(place.store, source_id)
