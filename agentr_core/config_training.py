@@ -125,6 +125,8 @@ class BaseConfig:
     """Part of the samples that come from invented worlds in the shape of the official goals."""
     depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
     """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
+    max_steps: Natural = later(0)
+    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means any."""
     procedural_share: Unit = 0.5
     """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
     rename_share: Unit = 0.65

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,17 @@ def test_any_layout_is_printed_as_ever(make_tiny_tokenizer: Callable[..., Any], 
         [{"role": "user", "content": "Craft."}], tokenize=False, add_generation_prompt=True
     )
     assert text == THEN.strftime(layout).replace(" ", "_") + plain[plain.index("\n") :]
+
+
+def test_llamas_template_works(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    published = files("trl").joinpath("chat_templates/llama3_2.jinja").read_text(encoding="utf-8")
+    tokenizer = make_tiny_tokenizer(template=published)
+    names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer.add_special_tokens({"bos_token": names[0], "additional_special_tokens": names[1:]})
+    ids, labels = Renderer(tokenizer, at=THEN).render_sample(TALK)
+    assert "Today Date: 29 Feb 2024" in tokenizer.decode(ids)
+    trained = tokenizer.decode([label for label in labels if label >= 0])
+    assert trained == "look<|eot_id|>stop<|eot_id|>"
 
 
 def test_a_date_that_nobody_gave_is_not_guessed(make_tiny_tokenizer: Callable[..., Any]) -> None:
