@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from door import Door
 
 from agentr_core.config import parse
 from agentr_core.errors import ModelDirectoryError
@@ -25,7 +24,7 @@ from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.types import Message, Request, Sampling
 from tasks.checks import check
-from tasks.wiring import RunRef, quiet_workplace
+from tasks.wiring import RunRef, make_environment, quiet_workplace
 
 # As Llama 3.1's: a variable may give the date, else a function, and texts are trimmed.
 DATED = (
@@ -104,8 +103,8 @@ def dated_model_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
 def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
     recipe = parse(
         {
-            "name": "door",
-            "environment": {"name": "door"},
+            "name": "dated",
+            "instances": {"train_limit": 2},
             "workspace": str(tmp_path / "runs"),
             "model": {"path": str(dated_model_dir)},
             "data": {"use": "expert", "max_length": 4096},
@@ -116,7 +115,7 @@ def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
         run_id=run_id_of(recipe),
         root=tmp_path / "runs",
         store=Store(tmp_path / "runs" / "store.duckdb"),
-        make_environment=Door,
+        make_environment=lambda: make_environment(recipe),
         load_model=lambda role, path: ScriptedModel(lambda messages, seed, number: "open"),
         progress=lambda done, total, note: None,
     )
