@@ -31,7 +31,7 @@ from agentr_core.config_evaluation import (
     evaluation_faults,
 )
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
-from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
+from agentr_core.config_fields import Count, CutReplies, Natural, Temperature, Unit, record
 from agentr_core.config_instances import RANGE, InstancesConfig, instances_faults
 from agentr_core.config_models import (
     ModelConfig,
@@ -184,6 +184,9 @@ class DataConfig:
     """What becomes of a path that was read through a window (`context: window`): a sample for each stretch between two
     drops, whose prompt is what was read; or nothing, with the reason `windowed`. Sides of preference pairs have one
     prompt, and are always rejected."""
+    cut_replies: CutReplies = later("keep")
+    """What becomes of samples and pairs that train a reply which its token limit cut: kept, without a trained end of
+    turn, or rejected. A limit that cuts many is too low: the report has their share."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -15,3 +15,5 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=5)]
+CutReplies = Literal["keep", "reject"]
+"""What becomes of samples that train a reply which its token limit cut."""

@@ -14,6 +14,7 @@ observation and the reply to it, are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from agentr_core.protocols import Environment
 from agentr_core.types import Message, Step
@@ -37,7 +38,8 @@ def opening(env: Environment, first_observation: str) -> tuple[Message, ...]:
 def turns(steps: Iterable[Step], *, train: bool = False) -> tuple[Message, ...]:
     """Return two turns for each step: the reply, which carries loss if `train`, and the observation, which never does.
 
-    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens.
+    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens, and why
+    it ended, so that a cut one is not trained to end there.
     """
     return tuple(message for step in steps for message in _turn(step, train))
 
@@ -69,6 +71,22 @@ def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0)
     return dropped
 
 
+def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return steps that another run recorded, for use in this one.
+
+    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out: only in their own run
+    is it known whose they are.
+    """
+    return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
+
+
 def _turn(step: Step, train: bool) -> tuple[Message, Message]:
-    reply = Message(role="assistant", text=step.reply, train=train, token_ids=step.token_ids or None)
+    reply = Message(
+        role="assistant",
+        text=step.reply,
+        train=train,
+        token_ids=step.token_ids or None,
+        finish_reason=step.finish_reason,
+        tokenizer=step.tokenizer,
+    )
     return reply, Message(role="user", text=step.observation)

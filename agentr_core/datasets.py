@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from agentr_core.config import DataConfig
 from agentr_core.errors import DataFault
-from agentr_core.filters import Filtered, check_no_leakage, duplicates, good_per_tree, too_long, unused_kinds
+from agentr_core.filters import (
+    Filtered,
+    check_no_leakage,
+    cut_replies,
+    duplicates,
+    good_per_tree,
+    too_long,
+    unused_kinds,
+)
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.rendering import Renderer
 from agentr_core.rows import TokenRow, token_row
@@ -77,7 +85,8 @@ def build_dataset(
     replayed = _by_id(sample for sample in earlier if config.replay and sample.kind is not SampleKind.GENERAL)
     check_no_leakage((*current, *replayed), test)
     used, unused = unused_kinds((*current, *replayed), config.use)
-    different, repeated = duplicates(used)
+    whole, cut = cut_replies(used, config.cut_replies, renderer)
+    different, repeated = duplicates(whole)
     capped, over_cap = good_per_tree(different, config.good_per_tree)
     rows, long = too_long((token_row(sample, renderer) for sample in capped), config.max_length)
     wanted = round(len(rows) * config.general.share / (1 - config.general.share))
@@ -97,7 +106,7 @@ def build_dataset(
             replayed=sum(row.sample_id in earlier_ids for row in rows),
             general_passes=passes,
         ),
-        rejections=(*unused, *repeated, *over_cap, *long, *long_chat),
+        rejections=(*unused, *cut, *repeated, *over_cap, *long, *long_chat),
     )
 
 

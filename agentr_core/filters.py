@@ -9,14 +9,17 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from agentr_core.config_compare import Use
+from agentr_core.config_fields import CutReplies
 from agentr_core.errors import DataFault
+from agentr_core.rendering import Renderer
 from agentr_core.rows import TokenRow
-from agentr_core.samples import conversation_key, sample_id
+from agentr_core.samples import conversation_key, sample_id, trained_turns
 from agentr_core.types import Instance, Rejection, Sample, SampleKind
 
 T = TypeVar("T")
 
 STAGE = "filter"
+CUT_REPLY = "cut-reply"
 
 
 class Filtered(NamedTuple, Generic[T]):
@@ -65,6 +68,28 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
                 _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(earlier)}")
             )
     return Filtered(tuple(first.values()), tuple(rejected))
+
+
+def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> Filtered[Sample]:
+    """Return the samples without those that train a reply which its token limit cut; all of them with rule `keep`."""
+    kept, rejected = [], []
+    for sample in samples:
+        cut = count_cut(sample, renderer) if rule == "reject" else 0
+        if cut:
+            rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(cut)))
+        else:
+            kept.append(sample)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def count_cut(sample: Sample, renderer: Renderer) -> int:
+    """Return how many trained turns of a sample their token limit cut."""
+    return sum(renderer.is_cut(turn) for turn in trained_turns(sample))
+
+
+def cut_detail(cut: int) -> str:
+    """Return why a sample, or a side of a pair, with `cut` trained turns that were cut is turned away."""
+    return f"{cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
 def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from agentr_core.config import DataConfig
 from agentr_core.datasets import Dataset, Manifest, dataset_hash
 from agentr_core.errors import DataFault
-from agentr_core.filters import STAGE, check_no_leakage
+from agentr_core.filters import CUT_REPLY, STAGE, check_no_leakage, count_cut, cut_detail
 from agentr_core.fingerprint import derive_seed
 from agentr_core.rendering import Renderer
 from agentr_core.rows import TokenRow, token_row
@@ -31,7 +31,7 @@ def build_pairs(
     """Return the dataset of preferences, by id; it is empty when none of them may be trained on.
 
     Args:
-        config: only `max_length` is read; it holds for each side.
+        config: only `max_length` and `cut_replies` are read; they hold for each side.
         test: the instances that must not occur.
 
     Raises:
@@ -44,6 +44,10 @@ def build_pairs(
     for key, preference in sorted(preferences.items()):
         if prompt_of(preference.chosen) != prompt_of(preference.rejected):
             raise DataFault(f"the sides of preference {key} have different prompts; build the pairs again")
+        cut = sum(count_cut(side, renderer) for side in (preference.chosen, preference.rejected))
+        if cut and config.cut_replies == "reject":
+            rejections.append(Rejection(stage=STAGE, subject=key, reason=CUT_REPLY, detail=cut_detail(cut)))
+            continue
         chosen, rejected = token_row(preference.chosen, renderer), token_row(preference.rejected, renderer)
         longest = max(len(chosen.input_ids), len(rejected.input_ids))
         if config.max_length and longest > config.max_length:

@@ -2,27 +2,32 @@
 
 A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of template text
 between two of them. Segments are tokenised one by one and joined, so the prompt of turn k is a prefix of the training
-sample by construction, and a sampled turn is trained on exactly the ids that were sampled.
+sample by construction, and a sampled turn is trained on exactly the ids that were sampled. Only the template writes
+control tokens: in the texts of a conversation they are characters.
 
     | system and user text, header | reply ids, end of turn | rest of template, user text, header | reply ids, ... |
       label -100                     trained if train=True    label -100
+
+The template ends each turn, but the loss falls on an end of turn only where the model said one, or where the turn was
+written and not sampled. A reply that was cut by its token limit, and one that ended with another token of that meaning,
+is followed by an end of turn without loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from datetime import datetime
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
+from agentr_core.chat_template import ChatTemplate
 from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.labels import IGNORED
+from agentr_core.tokenizing import Encoder, Marks
 from agentr_core.types import Message
-
-_CACHED_SEGMENTS = 8192
 
 
 class RenderedSample(NamedTuple):
@@ -32,9 +37,12 @@ class RenderedSample(NamedTuple):
     labels: list[int]
 
 
-def load_renderer(path: Path) -> Renderer:
-    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded."""
-    return Renderer(load_tokenizer(path))
+def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
+    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded.
+
+    `at` is when the run started: templates that print a date print that one.
+    """
+    return Renderer(load_tokenizer(path), at=at)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -54,20 +62,21 @@ class Renderer:
 
     Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant turn.
 
+    Args:
+        at: When the run started. A template that prints a date prints that one, and is refused without it.
+
     Raises:
-        ModelDirectoryError: there is no chat template, or it does not end assistant turns with one special token.
+        ModelDirectoryError: there is no chat template, it does not end assistant turns with one special token, or it
+            renders a conversation in different ways.
     """
 
     end_of_turn: int
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
-        self._lock = Lock()
-        self._encode = lru_cache(_CACHED_SEGMENTS)(self._encode_uncached)
-        if not getattr(tokenizer, "chat_template", None):
-            raise ModelDirectoryError(
-                f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
-            )
+        self._chat = ChatTemplate(tokenizer, at)
+        one_turn = self._template([Message(role="user", text="?")], Marks((), ()), prompt=False)
+        self._encoder = Encoder(tokenizer, one_turn)
         self.end_of_turn, self._end_text = self._find_end_of_turn()
 
     def render_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -78,13 +87,14 @@ class Renderer:
         """
         if not messages or messages[-1].role == "assistant":
             raise DataFault("a prompt must end with a system or user turn; drop the trailing assistant turn")
-        pieces = self._pieces(messages, prompt=True)
-        ids, _ = self._join(messages, pieces)
+        marks = self._marks(messages)
+        ids, _ = self._join(messages, self._pieces(messages, marks, prompt=True), marks)
         return ids
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
-        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, end of turn included.
+        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, ends of turn included.
 
+        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none is trained.
         The prompt of every assistant turn is checked to be a prefix of the whole. Raises `DataFault` when it is not,
         or when a turn that is not the assistant's is marked for training.
         """
@@ -95,16 +105,41 @@ class Renderer:
                 raise DataFault(
                     f"turn {position} is a {message.role} turn with train=True; only assistant turns are trained"
                 )
-        pieces = self._pieces(messages, prompt=False)
-        self._check_prefixes(messages, pieces)
-        return RenderedSample(*self._join(messages, pieces))
+        marks = self._marks(messages)
+        pieces = self._pieces(messages, marks, prompt=False)
+        self._check_prefixes(messages, pieces, marks)
+        return RenderedSample(*self._join(messages, pieces, marks))
 
-    def _pieces(self, messages: Sequence[Message], *, prompt: bool) -> list[str]:
+    def is_cut(self, message: Message) -> bool:
+        """Return whether a turn was cut by its token limit.
+
+        Where its finish reason is not known, a sampled turn without a special token at its end was cut.
+        """
+        if message.finish_reason is not None:
+            return message.finish_reason == "length"
+        ids = self.own_ids(message)
+        return bool(ids) and not self._ended(ids)
+
+    def own_ids(self, message: Message) -> tuple[int, ...]:
+        """Return the ids a turn was sampled as, if they are this tokenizer's; else none: its text is tokenised anew."""
+        own = message.tokenizer is None or message.tokenizer == self.fingerprint
+        return (message.token_ids or ()) if own else ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens and chat template."""
+        special = sorted(self._encoder.special.items())
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
+
+    def _marks(self, messages: Sequence[Message]) -> Marks:
+        return Marks([message.text for message in messages], self._encoder.control)
+
+    def _pieces(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> list[str]:
         """Return the template text around the assistant turns: one piece more than there are such turns."""
-        markers = [_marker(i) for i in range(sum(m.role == "assistant" for m in messages))]
-        text = self._template(messages, markers, prompt=prompt)
+        text = self._template(messages, marks, prompt=prompt)
         pieces = []
-        for marker in markers:
+        for marker in (marks.turn(i) for i in range(sum(m.role == "assistant" for m in messages))):
             if text.count(marker) != 1:
                 raise DataFault(
                     f"the chat template does not render each assistant turn once and unchanged ({marker!r} occurs "
@@ -118,59 +153,62 @@ class Renderer:
                 raise DataFault(f"the chat template does not end every assistant turn with {self._end_text!r}")
         return pieces
 
-    def _join(self, messages: Sequence[Message], pieces: Sequence[str]) -> tuple[list[int], list[int]]:
+    def _join(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> tuple[list[int], list[int]]:
         replies = [m for m in messages if m.role == "assistant"]
-        ids = list(self._encode(pieces[0]))
+        ids = list(self._encoder.piece(pieces[0], marks))
         labels = [IGNORED] * len(ids)
         for reply, piece in zip(replies, pieces[1:], strict=True):
-            turn = list(reply.token_ids or self._encode(reply.text))
-            if turn[-1:] != [self.end_of_turn]:
-                turn.append(self.end_of_turn)
-            rest = self._encode(piece[len(self._end_text) :])
+            turn = list(self.own_ids(reply) or self._encoder.outside(reply.text))
+            closing: tuple[int, ...] = () if turn[-1:] == [self.end_of_turn] else (self.end_of_turn,)
+            if self._trains_closing(reply):
+                turn, closing = [*turn, *closing], ()
+            rest = (*closing, *self._encoder.piece(piece[len(self._end_text) :], marks))
             ids += turn
             labels += turn if reply.train else [IGNORED] * len(turn)
             ids += rest
             labels += [IGNORED] * len(rest)
         return ids, labels
 
-    def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str]) -> None:
+    def _trains_closing(self, reply: Message) -> bool:
+        """Return whether an end of turn that is not among a reply's own tokens is trained all the same."""
+        # A reply that ended with another token of that meaning has said its end.
+        # Some servers keep theirs to themselves.
+        return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
+
+    def _ended(self, ids: Sequence[int]) -> bool:
+        return bool(ids and ids[-1] in self._encoder.special)
+
+    def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> None:
         turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
         for number, position in enumerate(turns):
             if position == 0:
                 raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
-            if self._pieces(messages[:position], prompt=True) != list(pieces[: number + 1]):
+            if self._pieces(messages[:position], marks, prompt=True) != list(pieces[: number + 1]):
                 raise DataFault(
                     f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
                     "so training would not see what was sampled; put a template that renders earlier turns unchanged "
                     "into its chat_template.jinja, such as one of data/chat_templates"
                 )
 
-    def _template(self, messages: Sequence[Message], markers: Sequence[str], *, prompt: bool) -> str:
-        remaining = iter(markers)
-        turns = [{"role": m.role, "content": next(remaining) if m.role == "assistant" else m.text} for m in messages]
-        try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
-        except TemplateError as error:
-            raise DataFault(f"the chat template refuses this order of turns: {error}") from error
+    def _template(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> str:
+        numbers = count()
+        turns = [
+            {"role": m.role, "content": marks.turn(next(numbers)) if m.role == "assistant" else marks.cover(m.text)}
+            for m in messages
+        ]
+        return self._chat.text(turns, prompt=prompt)
 
     def _find_end_of_turn(self) -> tuple[int, str]:
         turns = [Message(role="user", text="?"), Message(role="assistant", text="")]
-        _, _, tail = self._template(turns, [_marker(0)], prompt=False).partition(_marker(0))
-        special = {
-            str(token): number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
-        }
-        for text in sorted(special, key=len, reverse=True):
+        marks = self._marks(turns)
+        _, _, tail = self._template(turns, marks, prompt=False).partition(marks.turn(0))
+        for number, text in sorted(self._encoder.special.items(), key=lambda item: len(item[1]), reverse=True):
             if tail.startswith(text):
-                return special[text], text
+                return number, text
         raise ModelDirectoryError(
             f"the chat template of {self._tokenizer.name_or_path!r} does not end an assistant turn with a special "
             f"token (it goes on with {tail[:20]!r}), so a reply's end cannot be learnt; correct the template"
         )
-
-    def _encode_uncached(self, text: str) -> tuple[int, ...]:
-        # A fast tokenizer refuses to be used by two threads at once while its padding settings change.
-        with self._lock:
-            return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
 def trained_tokens(labels: Sequence[int]) -> int:
@@ -190,7 +228,3 @@ def check_sample(sample: RenderedSample) -> None:
         raise DataFault(
             f"the label at token {wrong[0]} is neither -100 nor the token's own id; render the sample again"
         )
-
-
-def _marker(number: int) -> str:
-    return f"@@assistant-turn-{number}@@"

@@ -71,8 +71,9 @@ class EpisodeTimer:
 def act(env: Environment, reply: str, *, generation: Generation | None = None) -> Outcome:
     """Return what a reply leads to in the present state of the environment.
 
-    Token ids and log probabilities of the step come from `generation`. A negative reward is a disaster: the step
-    counts as reward 0 and ends the episode. Raises `IllTypedAnswer` for anything that is not as `Transition` says.
+    How the reply was sampled comes from `generation`. A negative reward is a disaster: the step
+    counts as reward 0 and ends the episode. Raises `IllTypedAnswer` for anything that is not as
+    `Transition` says.
     """
     action = answers.action_in(env, reply)
     observation, reward, terminated, truncated, info = answers.step(env, action)
@@ -90,6 +91,8 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
         disaster=disaster,
         token_ids=generation.token_ids if generation else (),
         logprobs=generation.logprobs if generation else None,
+        finish_reason=generation.finish_reason if generation else None,
+        tokenizer=generation.tokenizer if generation else None,
     )
     stop: StopReason | None
     if disaster:

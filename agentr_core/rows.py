@@ -41,7 +41,7 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
     except DataFault as error:
         raise DataFault(f"{sample.kind} sample {name}: {error}") from error
     stretches = list(trained_stretches(rendered.labels))
-    _check_stretches(sample, stretches)
+    _check_stretches(sample, stretches, renderer)
     counts: dict[TurnClass, int] = {}
     for turn_class, stretch in zip(turn_classes(sample), stretches, strict=True):
         counts[turn_class] = counts.get(turn_class, 0) + len(stretch)
@@ -61,7 +61,7 @@ def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield tuple(stretch)
 
 
-def _check_stretches(sample: Sample, stretches: Sequence[tuple[int, ...]]) -> None:
+def _check_stretches(sample: Sample, stretches: Sequence[tuple[int, ...]], renderer: Renderer) -> None:
     """Check the labels against the flags by another way than the renderer's: template text parts any two turns."""
     turns = trained_turns(sample)
     if len(turns) != len(stretches):
@@ -70,8 +70,9 @@ def _check_stretches(sample: Sample, stretches: Sequence[tuple[int, ...]]) -> No
             f"{len(stretches)} stretches of tokens; the chat template must have text between two assistant turns"
         )
     for turn, stretch in zip(turns, stretches, strict=True):
-        sampled = turn.token_ids or stretch
-        if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + 1:
+        sampled = renderer.own_ids(turn) or stretch
+        closing = 0 if turn.finish_reason == "length" else 1
+        if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + closing:
             raise DataFault(
                 f"{sample.kind} sample {sample_id(sample)}: the labels of turn {turn.text[:60]!r} are not the tokens "
                 "that were sampled; render the sample again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
@@ -23,7 +23,8 @@ _WHOLE: dict[SampleKind, TurnClass] = {
 
 def sample_id(sample: Sample) -> str:
     """Return the id of a sample: a fingerprint of its content and provenance."""
-    return fingerprint("sample", sample.kind, sample.messages, sample.instance, sample.provenance)
+    messages = [_named(message) for message in sample.messages]
+    return fingerprint("sample", sample.kind, messages, sample.instance, sample.provenance)
 
 
 def conversation_key(sample: Sample) -> str:
@@ -58,6 +59,16 @@ def check_flags(sample: Sample) -> None:
     fault = _flag_fault(sample)
     if fault:
         raise DataFault(f"{sample.kind} sample {sample_id(sample)} {fault}")
+
+
+def _named(message: Message) -> dict[str, Any]:
+    """Return what of a turn belongs to the id of its sample.
+
+    That a turn was cut changes what is trained of it. That it was not says no more than samples always meant, so those
+    of earlier versions keep their ids.
+    """
+    named = {"role": message.role, "text": message.text, "train": message.train, "token_ids": message.token_ids}
+    return named if message.finish_reason != "length" else {**named, "finish_reason": "length"}
 
 
 def _flag_fault(sample: Sample) -> str:

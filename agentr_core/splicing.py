@@ -314,8 +314,14 @@ def _extra(pair: PathPair, critique: Critique | None, mode: str) -> dict[str, An
 
 
 def _live(recorded: Step, outcome: Outcome) -> Step:
-    """Return what happened now, with the recorded reply and its tokens."""
-    return replace(outcome.step, token_ids=recorded.token_ids, logprobs=recorded.logprobs)
+    """Return what happened now, with the recorded reply, its tokens and why it ended."""
+    return replace(
+        outcome.step,
+        token_ids=recorded.token_ids,
+        logprobs=recorded.logprobs,
+        finish_reason=recorded.finish_reason,
+        tokenizer=recorded.tokenizer,
+    )
 
 
 def _check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:

@@ -25,6 +25,8 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length"]
+"""Why a reply ended: the model ended it (or a stop string did), or the token limit cut it."""
 
 
 class StopReason(StrEnum):
@@ -102,12 +104,17 @@ class Message:
 
     `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token included),
     or None for a turn that was not sampled. Training uses them as they are.
+    `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut ends without a
+    trained end of turn, since the model never said one. `tokenizer` is the fingerprint of the tokenizer whose ids they
+    are; with any other one the text is tokenised anew. None stands for that of the run's own model.
     """
 
     role: Role
     text: str
     train: bool = False
     token_ids: tuple[int, ...] | None = None
+    finish_reason: FinishReason | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +151,16 @@ class Generation:
     for a backend that cannot tell. `logprobs` has one natural-log probability per token id when they were asked for;
     from a server that gives no ids, one for each token that it reports.
     `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill with others.
+    `tokenizer` is the fingerprint of the tokenizer whose ids they are, None where the backend does not know it.
     """
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[float, ...] | None = None
+    tokenizer: str | None = None
 
 
 class Transition(NamedTuple):
@@ -176,7 +185,8 @@ class Step:
 
     `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
     environment that takes actions as they are. A replay sends `action`, which is matched again. `valid` is whether the
-    environment took the action; None from one that does not tell.
+    environment took the action; None from one that does not tell. `finish_reason` and `tokenizer` are those of the
+    reply's generation, None for a reply that no model gave.
     """
 
     reply: str
@@ -190,6 +200,8 @@ class Step:
     disaster: bool = False
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
+    finish_reason: FinishReason | None = None
+    tokenizer: str | None = None
     dropped: int = 0
     """How many of the oldest exchanges were left out of the conversation that the reply was drawn from, since the whole
     of it no longer fitted; see `conversation.windowed`."""

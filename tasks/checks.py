@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core.arms import pool_stages
@@ -64,7 +65,7 @@ def _check_template(path: Path) -> None:
     """Raise `ModelDirectoryError` when a conversation of several turns could be sampled, but not trained on."""
     turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
     try:
-        load_renderer(path).render_sample(turns)
+        load_renderer(path, at=datetime.now(UTC)).render_sample(turns)
     except DataFault as fault:
         raise ModelDirectoryError(f"the model in {path} cannot be trained: {fault}") from fault
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,24 +39,30 @@ class Order:
     recipe: Recipe
     run_id: str
     shard: Shard
+    at: datetime | None
+    """When the run started."""
 
 
 def with_workers(place: Workplace) -> Workplace:
     """Return a workplace that hands its shards to the cluster of its recipe, if the recipe names one."""
     if place.recipe.scale.runner == "local":
         return place
-    return replace(place, spread=partial(spread, place.recipe, place.run_id))
+    return replace(place, spread=partial(spread, place.recipe, place.run_id, at=place.started_at()))
 
 
 @task(task_run_name="{name}", **OPTIONS)
 async def work(name: str, order: bytes) -> Batch:
     """Work through a pickled `Order`. Without tags: its stage holds the slots of those, and would wait for itself."""
     wanted: Order = pickle.loads(order)
-    return await work_through(wanted.shard, equipment(wanted.recipe, wanted.run_id))
+    return await work_through(wanted.shard, equipment(wanted.recipe, wanted.run_id, wanted.at))
 
 
-async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncGenerator[Batch, None]:
+async def spread(
+    recipe: Recipe, run_id: str, shards: Sequence[Shard], *, at: datetime | None = None
+) -> AsyncGenerator[Batch, None]:
     """Yield what the workers of a recipe's cluster return of each shard, as soon as it is done.
+
+    `at` is when the run started, for chat templates that print the date.
 
     Raises:
         ConfigError: the cluster does not answer, or has no workers, or its extra is not installed.
@@ -73,7 +80,7 @@ async def spread(recipe: Recipe, run_id: str, shards: Sequence[Shard]) -> AsyncG
         pending: set[PrefectFuture[Any]] = set()
         for number, shard in enumerate(shards, start=1):
             # As bytes: Prefect looks for futures in every field of a parameter.
-            order = pickle.dumps(Order(recipe=recipe, run_id=run_id, shard=shard))
+            order = pickle.dumps(Order(recipe=recipe, run_id=run_id, shard=shard, at=at))
             name = f"{type(shard).__name__}-{number}-of-{len(shards)}"
             pending.add(future := cluster.runner.submit(work, {"name": name, "order": order}))
             future.add_done_callback(finish)

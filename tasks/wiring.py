@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +97,25 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
     """Return what a stage needs; nobody is told of its progress unless `progress` is given."""
     root = Path(run.workspace)
     known = recipe or stored_recipe(root, run.run_id)
-    return Workplace(
+    place = Workplace(
         recipe=known,
         run_id=run.run_id,
         root=root,
         store=open_store(root),
         make_environment=lambda: make_environment(known),
-        load_model=lambda role, policy: load_model(known, role, policy),
+        load_model=lambda role, policy: load_model(known, role, policy, at=place.started_at()),
         progress=progress or _unseen,
     )
+    return place
 
 
-def equipment(recipe: Recipe, run_id: str) -> Equipment:
-    """Return what a worker of a cluster needs: as `quiet_workplace`, without a store."""
+def equipment(recipe: Recipe, run_id: str, at: datetime | None) -> Equipment:
+    """Return what a worker of a cluster needs: as `quiet_workplace`, without a store; `at` is when the run started."""
     return Equipment(
         recipe=recipe,
         run_id=run_id,
         make_environment=lambda: make_environment(recipe),
-        load_model=lambda role, policy: load_model(recipe, role, policy),
+        load_model=lambda role, policy: load_model(recipe, role, policy, at=at),
         progress=_unseen,
     )
 
@@ -132,22 +134,25 @@ def named_environment(name: str, options: Mapping[str, Any]) -> Environment:
     return registry.make(name, options, os.environ)
 
 
-def load_model(recipe: Recipe, role: ModelRole, policy: Path) -> ChatModel:
-    """Return the model that has a role; one that is the actor's is the policy in the directory `policy`."""
+def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:
+    """Return the model that has a role; one that is the actor's is the policy in the directory `policy`.
+
+    `at` is when the run started, for chat templates that print the date.
+    """
     own = recipe.own_models()
     logs = Path(recipe.workspace) / "logs"
     if role != "actor" and role in own:
-        return make_model(own[role], Path(own[role].path), logs=logs)
-    return make_model(recipe.model, policy, logs=logs)
+        return make_model(own[role], Path(own[role].path), logs=logs, at=at)
+    return make_model(recipe.model, policy, logs=logs, at=at)
 
 
-def make_model(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
+def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
     """Return a model run as its section of a recipe says, with the weights in a directory if it is not a served one.
 
-    `logs` is where servers of our own write theirs, in a folder of each process.
+    `logs` is where servers of our own write theirs, in a folder of each process; `at` is when the run started.
     """
     if model.backend == "vllm":
-        return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}")
+        return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}", at=at)
     if model.backend == "openai":
         where = endpoint(model.server, os.environ)
         return OpenAIModel.connect(where, model.server, context_length=model.context_length)
@@ -158,18 +163,19 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
         max_batch=model.max_batch,
         context_length=model.context_length,
         prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
+        at=at,
     )
 
 
-def load_vllm(model: ModelConfig, path: Path, *, logs: Path) -> ChatModel:
+def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
     """Return the model in a directory on vLLM: on replicas of its own, or behind the door that AGENTR_VLLM names."""
     from agentr_core.models.vllm import VllmModel
 
     launch = make_launch(path, model)
     door = os.environ.get("AGENTR_VLLM")
     if door:
-        return VllmModel(launch, RemoteFleet(door, launch))
-    return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell))
+        return VllmModel(launch, RemoteFleet(door, launch), at=at)
+    return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
 
 
 def vllm_environment() -> Path:

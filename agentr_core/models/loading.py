@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class LoadedModel:
     shares_rows: bool
 
 
-def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> LoadedModel:
-    """Return a model in evaluation mode on its device.
+def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: datetime | None = None) -> LoadedModel:
+    """Return a model in evaluation mode on its device. `at` is the moment whose date its chat template prints.
 
     Raises:
         ModelDirectoryError: files do not fit together, or the architecture is not attention, full or sliding.
@@ -73,7 +74,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int) -> L
     model = model.to(place).eval().requires_grad_(False)
     config = model.config.get_text_config()
     context = _context_length(path, config, context_length)
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, at=at)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
     shares_rows = heads == shape.heads or use_grouped_attention(model)

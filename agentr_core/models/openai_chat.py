@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,7 +81,9 @@ class OpenAIModel:
         Raises as `openai_endpoint.context_length`, and `ModelDirectoryError` when `server.tokenizer` cannot be loaded.
         """
         length = endpoints.context_length(where, server, context_length)
-        renderer = load_renderer(Path(server.tokenizer)) if server.tokenizer else None
+        # It only counts: a date has as many tokens on any day, or nearly so, and the server prints its own.
+        now = datetime.now(UTC)
+        renderer = load_renderer(Path(server.tokenizer), at=now) if server.tokenizer else None
         return cls(where, server, context_length=length, renderer=renderer)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,7 @@ class TransformersModel:
         max_batch: int = 128,
         context_length: int = 0,
         prefix_cache_bytes: int = 1 << 30,
+        at: datetime | None = None,
     ) -> TransformersModel:
         """Return the model of a directory, named after it.
 
@@ -86,6 +88,7 @@ class TransformersModel:
             max_batch: The most replies decoded at once.
             context_length: The most tokens of a prompt and its reply; 0 means what the model's configuration says.
             prefix_cache_bytes: Memory for keys and values of prompt beginnings that may be met again; 0 keeps none.
+            at: When the run started, for chat templates that print the date.
 
         Raises:
             ModelDirectoryError: the directory is unsound, or its architecture cannot be decoded here.
@@ -94,7 +97,7 @@ class TransformersModel:
         from agentr_core.models.loading import load_model
 
         check_model_directory(path)
-        loaded = load_model(path, dtype=dtype, device=device, context_length=context_length)
+        loaded = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)
         identity = fingerprint(weights_sha256(path), behaviour_files_sha256(path), dtype, loaded.context_length)
         return cls(
             loaded, name=path.name, fingerprint=identity, max_batch=max_batch, prefix_cache_bytes=prefix_cache_bytes
@@ -185,6 +188,7 @@ class TransformersModel:
             prompt_tokens=len(prompts[reply.prompt]),
             completion_tokens=len(reply.tokens),
             logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
         )
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...]) -> bool:

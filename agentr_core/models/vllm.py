@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -36,11 +37,12 @@ class VllmModel:
     Args:
         launch: What the fleet serves; the tokenizer is that of `launch.model`.
         fleet: The replicas.
+        at: When the run started, for chat templates that print the date.
 
     Raises `ModelDirectoryError` when the tokenizer or its template is unsound.
     """
 
-    def __init__(self, launch: Launch, fleet: Fleet) -> None:
+    def __init__(self, launch: Launch, fleet: Fleet, *, at: datetime | None = None) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
 
         self.name = launch.model.name
@@ -49,7 +51,7 @@ class VllmModel:
         self._launch = launch
         self._fleet = fleet
         self._tokenizer = load_tokenizer(launch.model)
-        self.renderer = Renderer(self._tokenizer)
+        self.renderer = Renderer(self._tokenizer, at=at)
         self._end_ids = end_ids(launch.model, self._tokenizer) | {self.renderer.end_of_turn}
         self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
         self._closed = False
@@ -158,6 +160,7 @@ class VllmModel:
             prompt_tokens=prompt_tokens,
             completion_tokens=len(ids),
             logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
         )
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:

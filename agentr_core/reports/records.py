@@ -234,12 +234,25 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutCount:
+    """How many of the `replies` to one purpose (collected, judged, evaluated) their token limit cut."""
+
+    purpose: str
+    replies: int
+    cut: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Tokens read and written by the models, and tokens that carried loss, by class of sample or turn."""
+    """Tokens read and written by the models, and tokens that carried loss, by class of sample or turn.
+
+    `cut` has the replies of which is known why they ended, and those of them that ran into their token limit.
+    """
 
     prompt: int
     completion: int
     trained: tuple[Tally, ...] = ()
+    cut: tuple[CutCount, ...] = ()
     bills: tuple[Bill, ...] = ()
 
 

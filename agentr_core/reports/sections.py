@@ -208,6 +208,12 @@ def _tokens(report: IterationReport) -> Section:
     if report.tokens is None:
         return _missing("tokens", title, "the backend of the model counted no tokens")
     blocks: list[Block] = [tables.tokens(report.tokens)]
+    if report.tokens.cut:
+        blocks.append(tables.cut_replies(report.tokens.cut))
+    else:
+        blocks.append(
+            Paragraph("Not measured: replies that their token limit cut; none was drawn, or no backend told.")
+        )
     if report.tokens.bills:
         blocks.append(tables.bills(report.tokens.bills))
     return Section("tokens", title, tuple(blocks))

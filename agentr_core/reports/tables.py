@@ -8,6 +8,7 @@ from agentr_core.reports import wording
 from agentr_core.reports.document import Bar, Cell, Column, Row, Table
 from agentr_core.reports.records import (
     Bill,
+    CutCount,
     ErrorRecord,
     Estimate,
     FunnelStage,
@@ -114,6 +115,22 @@ def tokens(counts: TokenCounts) -> Table:
         for item in counts.trained
     ]
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
+
+
+def cut_replies(items: Sequence[CutCount]) -> Table:
+    """Return how many replies their token limit cut, by what they were asked for."""
+    rows = (
+        Row(
+            (
+                wording.label(item.purpose),
+                wording.count(item.replies),
+                wording.count(item.cut),
+                wording.percent(wording.share(item.cut, item.replies)),
+            )
+        )
+        for item in items
+    )
+    return Table((Column("Replies", "text"), Column("Count"), Column("Cut by the limit"), Column("%")), tuple(rows))
 
 
 def bills(items: Sequence[Bill]) -> Table:

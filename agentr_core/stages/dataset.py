@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.filters import of_use
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pair_dataset import build_pairs
-from agentr_core.rendering import load_renderer
+from agentr_core.rendering import Renderer, load_renderer
 from agentr_core.rows import TokenRow
-from agentr_core.samples import sample_id
+from agentr_core.samples import sample_id, trained_turns
 from agentr_core.stages.instances import test_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
@@ -77,20 +77,23 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         env.close()
     mixed = recipe.data.general.share and not pairs
     general, useless = read_chat(Path(recipe.data.general.file)) if mixed else ((), ())
-    renderer = load_renderer(place.policy(iteration).path)
+    renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
     seed = derive_seed(recipe.seed, "dataset", iteration)
     if pairs:
         preferences = load_preferences(place.store, source_id)
+        samples = tuple(side for p in preferences.values() for side in (p.chosen, p.rejected))
+        earlier: list[Sample] = []
         built = build_pairs(preferences, recipe.data, renderer, test=held_out, seed=seed)
     else:
         samples = tuple(load_samples(place.store, iteration_id=source_id).values())
+        earlier = _earlier(place, iteration)
         built = build_dataset(
             of_use(samples, recipe.data.use) if recipe.compare.pool else samples,
             recipe.data,
             renderer,
             test=held_out,
             seed=seed,
-            earlier=_earlier(place, iteration),
+            earlier=earlier,
             general=general,
         )
     if not built.rows:
@@ -106,6 +109,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         )
     _write_file(_sides(built) if pairs else {"": built.rows}, file)
     used = {row.sample_id for row in built.rows}
+    counts = _counts(built) | _tokenised_anew((*samples, *earlier), used, renderer)
     place.store.write(
         merge(
             [
@@ -116,12 +120,19 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
                     [row.sample_id for row in built.rows],
                     iteration_id=iteration_id,
                     content_hash=built.manifest.dataset_hash,
-                    counts=_counts(built),
+                    counts=counts,
                 ),
             ]
         )
     )
-    return {"dataset_hash": built.manifest.dataset_hash, **_counts(built)}
+    return {"dataset_hash": built.manifest.dataset_hash, **counts}
+
+
+def _tokenised_anew(samples: Iterable[Sample], used: Collection[str], renderer: Renderer) -> dict[str, int]:
+    """Return how many trained turns of the samples in use another tokenizer sampled; nothing where there is none."""
+    turns = {sample_id(s): trained_turns(s) for s in samples if sample_id(s) in used}
+    anew = sum(bool(turn.token_ids) and not renderer.own_ids(turn) for found in turns.values() for turn in found)
+    return {"tokenised_anew": anew} if anew else {}
 
 
 def _counts(built: Dataset) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from agentr_core.models.relay import Sampler
 from agentr_core.stages.equipment import Checkpoint, Equipment, Progress
 from agentr_core.stages.shards import Effort, Spread
 from agentr_core.store import Store
-from agentr_core.store.codec import timing_rows
+from agentr_core.store.codec import started_at, timing_rows
 
 __all__ = ["Checkpoint", "Clock", "Progress", "Workplace"]
 
@@ -28,6 +29,13 @@ class Workplace(Equipment):
     store: Store
     spread: Spread | None = None
     """Hands shards to the workers of a cluster; None: everything is done in this process."""
+
+    def started_at(self) -> datetime | None:
+        """Return the moment whose date chat templates print: the start of the run, for an arm that of its pool.
+
+        None before the run is stored.
+        """
+        return started_at(self.store, self.recipe.compare.pool or self.run_id)
 
     def policy(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that acts in an iteration: the one that the iteration before it made.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentr_core.conversation import of_another_run
 from agentr_core.errors import ConfigError
 from agentr_core.json_lines import World
 from agentr_core.pairs_file import read_pairs
@@ -31,7 +32,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_trajectories, load_trees, preference_rows, rejection_rows
 from agentr_core.store.tables import merge
-from agentr_core.types import Preference, Rejection, Sample
+from agentr_core.types import Preference, Rejection, Sample, Tree
 
 
 async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -124,7 +125,14 @@ def _of_trees(place: Workplace, env: Environment) -> Made:
             f"eto.preferences.trees: run {runs[0][0]} has trees of {', '.join(strange)}, and the recipe's environment "
             f"is {env.name}"
         )
+    if runs[0][0] != place.run_id:
+        trees = {key: _of_another_run(tree) for key, tree in trees.items()}
     return _joined(in_tree(leaf_paths(tree, key), env, config, key) for key, tree in trees.items())
+
+
+def _of_another_run(tree: Tree) -> Tree:
+    nodes = [node if node.step is None else replace(node, step=of_another_run([node.step])[0]) for node in tree.nodes]
+    return replace(tree, nodes=tuple(nodes))
 
 
 def _joined(parts: Iterable[Made]) -> Made:

@@ -10,6 +10,7 @@ import yaml
 from agentr_core.config import Recipe, shown
 from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.reports.records import (
+    CutCount,
     ErrorRecord,
     FaultCount,
     FunnelStage,
@@ -200,8 +201,26 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
         prompt=int(row[0]),
         completion=int(row[1]),
         trained=tuple(Tally(name=name, count=count) for name, count in sorted(trained.items())),
+        cut=_cut(place, iteration),
         bills=bills(place, iteration),
     )
+
+
+def _cut(place: Workplace, iteration: int) -> tuple[CutCount, ...]:
+    """Replies that their token limit cut; those of which it is not known are left out."""
+    rows = place.all(
+        "with told as ("
+        "select case g.kind when 'judgement' then 'judged' else 'collected' end as purpose, g.finish_reason "
+        "from generation g join tree t on t.tree_id = g.owner_id "
+        "where t.iteration_id = $1 and g.kind in ('node', 'judgement') "
+        "union all select case t.source when 'episode' then 'evaluated' else 'collected' end, g.finish_reason "
+        "from generation g join trajectory t on t.trajectory_id = g.owner_id "
+        "where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout')) "
+        "select purpose, count(*), count(*) filter (finish_reason = 'length') from told "
+        "where finish_reason is not null group by purpose order by purpose",
+        place.iteration_id(iteration),
+    )
+    return tuple(CutCount(purpose=purpose, replies=replies, cut=cut) for purpose, replies, cut in rows)
 
 
 def _errors(place: Workplace, iteration: int) -> ErrorRecord:

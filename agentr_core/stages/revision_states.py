@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from agentr_core.conversation import of_another_run
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.evaluation.revision import revision_plans, revision_seed
@@ -30,7 +33,7 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
         strange = next((p for p in found if p.instance.environment != place.recipe.environment.name), None)
         if strange is not None:
             raise DataFault(f"the states of run {other} are of {strange.instance.environment}, not of this environment")
-        return found
+        return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in found)
     owner = place.recipe.compare.pool or place.run_id
     return _load(place, owner) or _choose(place, owner, base_evaluation)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from door import Door
 
@@ -367,16 +368,28 @@ async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
     await collect(other.place, 1)
     source = ("eto.preferences.source=trees", f"eto.preferences.trees={other.place.run_id[:8]}")
     one = await prepare(site(*source))
+    with other.place.store.transaction() as con:
+        # What another tokenizer sampled, and what an earlier version stored of it.
+        con.execute(
+            "update generation set token_ids = [7, 8], tokenizer = case when position % 2 = 1 then 'another' end"
+        )
 
     made = await prefer(one.place, 1)
 
     assert made["tree"] > 0
+    stored = one.ask("select distinct tokenizer, token_ids is null from message where role = 'assistant'")
+    assert set(stored) == {(None, True), ("another", False)}
+    trained = "select count(*) from message where token_ids is not null and train"
+    assert (await dataset(one.place, 1))["tokenised_anew"] == one.ask(trained)[0][0] > 0
     assert one.asked == []
     rows = one.ask("select tree_id, good_leaf, bad_leaf, chosen_reward - rejected_reward from v_preferences")
     known = set(other.ask("select tree_id, node_index from node"))
     assert all({(tree, good), (tree, bad)} <= known and gap > 0 for tree, good, bad, gap in rows)
     assert (await dataset(one.place, 1))["samples"]["chosen"] == made["tree"]
     assert one.ask("select * from v_orphans") == []
+    sides = pq.read_table(dataset_file(one.place, 1))
+    rows_of = [sides[name].to_pylist() for name in ("chosen_input_ids", "rejected_input_ids")]
+    assert not any(row[at : at + 2] == [7, 8] for rows in rows_of for row in rows for at in range(len(row)))
     # The same trees serve the next iteration, as pairs of its own.
     await begin_next(one)
     assert await prefer(one.place, 2) == made

@@ -20,7 +20,7 @@ def user(text: str) -> Message:
 
 
 def reply(text: str, *, train: bool = True, ids: tuple[int, ...] | None = None) -> Message:
-    return Message(role="assistant", text=text, train=train, token_ids=ids)
+    return Message(role="assistant", text=text, train=train, token_ids=ids, finish_reason="stop" if ids else None)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, 
         prompt = renderer.render_prompt(messages[: 2 * number + 1])
         assert ids[: len(prompt)] == prompt
         expected += [IGNORED] * (len(prompt) - len(expected))
-        size = len(sampled) if sampled else len(renderer._encode(answer))
+        size = len(sampled) if sampled else len(renderer._encoder.outside(answer))
         span = slice(len(prompt), len(prompt) + size + 1)
         assert not sampled or ids[span] == [*sampled, renderer.end_of_turn]
         expected += ids[span] if train else [IGNORED] * (size + 1)

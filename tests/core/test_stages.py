@@ -17,11 +17,12 @@ from door import Door
 
 from agentr_core.config import parse
 from agentr_core.config_evaluation import REVISION, TEST
+from agentr_core.conversation import turns
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.reports.records import Tally
+from agentr_core.reports.records import CutCount, Tally
 from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset, dataset_file
@@ -435,6 +436,22 @@ async def test_a_report_counts_the_tokens_of_search_and_judge(site: Callable[...
     base = build_report(one.place, 0).tokens
     assert base is not None
     assert base.completion == count(one.place, "select sum(completion_tokens) from generation where kind = 'step'")
+
+
+async def test_a_report_has_the_share_of_replies_that_their_limit_cut(site: Callable[..., Site]) -> None:
+    one = site("search.max_new_tokens=1", "instances.train_limit=2", "evaluation.revision_test.enabled=false")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await evaluate(one.place, 0)
+    tokens = build_report(one.place, 1).tokens
+    drawn = count(one.place, "select count(*) from generation where kind = 'node'")
+    assert tokens is not None
+    assert tokens.cut == (CutCount(purpose="collected", replies=drawn, cut=drawn),), "each word of two is cut to one"
+    base = build_report(one.place, 0).tokens
+    assert base is not None
+    assert [(item.purpose, item.cut) for item in base.cut] == [("evaluated", 0)]
+    cut = [m for tree in finished_trees(one.place, 1).values() for n in tree.nodes if n.step for m in turns([n.step])]
+    assert {m.finish_reason for m in cut if m.role == "assistant"} == {"length"}
 
 
 @pytest.mark.slow

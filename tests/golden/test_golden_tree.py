@@ -25,7 +25,8 @@ def rendered(tree: Tree) -> str:
     for node in tree.nodes:
         row = dataclasses.asdict(node)
         if row["step"]:
-            del row["step"]["token_ids"], row["step"]["logprobs"], row["step"]["dropped"]
+            for name in ("token_ids", "logprobs", "finish_reason", "tokenizer", "dropped"):
+                del row["step"][name]
         nodes.append(json.dumps(row))
     head = {
         "instance": tree.instance.key,

@@ -70,6 +70,8 @@ steps = st.builds(
     disaster=st.booleans(),
     token_ids=tokens,
     logprobs=logprobs,
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    tokenizer=st.sampled_from([None, "4f1c"]),
 )
 trajectories = st.builds(
     Trajectory,
@@ -105,6 +107,8 @@ samples = st.builds(
             text=texts,
             train=st.booleans(),
             token_ids=st.none() | tokens,
+            finish_reason=st.sampled_from([None, "stop", "length"]),
+            tokenizer=st.sampled_from([None, "4f1c"]),
         ),
         max_size=5,
     ).map(tuple),
@@ -191,6 +195,11 @@ def test_tree(store: Store, fresh: Iterator[str], tree: Tree) -> None:
 def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.DataObject) -> None:
     tree_id = next(fresh)
     cut = data.draw(st.integers(1, len(tree.nodes)))
+    drawn = [
+        n if n.step is None else replace(n, step=replace(n.step, finish_reason="stop", tokenizer=None))
+        for n in tree.nodes[cut:]
+    ]
+    tree = replace(tree, nodes=(*tree.nodes[:cut], *drawn))
     bare = [replace(n, visits=0, value_sum=0.0, terminal=False, stop=None) for n in tree.nodes[:cut]]
     before = replace(tree, nodes=tuple(bare), dives_done=0)
     store.write(tree_rows(head(tree_id, tree), before))

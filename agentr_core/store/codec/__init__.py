@@ -21,6 +21,7 @@ from agentr_core.store.codec.ledger import (
     metric_rows,
     rejection_rows,
     run_rows,
+    started_at,
     timing_rows,
     training_step_rows,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "rejection_rows",
     "run_rows",
     "sample_rows",
+    "started_at",
     "stored_trees",
     "text_id",
     "timing_rows",

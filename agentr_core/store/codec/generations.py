@@ -9,7 +9,7 @@ from typing import Any, Literal
 from agentr_core.store.codec.texts import text_id
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Row
-from agentr_core.types import Generation, Step
+from agentr_core.types import FinishReason, Generation, Step
 
 Kind = Literal["node", "step", "judgement"]
 
@@ -41,11 +41,12 @@ def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
         "finish_reason": generation.finish_reason,
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": generation.completion_tokens,
+        "tokenizer": generation.tokenizer,
     }
 
 
 def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterator[Row]:
-    """Yield the row of a step of which no more is known than its tokens, or none when it has none."""
+    """Yield the row of a step of which no more is known than its tokens and why it ended, or none without these."""
     if has_tokens(step):
         yield {
             "kind": kind,
@@ -56,20 +57,31 @@ def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterato
             "token_ids": list(step.token_ids),
             "logprobs": None if step.logprobs is None else list(step.logprobs),
             "seed": None,
-            "finish_reason": None,
+            "finish_reason": step.finish_reason,
             "prompt_tokens": None,
             "completion_tokens": len(step.token_ids),
+            "tokenizer": step.tokenizer,
         }
 
 
 def has_tokens(step: Step) -> bool:
     """Return whether anything is known about how the reply of a step was sampled."""
-    return bool(step.token_ids) or step.logprobs is not None
+    return bool(step.token_ids) or step.logprobs is not None or step.finish_reason is not None
 
 
-def sampled(token_ids: list[int] | None, logprobs: list[float] | None) -> dict[str, Any]:
-    """Return the fields `token_ids` and `logprobs` of a `Step` from the columns of an outer join."""
-    return {"token_ids": tuple(token_ids or ()), "logprobs": None if logprobs is None else tuple(logprobs)}
+def sampled(
+    token_ids: list[int] | None,
+    logprobs: list[float] | None,
+    finish_reason: FinishReason | None,
+    tokenizer: str | None,
+) -> dict[str, Any]:
+    """Return the fields of a `Step` that say how its reply was sampled, from the columns of an outer join."""
+    return {
+        "token_ids": tuple(token_ids or ()),
+        "logprobs": None if logprobs is None else tuple(logprobs),
+        "finish_reason": finish_reason,
+        "tokenizer": tokenizer,
+    }
 
 
 def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, dict[int, tuple[Draw, ...]]]:
@@ -85,7 +97,8 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
     with store.reading() as con:
         records = con.execute(_DRAWS, [kind, list(owner_ids)]).fetchall()
     draws: dict[str, dict[int, tuple[Draw, ...]]] = {}
-    for owner_id, position, number, seed, text, token_ids, finish_reason, prompt, completion, logprobs in records:
+    for owner_id, position, number, seed, text, token_ids, finish_reason, prompt, completion, *more in records:
+        logprobs, tokenizer = more
         generation = Generation(
             text=text,
             token_ids=tuple(token_ids),
@@ -93,6 +106,7 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
             prompt_tokens=prompt,
             completion_tokens=completion,
             logprobs=None if logprobs is None else tuple(logprobs),
+            tokenizer=tokenizer,
         )
         of_owner = draws.setdefault(owner_id, {})
         of_owner[position] = (*of_owner.get(position, ()), Draw(seed=seed, number=number, generation=generation))
@@ -101,7 +115,7 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
 
 _DRAWS = """
 select g.owner_id, g.position, g.draw, g.seed, t.text, g.token_ids, g.finish_reason, g.prompt_tokens,
-    g.completion_tokens, g.logprobs
+    g.completion_tokens, g.logprobs, g.tokenizer
 from generation g join text t on t.text_id = g.reply_id
 where g.kind = ? and g.seed is not null and g.owner_id in (select unnest(?))
 order by g.owner_id, g.position, g.draw

@@ -56,6 +56,15 @@ def run_rows(
     }
 
 
+def started_at(store: Store, run_id: str) -> datetime | None:
+    """Return when a run was first stored, in UTC; None when it is not. Raises as `Store.reading`."""
+    if not store.path.exists():
+        return None
+    with store.reading() as con:
+        found = con.execute("select started_at from run where run_id = ?", [run_id]).fetchone()
+    return None if found is None else found[0].replace(tzinfo=UTC)
+
+
 def iteration_rows(
     iteration_id: str,
     *,

@@ -64,6 +64,8 @@ def sample_rows(
                 "text_id": text_id(message.text),
                 "train": message.train,
                 "token_ids": None if message.token_ids is None else list(message.token_ids),
+                "finish_reason": message.finish_reason,
+                "tokenizer": message.tokenizer,
             }
             for position, message in enumerate(sample.messages)
         ],
@@ -104,13 +106,7 @@ def load_samples(
     with store.reading() as con:
         heads = con.execute(_SAMPLES, chosen).fetchall()
         records = con.execute(_MESSAGES, chosen).fetchall()
-    messages = {
-        key: tuple(
-            Message(role=role, text=text, train=train, token_ids=None if tokens is None else tuple(tokens))
-            for _, role, text, train, tokens in group
-        )
-        for key, group in groupby(records, key=itemgetter(0))
-    }
+    messages = {key: tuple(map(_message, group)) for key, group in groupby(records, key=itemgetter(0))}
     found = {record[0]: _sample(record, messages.get(record[0], ())) for record in heads}
     return found if ids is None else {key: found[key] for key in ids if key in found}
 
@@ -130,6 +126,18 @@ def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
     ids = [sample_id for (sample_id,) in rows]
     samples = load_samples(store, ids)
     return [(sample_id, samples[sample_id]) for sample_id in ids]
+
+
+def _message(record: tuple[Any, ...]) -> Message:
+    _, role, text, train, token_ids, finish_reason, tokenizer = record
+    return Message(
+        role=role,
+        text=text,
+        train=train,
+        token_ids=None if token_ids is None else tuple(token_ids),
+        finish_reason=finish_reason,
+        tokenizer=tokenizer,
+    )
 
 
 def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
@@ -163,7 +171,7 @@ where {_CHOSEN}
 order by s.sample_id
 """
 _MESSAGES = f"""
-select m.sample_id, m.role, t.text, m.train, m.token_ids
+select m.sample_id, m.role, t.text, m.train, m.token_ids, m.finish_reason, m.tokenizer
 from message m
 join sample s using (sample_id)
 join text t using (text_id)

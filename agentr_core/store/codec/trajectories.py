@@ -209,7 +209,7 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
 
 
 def _step(record: tuple[Any, ...]) -> Step:
-    reply, action, matched, valid, observation, reward, terminated, success, disaster, dropped, *tokens = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, dropped, *how = record
     return Step(
         reply=reply,
         action=action,
@@ -221,7 +221,7 @@ def _step(record: tuple[Any, ...]) -> Step:
         success=success,
         disaster=disaster,
         dropped=dropped or 0,
-        **sampled(*tokens),
+        **sampled(*how),
     )
 
 
@@ -240,7 +240,7 @@ order by t.trajectory_id
 """
 _STEPS = f"""
 select s.trajectory_id, r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success,
-    s.disaster, s.dropped, g.token_ids, g.logprobs
+    s.disaster, s.dropped, g.token_ids, g.logprobs, g.finish_reason, g.tokenizer
 from step s
 join trajectory t using (trajectory_id)
 join text r on r.text_id = s.reply_id

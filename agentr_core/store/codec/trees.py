@@ -211,9 +211,9 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
 
 
 def _node(record: tuple[Any, ...]) -> Node:
-    _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *sampling_and_step = record
-    token_ids, logprobs, reply, action, matched, valid, observation, *outcome = sampling_and_step
-    reward, terminated, success, disaster, dropped = outcome
+    _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *step_and_sampling = record
+    reply, action, matched, valid, observation, reward, terminated, success, disaster, *sampling = step_and_sampling
+    dropped, *how = sampling
     step = None
     if reply is not None:
         step = Step(
@@ -227,7 +227,7 @@ def _node(record: tuple[Any, ...]) -> Node:
             success=success,
             disaster=disaster,
             dropped=dropped or 0,
-            **sampled(token_ids, logprobs),
+            **sampled(*how),
         )
     return Node(
         index=index,
@@ -252,8 +252,8 @@ where t.tree_id in (select unnest(?))
 """
 _NODES = """
 select n.tree_id, n.node_index, n.parent, n.depth, n.visits, n.value_sum, n.terminal, n.stop, n.dive, n.duplicates,
-    g.token_ids, g.logprobs, r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success,
-    n.disaster, n.dropped
+    r.text, n.action, n.matched, n.valid, o.text, n.reward, n.terminated, n.success, n.disaster, n.dropped,
+    g.token_ids, g.logprobs, g.finish_reason, g.tokenizer
 from node n
 left join text r on r.text_id = n.reply_id
 left join text o on o.text_id = n.observation_id

@@ -1,0 +1,78 @@
+"""The chat template of a tokenizer, with nothing in it that changes from one day to the next.
+
+Some templates print today's date, Llama 3.1's among them. A prompt that was sampled on one day would
+then be trained on as that of another, so the date is a property of the run: the one at its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agentr_core.errors import DataFault, ModelDirectoryError
+
+_RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
+"""What Jinja has of chance: a filter and a function that no caller can fix."""
+_DATE = "strftime_now"
+"""The function by which templates ask for the date."""
+_DIRECTIVES = (
+    *(f"%{sign}{letter}" for sign in ("-", "") for letter in "dmyYHIMSjUWGuVw"),
+    *(f"%{letter}" for letter in "aAbBpfzZcxXDFTR"),
+    "%%",
+)
+_FIXED_DATE = (
+    "{%- macro strftime_now(format) -%}{%- set date = namespace(text=format) -%}"
+    "{%- for directive, value in agentr_date -%}{%- set date.text = date.text | replace(directive, value) -%}"
+    "{%- endfor -%}{{- date.text -}}{%- endmacro %}{{ '' }}"
+)
+"""Goes before a template: a macro of that name, which takes the place of the function."""
+
+
+class ChatTemplate:
+    """Renders conversations as text.
+
+    Args:
+        at: The moment whose date the template prints; None refuses templates that print one.
+
+    Raises:
+        ModelDirectoryError: there is no template, or it renders the same conversation in different ways.
+    """
+
+    def __init__(self, tokenizer: Any, at: datetime | None) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelDirectoryError(
+                f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
+            )
+        source = str(tokenizer.get_chat_template())
+        if found := _RANDOM.search(source):
+            raise ModelDirectoryError(
+                f"the chat template of {tokenizer.name_or_path!r} draws at random ({found[0]!r}), so nothing could be "
+                "trained on as it was sampled; take that out of its chat_template.jinja"
+            )
+        if _DATE in source and at is None:
+            raise ModelDirectoryError(
+                f"the chat template of {tokenizer.name_or_path!r} prints the date, and no run says which; start the "
+                "run first, or write a fixed date into its chat_template.jinja"
+            )
+        self._tokenizer = tokenizer
+        self._options: dict[str, Any] = {}
+        if _DATE in source and at is not None:
+            date = [[directive, at.strftime(directive)] for directive in _DIRECTIVES]
+            self._options = {"chat_template": _FIXED_DATE + source, "agentr_date": date}
+
+    def text(self, turns: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        """Return a conversation as text; with `prompt` the header of the next reply comes last.
+
+        Raises `DataFault` when the template refuses the order of the turns.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(turns), tokenize=False, add_generation_prompt=prompt, **self._options
+            )
+        except TemplateError as error:
+            raise DataFault(f"the chat template refuses this order of turns: {error}") from error
+        return str(text)

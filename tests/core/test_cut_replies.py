@@ -1,0 +1,177 @@
+"""Replies that their token limit cut: how they end reaches the sample, and no end of turn is trained for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import Line, Policy, instance
+from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
+
+from agentr_core.config import DataConfig, PreferencesConfig
+from agentr_core.conversation import turns
+from agentr_core.datasets import build_dataset
+from agentr_core.labels import IGNORED
+from agentr_core.pair_dataset import build_pairs
+from agentr_core.preferences import Played, against_expert, preference_id
+from agentr_core.rollout import act, episode
+from agentr_core.rows import token_row
+from agentr_core.samples import sample_id
+from agentr_core.splicing import good_sample
+from agentr_core.store import Store
+from agentr_core.store.codec import load_samples, load_trajectories, sample_rows, trajectory_rows
+from agentr_core.types import FinishReason, Generation, Message, Request, Sample, Sampling, Trajectory
+
+END = renderer().end_of_turn
+OTHER_END = tokenizer().pad_token_id
+
+
+def conversation(reply: Message) -> list[Message]:
+    return [Message(role="user", text="?"), reply, Message(role="user", text="?")]
+
+
+def trained(reply: Message) -> list[int]:
+    return [label for label in renderer().render_sample(conversation(reply)).labels if label != IGNORED]
+
+
+def said(ids: tuple[int, ...] | None, reason: FinishReason | None, text: str = "look") -> Message:
+    return Message(role="assistant", text=text, train=True, token_ids=ids, finish_reason=reason)
+
+
+@pytest.mark.parametrize("reason", ["length", None])
+def test_a_cut_reply_is_followed_by_an_end_of_turn_that_is_not_trained(reason: FinishReason | None) -> None:
+    whole = renderer().render_sample(conversation(said((5, 6, END), "stop"))).input_ids
+    cut = renderer().render_sample(conversation(said((5, 6), reason)))
+    assert cut.input_ids == whole, "the template needs the end of turn: the model reads it before its next reply"
+    assert trained(said((5, 6), reason)) == [5, 6]
+    assert renderer().is_cut(said((5, 6), reason))
+
+
+def test_a_cut_reply_without_token_ids_is_not_trained_to_end_either() -> None:
+    assert END not in trained(said(None, "length"))
+    assert trained(said(None, "length")) == trained(said(None, "stop"))[:-1]
+
+
+def test_a_reply_that_ended_is_trained_to_end_once() -> None:
+    assert trained(said((5, 6, END), "stop")) == [5, 6, END]
+    assert trained(said((5, 6), "stop")) == [5, 6, END], "a server may keep its end of turn to itself"
+    assert trained(said(None, None))[-1] == END, "a written turn ends where it was written to end"
+
+
+@pytest.mark.parametrize("reason", ["stop", None])
+def test_another_token_that_ends_a_reply_gets_no_second_trained_one(reason: FinishReason | None) -> None:
+    reply = said((5, 6, OTHER_END), reason)
+    ids, labels = renderer().render_sample(conversation(reply))
+    assert [label for label in labels if label != IGNORED] == [5, 6, OTHER_END]
+    assert ids[ids.index(OTHER_END) + 1] == END
+    assert not renderer().is_cut(reply)
+
+
+class Clipped(Policy):
+    """Its second reply, and no other, is cut by the token limit."""
+
+    async def __call__(self, request: Request) -> list[Generation]:
+        cut = len(request.messages) == 5
+        replies = await super().__call__(request)
+        return [
+            replace(
+                one,
+                token_ids=(*sampled_ids(one.text)[: -1 if cut else None],),
+                finish_reason="length" if cut else "stop",
+            )
+            for one in replies
+        ]
+
+
+async def clipped_episode() -> Trajectory:
+    return await episode(instance(1), Line(), Clipped(["right"]), max_steps=5, sampling=Sampling(), seed=0)
+
+
+async def test_how_a_reply_ended_reaches_step_message_and_sample() -> None:
+    played = await clipped_episode()
+    assert [step.finish_reason for step in played.steps] == ["stop", "length", "stop"]
+    assert [m.finish_reason for m in turns(played.steps)] == ["stop", None, "length", None, "stop", None]
+    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=played), Line())
+    labels = token_row(sample, renderer()).labels
+    assert labels.count(END) == 2
+
+
+def test_a_played_step_without_a_generation_has_no_finish_reason() -> None:
+    world = Line()
+    world.reset(instance(1))
+    assert act(world, "Action: right").step.finish_reason is None
+
+
+async def test_the_store_keeps_how_a_reply_ended(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    played = await clipped_episode()
+    # What a text server gives: no tokens, and yet why the reply ended.
+    played = replace(played, steps=tuple(replace(step, token_ids=()) for step in played.steps))
+    store.write(trajectory_rows("t", played, source="rollout"))
+    assert load_trajectories(store, ["t"])["t"] == played
+    sample = good_sample(replace(ToyTree(1).path("right"), trajectory=played), Line())
+    store.write(sample_rows("s", sample, iteration_id="i"))
+    assert load_samples(store, ["s"])["s"].messages == sample.messages
+
+
+def samples() -> tuple[Sample, Sample]:
+    """Return a sample whose replies all ended, and the same with one that was cut."""
+    path = ToyTree(1).path("right", "right", "right")
+    whole = [replace(step, finish_reason="stop") for step in path.trajectory.steps]
+    cut = [whole[0], replace(whole[1], token_ids=whole[1].token_ids[:-1], finish_reason="length"), whole[2]]
+    return tuple(  # type: ignore[return-value]
+        good_sample(replace(path, trajectory=replace(path.trajectory, steps=tuple(steps))), Line())
+        for steps in (whole, cut)
+    )
+
+
+def test_that_a_reply_ended_changes_no_id_and_that_it_was_cut_does() -> None:
+    whole, cut = samples()
+    unknown = replace(whole, messages=tuple(replace(m, finish_reason=None) for m in whole.messages))
+    assert sample_id(whole) == sample_id(unknown)
+    same_tokens = replace(cut, messages=tuple(replace(m, finish_reason=None) for m in cut.messages))
+    assert sample_id(cut) != sample_id(same_tokens)
+
+
+@pytest.mark.parametrize("reason", ["length", None])
+def test_samples_with_cut_replies_are_kept_or_rejected(reason: FinishReason | None) -> None:
+    whole, cut = samples()
+    longer = replace(whole, messages=(Message(role="system", text="Be brief."), *whole.messages))
+    cut = replace(
+        cut,
+        messages=tuple(
+            replace(m, finish_reason=reason if m.finish_reason == "length" else m.finish_reason) for m in cut.messages
+        ),
+    )
+    kept = build_dataset([longer, cut], DataConfig(), renderer(), test=[], seed=0)
+    assert {row.sample_id for row in kept.rows} == {sample_id(longer), sample_id(cut)}
+    strict = build_dataset([longer, cut], DataConfig(cut_replies="reject"), renderer(), test=[], seed=0)
+    assert [row.sample_id for row in strict.rows] == [sample_id(longer)]
+    assert [(r.subject, r.reason) for r in strict.rejections] == [(sample_id(cut), "cut-reply")]
+    assert "1 trained replies" in strict.rejections[0].detail
+
+
+def test_a_cut_reply_that_is_not_trained_is_no_reason_to_reject() -> None:
+    _, cut = samples()
+    untrained = replace(
+        cut, messages=tuple(replace(m, train=m.train and m.finish_reason != "length") for m in cut.messages)
+    )
+    dataset = build_dataset([untrained], DataConfig(cut_replies="reject"), renderer(), test=[], seed=0)
+    assert len(dataset.rows) == 1
+
+
+def test_pairs_with_cut_replies_are_kept_or_rejected() -> None:
+    tree = ToyTree(1)
+    better, worse = tree.path("right", "right", "right").trajectory, tree.path("left", "look").trajectory
+    last = worse.steps[-1]
+    worse = replace(
+        worse, steps=(*worse.steps[:-1], replace(last, token_ids=last.token_ids[:-1], finish_reason="length"))
+    )
+    ((made,), _) = against_expert(Played("e", better), [Played("p", worse)], Line(), PreferencesConfig())
+    pairs = {preference_id(made): made}
+    kept = build_pairs(pairs, DataConfig(), renderer(), test=(), seed=0)
+    assert kept.rows[1].labels.count(END) == 1
+    strict = build_pairs(pairs, DataConfig(cut_replies="reject"), renderer(), test=(), seed=0)
+    assert not strict.rows
+    assert [r.reason for r in strict.rejections] == ["cut-reply"]

@@ -1,0 +1,153 @@
+"""Chat templates that print the date: it is that of the run's start, in sampling and in training, on every day."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from agentr_core.config import parse
+from agentr_core.errors import ModelDirectoryError
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.rendering import Renderer, load_tokenizer
+from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.expert import demonstrate
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.store import Store
+from agentr_core.types import Message, Request, Sampling
+from tasks.checks import check
+from tasks.wiring import RunRef, make_environment, quiet_workplace
+
+# As Llama 3.1's: a variable may give the date, else a function, and texts are trimmed.
+DATED = (
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+    "{%- endif %}{{- '<|im_start|>system\nToday Date: ' + date_string + '<|im_end|>' }}"
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|im_end|>' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
+)
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THEN = datetime(2024, 2, 29, 23, 59, tzinfo=UTC)
+TALK = (
+    Message(role="user", text="Craft."),
+    Message(role="assistant", text="look", train=True),
+    Message(role="user", text=" Nothing. "),
+    Message(role="assistant", text="stop", train=True),
+)
+
+
+def test_the_date_is_that_of_the_run(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    tokenizer = make_tiny_tokenizer(template=DATED)
+    renderer = Renderer(tokenizer, at=THEN)
+    ids, _ = renderer.render_sample(TALK)
+    assert tokenizer.decode(ids).startswith("<|im_start|>system\nToday Date: 29 Feb 2024<|im_end|>")
+    prompt = renderer.render_prompt(TALK[:3])
+    assert ids[: len(prompt)] == prompt
+
+
+@pytest.mark.parametrize("layout", ["%d %b %Y", "%A, %-d %B %Y", "%Y-%m-%dT%H:%M:%S", "100%% %j %y"])
+def test_any_layout_is_printed_as_ever(make_tiny_tokenizer: Callable[..., Any], layout: str) -> None:
+    template = "{%- set parts = strftime_now('" + layout + "').split(' ') %}{{ parts | join('_') }}\n" + CHATML
+    tokenizer = make_tiny_tokenizer(template=template)
+    text = tokenizer.decode(Renderer(tokenizer, at=THEN).render_prompt(TALK[:1]))
+    plain = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Craft."}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == THEN.strftime(layout).replace(" ", "_") + plain[plain.index("\n") :]
+
+
+def test_llamas_template_works(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    published = files("trl").joinpath("chat_templates/llama3_2.jinja").read_text(encoding="utf-8")
+    tokenizer = make_tiny_tokenizer(template=published)
+    names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer.add_special_tokens({"bos_token": names[0], "additional_special_tokens": names[1:]})
+    ids, labels = Renderer(tokenizer, at=THEN).render_sample(TALK)
+    assert "Today Date: 29 Feb 2024" in tokenizer.decode(ids)
+    trained = tokenizer.decode([label for label in labels if label >= 0])
+    assert trained == "look<|eot_id|>stop<|eot_id|>"
+
+
+def test_a_date_that_nobody_gave_is_not_guessed(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    with pytest.raises(ModelDirectoryError, match="prints the date, and no run says which"):
+        Renderer(make_tiny_tokenizer(template=DATED))
+
+
+@pytest.mark.parametrize("chance", ["{{ ['a', 'b'] | random }}", "{{ lipsum(n=1) }}"])
+def test_a_template_that_draws_at_random_is_refused(make_tiny_tokenizer: Callable[..., Any], chance: str) -> None:
+    template = chance + make_tiny_tokenizer().chat_template
+    with pytest.raises(ModelDirectoryError, match="draws at random"):
+        Renderer(make_tiny_tokenizer(template=template), at=THEN)
+
+
+@pytest.fixture
+def dated_model_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "dated"
+    shutil.copytree(tiny_model_dir, path)
+    (path / "chat_template.jinja").write_text(DATED, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
+    recipe = parse(
+        {
+            "name": "dated",
+            "instances": {"train_limit": 2},
+            "workspace": str(tmp_path / "runs"),
+            "model": {"path": str(dated_model_dir)},
+            "data": {"use": "expert", "max_length": 4096},
+        }
+    )
+    return Workplace(
+        recipe=recipe,
+        run_id=run_id_of(recipe),
+        root=tmp_path / "runs",
+        store=Store(tmp_path / "runs" / "store.duckdb"),
+        make_environment=lambda: make_environment(recipe),
+        load_model=lambda role, path: ScriptedModel(lambda messages, seed, number: "open"),
+        progress=lambda done, total, note: None,
+    )
+
+
+async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(place: Workplace) -> None:
+    await start(place)
+    await begin(place, 1)
+    with place.store.transaction() as con:
+        con.execute("update run set started_at = ?", [THEN.replace(tzinfo=None)])
+    await demonstrate(place, 1)
+    made = await dataset(place, 1)
+    tokenizer = load_tokenizer(place.policy(1).path)
+    rows = pq.read_table(dataset_file(place, 1))["input_ids"].to_pylist()
+    assert rows
+    assert all("Today Date: 29 Feb 2024" in tokenizer.decode(row) for row in rows)
+    dataset_file(place, 1).unlink()
+    assert await dataset(place, 1) == made
+    # What a stage loads its models with, and a further start of the same run, have that date, too.
+    await start(place)
+    again = quiet_workplace(RunRef(str(place.root), place.run_id, 1), place.recipe)
+    assert again.started_at() == THEN
+
+
+def test_the_model_reads_the_date_it_is_given(dated_model_dir: Path) -> None:
+    model = TransformersModel.load(dated_model_dir, device="cpu", at=THEN)
+    request = Request(messages=TALK[:1], sampling=Sampling(max_new_tokens=1), seed=0)
+    assert model.count_tokens(request) == len(
+        Renderer(load_tokenizer(dated_model_dir), at=THEN).render_prompt(TALK[:1])
+    )
+    assert "29 Feb 2024" in load_tokenizer(dated_model_dir).decode(model.renderer.render_prompt(TALK[:1]))
+
+
+def test_a_recipe_with_such_a_template_can_be_started(place: Workplace) -> None:
+    check(place.recipe)
