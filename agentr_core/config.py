@@ -11,7 +11,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from agentr_core.config_compare import CompareConfig, Use
@@ -38,6 +37,7 @@ from agentr_core.config_models import (
     url_fault,
 )
 from agentr_core.config_splicing import ContinuationConfig, SpliceConfig, splice_faults
+from agentr_core.config_text import faults_of_kind, read_yaml
 from agentr_core.config_training import (
     VLLM_LORA_RANKS,
     BaseConfig,
@@ -229,6 +229,11 @@ class Recipe:
             return self.eto.phase(iteration)
         return "dpo" if self.data.use == "preferences" else None
 
+    def told_apart(self) -> range:
+        """Return the iterations, counted from 1, after which nothing new comes: all later ones are as the last."""
+        by_iteration = (self.pairs.alpha, self.training.num_train_epochs, self.eto.phases)
+        return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
+
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
         return self.pairs.alpha[min(iteration, len(self.pairs.alpha)) - 1]
@@ -249,12 +254,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             lists every fault.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"recipe {path} does not exist; `ls deployments/recipes` shows those that come along"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {path} must be a mapping of fields, not {type(data).__name__}")
@@ -271,7 +276,7 @@ def parse(data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = 
     except ValidationError as error:
         faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_say(e)}" for e in error.errors()]
         raise ConfigError(f"{source}: {'; '.join(faults)}") from None
-    faults = _cross_check(recipe)
+    faults = faults_of_kind(merged, resolved(recipe)) + _cross_check(recipe)
     if faults:
         raise ConfigError(f"{source}: {'; '.join(faults)}")
     return recipe
@@ -361,7 +366,7 @@ def _say(error: Any) -> str:
     if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
         # What stands there may be the key itself.
         return "give the name of an environment variable, in capitals, that holds the key; never the key"
-    return f"{error['msg'][0].lower()}{error['msg'][1:]} (got {error['input']!r})"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]} (got {_short(repr(error['input']))})"
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -369,9 +374,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {override!r} must look like section.field=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+        value = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"override {_short(override)!r}: the value is not YAML: {error}") from None
     *parents, last = key.split(".")
     target = data
     for parent in parents:
@@ -379,6 +384,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
     target[last] = value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _plain_copy(value: Any) -> Any:

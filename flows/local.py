@@ -50,7 +50,7 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
     # The funnel begins with trees, and a run on preference pairs grows none.
-    pairs = any(recipe.phase(number) == "dpo" for number in range(1, recipe.iterations + 1))
+    pairs = any(recipe.phase(number) == "dpo" for number in recipe.told_apart())
     question = "select * from v_preferences limit 10" if pairs else "select * from v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"

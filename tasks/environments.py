@@ -6,8 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from agentr_core.config_text import read_yaml
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
@@ -27,12 +26,12 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     options = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
-        try:
-            options[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            separator = ""
         if not (name and separator):
             raise ConfigError(f"option {pair!r} must look like name=value, with a value in YAML")
+        try:
+            options[name] = read_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(f"option {name} must have a value in YAML: {error}") from None
     return options
 
 
