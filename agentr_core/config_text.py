@@ -33,7 +33,7 @@ def read_yaml(text: str) -> Any:
             return None
         if _check(root, loader, {}) > MOST_VALUES:
             raise ConfigError(f"it holds more than {MOST_VALUES:,} values once its aliases are written out")
-        return loader.construct_document(root)  # type: ignore[no-untyped-call]
+        return loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(str(error).split())) from None
     except RecursionError:
@@ -44,7 +44,7 @@ def read_yaml(text: str) -> Any:
         # Such as dates that no calendar has.
         raise ConfigError(f"a value in it cannot be read ({error})") from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
@@ -110,7 +110,7 @@ def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
             continue
-        name = loader.construct_object(key)  # type: ignore[no-untyped-call]
+        name = loader.construct_object(key)
         line = key.start_mark.line + 1
         if name in lines:
             raise ConfigError(f"{key.value} is there twice, on lines {lines[name]} and {line}; leave one out")

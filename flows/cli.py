@@ -130,29 +130,24 @@ def report(run: str, workspace: Path) -> None:
 @click.argument("query")
 @_workspace
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-def sql(query: str, workspace: Path, form: str) -> None:
-    """Ask the store a question in SQL; it answers while a run is writing."""
-    from tasks.wiring import open_store
+@click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
+def sql(query: str, workspace: Path, form: str, files: bool) -> None:
+    """Ask the store a question in SQL; it answers while a run is writing.
 
-    frame = open_store(workspace, must_exist=True).query(query)
-    if form == "json":
-        click.echo(frame.to_json(orient="records", date_format="iso"))
-    elif form == "csv":
-        click.echo(frame.to_csv(index=False), nl=False)
-    else:
-        click.echo(frame.to_string(index=False))
+    Nothing in the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
+    """
+    from tasks.questions import answer
+
+    click.echo(answer(workspace, query, form, files=files), nl=False)
 
 
 @cli.command()
 @_workspace
 def runs(workspace: Path) -> None:
     """List the runs of a workspace."""
-    from tasks.wiring import open_store
+    from tasks.questions import runs_of
 
-    frame = open_store(workspace, must_exist=True).query(
-        "select run_id, recipe, status, started_at, finished_at from run order by started_at"
-    )
-    click.echo(frame.to_string(index=False))
+    click.echo(runs_of(workspace), nl=False)
 
 
 @cli.command()

@@ -41,6 +41,8 @@ def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
             "checkpoint_threshold": _LOG_LIMIT,
             "temp_directory": f"{path}.tmp",
             "autoinstall_known_extensions": False,
+            # A name in a query means a table of the store, never a variable of the program around it.
+            "python_enable_replacements": False,
         }
     )
     try:

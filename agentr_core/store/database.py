@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
-from agentr_core.store import faults, lock, migrations
+from agentr_core.store import faults, lock, migrations, questions
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
 
@@ -90,22 +90,31 @@ class Store:
         with self._read(deadline) as con:
             yield con
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> pd.DataFrame:
-        """Return the rows of a user's query. Nothing in the store can be changed by it.
+    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
+        """Return the rows of a user's query as a frame whose columns are backed by Arrow. Raises as `answer`."""
+        import pandas as pd
+
+        frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
+        """Return the rows of a user's query, exactly. Nothing in the store can be changed by it.
+
+        Integers keep 64 bits; intervals and what else Arrow lacks are their text in SQL. Other files are neither read
+        nor written, unless `files` is given.
 
         Raises:
-            ConfigError: the SQL is wrong, or wants to write.
+            ConfigError: the SQL is wrong, or does more than ask.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         with self.reading() as con:
             try:
-                result = con.execute(sql, params)
-                frame: pd.DataFrame | None = None if result is None else result.to_arrow_table().to_pandas()
+                found = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
-                raise faults.query_fault(error, self.path) from error
-        if frame is None:
+                raise questions.closed_door(error) or faults.query_fault(error, self.path) from error
+        if found is None:
             raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
-        return frame
+        return found
 
     def write(self, rows: Rows) -> None:
         """Store the rows of many tables in one transaction.
