@@ -141,6 +141,21 @@ def sql(query: str, workspace: Path, form: str, files: bool) -> None:
     click.echo(answer(workspace, query, form, files=files), nl=False)
 
 
+@cli.group()
+def store() -> None:
+    """The store of a workspace: back it up."""
+
+
+@store.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@_workspace
+def backup(file: Path, workspace: Path) -> None:
+    """Write the whole store to one sound FILE, also while a run is writing; a store is opened by its path."""
+    from tasks.questions import back_up
+
+    click.echo(back_up(workspace, file))
+
+
 @cli.command()
 @_workspace
 def runs(workspace: Path) -> None:

@@ -1,4 +1,4 @@
-"""Questions of a person to the store of a workspace, answered as text."""
+"""What a person wants of the store of a workspace: answers to questions, and a copy."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def runs_of(workspace: Path) -> str:
     return answer(
         workspace, "select run_id, recipe, status, started_at, finished_at from run order by started_at", "table"
     )
+
+
+def back_up(workspace: Path, file: Path) -> str:
+    """Write the store of a workspace to one file and say how large it is. Raises `StoreError`."""
+    open_store(workspace, must_exist=True).backup(file)
+    return f"{file}: {file.stat().st_size / 2**20:.1f} MiB, the whole store of {workspace}"

@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.stages.start import finish
@@ -43,6 +44,13 @@ async def kept(run: RunRef) -> AsyncIterator[None]:
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
     except Exception:
-        await finish(quiet_workplace(run), "failed")
+        await _end(run, "failed")
         raise
-    await finish(quiet_workplace(run), "finished")
+    await _end(run, "finished")
+
+
+async def _end(run: RunRef, status: Literal["finished", "failed"]) -> None:
+    place = quiet_workplace(run)
+    await finish(place, status)
+    # People copy the one file when a run has ended, and take it for the store.
+    place.store.checkpoint()

@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
-from agentr_core.store import faults, lock, migrations, questions
+from agentr_core.store import copies, faults, lock, migrations, questions
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
 
@@ -79,8 +79,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at the path yet.
         """
         deadline = time.monotonic() + self.wait_s
-        if not self.path.exists():
-            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
+        self._must_exist()
         with self._read(deadline) as con:
             if migrations.check(con, self.path, self._newest):
                 yield con
@@ -188,6 +187,28 @@ class Store:
             ):
                 migrations.migrate(con, self.path, self._migrations)
                 con.execute("checkpoint")
+
+    def backup(self, target: Path) -> None:
+        """Write the whole store, as it is now, to one file at `target`; other processes wait meanwhile.
+
+        The file appears under its name once it is complete and could be opened.
+
+        Raises:
+            StoreError: there is no store, `target` exists or cannot be written, or the disk is full.
+            StoreBusy, CorruptStore: as in `transaction`.
+        """
+        self._must_exist()
+        self.checkpoint()
+        deadline = time.monotonic() + self.wait_s
+        with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
+            # Others may have written since; the log must be empty while the file is copied.
+            with connected(self.path, deadline, read_only=False) as con:
+                con.execute("checkpoint")
+            copies.copy_sound(self.path, target, self._newest)
+
+    def _must_exist(self) -> None:
+        if not self.path.exists():
+            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
 
     @contextmanager
     def _read(self, deadline: float) -> Iterator[Any]:
