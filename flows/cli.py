@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -14,7 +15,10 @@ from typing import ParamSpec, TypeVar
 import click
 
 from agentr_core.errors import AgentrError, UserError
+from agentr_core.writing import writing
 
+_ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+"""What no code of ours can be at fault for; the sentence names the file."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -143,7 +147,7 @@ def sql(query: str, workspace: Path, form: str, files: bool) -> None:
 
 @cli.group()
 def store() -> None:
-    """The store of a workspace: back it up."""
+    """The store of a workspace: back it up, check it."""
 
 
 @store.command()
@@ -154,6 +158,23 @@ def backup(file: Path, workspace: Path) -> None:
     from tasks.questions import back_up
 
     click.echo(back_up(workspace, file))
+
+
+@store.command("check")
+@_workspace
+def store_check(workspace: Path) -> None:
+    """Look for rows that point nowhere or contradict each other, such as trees that two processes wrote.
+
+    Exits with 1 if there are any.
+    """
+    from tasks.questions import faults
+
+    found = faults(workspace)
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(1)
+    click.echo(f"the store of {workspace} is sound")
 
 
 @cli.command()
@@ -189,7 +210,8 @@ def export(run: str, form: str, iteration: int | None, out: Path | None, workspa
         for line in lines:
             click.echo(line)
         return
-    out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    with writing(out):
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     click.echo(f"{len(lines)} samples in {out}")
 
 
@@ -376,6 +398,11 @@ def main() -> None:
         sys.exit(2)
     except AgentrError as error:
         click.echo(f"agentr: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _ABOUT_THE_SYSTEM:
+            raise
+        click.echo(f"agentr: {error}; free space or give access, and run the same command again", err=True)
         sys.exit(1)
 
 

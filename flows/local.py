@@ -97,8 +97,8 @@ async def _base_model(recipe: Recipe) -> str:
 async def _evaluation(recipe: Recipe) -> str:
     run = reference(recipe)
     with runs.alone(run):
-        await stages.start(run, recipe)
-        async with runs.kept(run):
+        await stages.start(run, recipe, evaluates=True)
+        async with runs.kept(run, evaluates=True):
             await stages.evaluate(run, 0)
     return reporting.score_table(run)
 

@@ -129,5 +129,9 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": name, "ok": False, "status": "missing", "detail": str(error)}
     except AgentrError as error:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
+    except (Exception, SystemExit) as error:
+        # A third party's class may raise anything, also when it is imported.
+        said = " ".join(str(error).split())
+        return {"name": name, "ok": False, "status": "broken", "detail": f"{type(error).__name__}: {said}"}
     detail = "; ".join(f"{v.rule}: {v.detail}" for v in violations) or "keeps the contract"
     return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}

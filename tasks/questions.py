@@ -27,3 +27,17 @@ def back_up(workspace: Path, file: Path) -> str:
     """Write the store of a workspace to one file and say how large it is. Raises `StoreError`."""
     open_store(workspace, must_exist=True).backup(file)
     return f"{file}: {file.stat().st_size / 2**20:.1f} MiB, the whole store of {workspace}"
+
+
+def faults(workspace: Path) -> list[str]:
+    """Return what is wrong with the rows of a workspace's store, a line each; nothing of a sound one.
+
+    Raises `StoreError` where there is no store.
+    """
+    store = open_store(workspace, must_exist=True)
+    dangling = store.answer("select * from v_orphans").to_pylist()
+    contradictions = store.answer("select * from v_contradictions order by all").to_pylist()
+    return [
+        *(" ".join(str(value) for value in row.values()) + " points nowhere" for row in dangling),
+        *(f"{row['kind']} {row['id']}, {row['position']}: {row['what']}" for row in contradictions),
+    ]

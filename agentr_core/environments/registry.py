@@ -8,11 +8,12 @@ environment variables, an option that the recipe leaves out comes from its varia
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment
 
 GROUP = "agentr.environments"
@@ -28,11 +29,12 @@ def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | N
 
     Raises:
         ConfigError: there is no environment of that name, or it has no such option.
+        EnvironmentFault: its class cannot be imported or made, for a reason of its own.
     """
     found = entry_points(group=GROUP, name=name)
     if not found:
         raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(names())}")
-    kind = next(iter(found)).load()
+    kind = _load(next(iter(found)))
     known = inspect.signature(kind).parameters
     unknown = sorted(options.keys() - known.keys())
     if unknown:
@@ -41,5 +43,25 @@ def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | N
         )
     named: Mapping[str, str] = getattr(kind, "variables", {})
     told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
-    environment: Environment = kind(**{**told, **options})
+    with _told(name):
+        environment: Environment = kind(**{**told, **options})
     return environment
+
+
+def _load(entry: EntryPoint) -> Any:
+    with _told(entry.name):
+        return entry.load()
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Name the environment whose class raises something that is no error of ours."""
+    try:
+        yield
+    except AgentrError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())
+        raise EnvironmentFault(
+            f"environment {name} cannot be made ({type(error).__name__}: {said}); mend or uninstall what provides it"
+        ) from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from typing import Any
+from uuid import uuid4
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.instances import separate_instances, training_instances
@@ -10,7 +13,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.stages.tree_shard import STAGE, TreeShard, TreeWork
 from agentr_core.store import Writer
-from agentr_core.store.codec import load_trees, unfinished_trees
+from agentr_core.store.codec import claim_trees, load_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -48,6 +51,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
         DataFault: training and test instances meet, or the policy is not there.
+        RunBusy: another process grows one of the trees, too.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     recipe = place.recipe
@@ -57,6 +61,9 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     wanted = tree_ids(place, iteration)
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
+        # The lock of the run keeps others out where locks work; the mark does also where they do not.
+        writer = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(place.store, missing, writer)
         begun = load_trees(place.store, missing)
         shard = TreeShard(
             iteration=iteration,
@@ -64,6 +71,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
             trees=tuple(TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key)) for key in missing),
             done=len(wanted) - len(missing),
             total=len(wanted),
+            writer=writer,
         )
         with place.timed(STAGE, iteration) as clock:
             async with Writer(place.store) as writer:

@@ -67,9 +67,10 @@ def identity(model: ModelConfig) -> str:
     return weights_sha256(Path(model.path))
 
 
-async def start(place: Workplace) -> dict[str, Any]:
+async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
     """Write the run, its iteration 0 and the model it begins with to the store; what is there already stays.
 
+    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps its status.
     Raises `ModelDirectoryError` when the model is unsound.
     """
     model = place.recipe.model
@@ -77,20 +78,19 @@ async def start(place: Workplace) -> dict[str, Any]:
         check_model_directory(Path(model.path))
     digest = identity(model)
     checkpoint_id = fingerprint("checkpoint", digest)
+    own = run_rows(
+        place.run_id,
+        recipe=place.recipe.name,
+        method=place.recipe.method,
+        config=resolved(place.recipe),
+        versions=versions(),
+        workspace=str(place.root),
+        status="evaluating" if evaluates else "running",
+    )
+    known = evaluates and place.store.path.exists() and _status(place) is not None
+    rows = [] if known else [own]
     place.store.write(
-        merge(
-            [
-                run_rows(
-                    place.run_id,
-                    recipe=place.recipe.name,
-                    method=place.recipe.method,
-                    config=resolved(place.recipe),
-                    versions=versions(),
-                    workspace=str(place.root),
-                ),
-                checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={}),
-            ]
-        )
+        merge([*rows, checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={})])
     )
     base = place.iteration_id(0)
     if place.one("select status from iteration where iteration_id = ?", base) is None:
@@ -119,9 +119,16 @@ async def end(place: Workplace, iteration: int) -> None:
         place.store.update("iteration", {"iteration_id": key, "status": "finished", "finished_at": _now()})
 
 
-async def finish(place: Workplace, status: Literal["finished", "failed"]) -> None:
-    """Write how a run ended."""
+async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
+    """Write how a run ended; with `evaluates`, only of one that was nothing but an evaluation."""
+    if evaluates and _status(place) != "evaluating":
+        return
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def _status(place: Workplace) -> str | None:
+    row = place.one("select status from run where run_id = ?", place.run_id)
+    return None if row is None else str(row[0])
 
 
 def versions() -> Mapping[str, str]:

@@ -30,13 +30,14 @@ class TreeWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShard:
-    """Trees of one iteration that are not finished. See `shards.Shard`."""
+    """Trees of one iteration that are not finished, claimed by `writer`. See `shards.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
     trees: tuple[TreeWork, ...]
     done: int
     total: int
+    writer: str | None = None
 
     def __len__(self) -> int:
         return len(self.trees)
@@ -89,6 +90,7 @@ class TreeShard:
                             instance=instance,
                             first_observation=first,
                             seed=derive_seed(recipe.seed, "tree", self.iteration, instance.key),
+                            writer=self.writer,
                         )
                         if stored is None:
                             stored = Arena(instance=instance, first_observation=first, seed=head.seed).tree()

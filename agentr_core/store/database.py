@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from agentr_core.errors import ConfigError, CorruptStore, StoreError
+from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreError
 from agentr_core.store import copies, faults, lock, migrations, questions
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
@@ -124,6 +124,7 @@ class Store:
         Raises:
             KeyError: a table is unknown.
             ValueError: rows of one table differ in their columns.
+            RunBusy: a row is stored already and was made by another writer.
             StoreBusy, CorruptStore, StoreError: as in `transaction`; then nothing of it is stored.
         """
         unknown = rows.keys() - TABLES.keys()
@@ -255,6 +256,24 @@ def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) 
         action = "on conflict do nothing"
     con.register("incoming", data)
     try:
+        _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
         con.execute(f"insert into {table} by name select * from incoming {action}")
     finally:
         con.unregister("incoming")
+
+
+def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
+    """Raise `RunBusy` when rows of `incoming` were made by another writer than those stored under their keys."""
+    if not fixed:
+        return
+    key = TABLES[table].key
+    other = con.execute(
+        f"select {', '.join(key)} from incoming join {table} stored using ({', '.join(key)}) where "
+        + " or ".join(f"incoming.{column} is distinct from stored.{column}" for column in fixed)
+        + " limit 1"
+    ).fetchone()
+    if other is not None:
+        raise RunBusy(
+            f"{table} {', '.join(map(str, other))} is written by another process too; let one of the two go on alone, "
+            "and run the same command again when it has ended"
+        )

@@ -49,3 +49,19 @@ def test_an_interrupted_run_stays_under_way(run: RunRef) -> None:
         asyncio.run(end(run, asyncio.CancelledError()))
     store = Store(Path(run.workspace) / STORE_FILE)
     assert store.query("select status from run")["status"].tolist() == ["running"]
+
+
+async def evaluated(run: RunRef) -> None:
+    async with runs.kept(run, evaluates=True):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("running", "running"), ("failed", "failed"), ("finished", "finished"), ("evaluating", "finished")],
+)
+def test_an_evaluation_ends_no_run_but_its_own(run: RunRef, before: str, after: str) -> None:
+    store = Store(Path(run.workspace) / STORE_FILE)
+    store.update("run", {"run_id": "r", "status": before})
+    asyncio.run(evaluated(run))
+    assert store.query("select status from run")["status"].tolist() == [after]
