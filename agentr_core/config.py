@@ -23,7 +23,12 @@ from agentr_core.config_eto import (
     PreferencesConfig,
     eto_faults,
 )
-from agentr_core.config_evaluation import EvaluationConfig, RevisionTestConfig
+from agentr_core.config_evaluation import (
+    EvaluationConfig,
+    EvaluationSetConfig,
+    RevisionTestConfig,
+    evaluation_faults,
+)
 from agentr_core.config_execution import ErrorsConfig, ScaleConfig
 from agentr_core.config_fields import Count, Natural, Temperature, Unit, record
 from agentr_core.config_models import (
@@ -47,6 +52,7 @@ from agentr_core.config_training import (
     vllm_adapter_faults,
 )
 from agentr_core.errors import ConfigError
+from agentr_core.fingerprint import absent
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -60,6 +66,7 @@ __all__ = [
     "ErrorsConfig",
     "EtoConfig",
     "EvaluationConfig",
+    "EvaluationSetConfig",
     "ExpertConfig",
     "ExploreConfig",
     "GeneralDataConfig",
@@ -80,6 +87,7 @@ __all__ = [
     "SpliceConfig",
     "TrainingConfig",
     "VllmConfig",
+    "identifying",
     "load",
     "parse",
     "replace",
@@ -287,6 +295,21 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
     return dict(_ADAPTER.dump_python(recipe, mode="json"))
 
 
+def identifying(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as plain data without the fields that came later and have their default."""
+    plain = resolved(recipe)
+    _leave_out(recipe, plain)
+    return plain
+
+
+def _leave_out(section: Any, plain: dict[str, Any]) -> None:
+    for name in absent(section):
+        del plain[name]
+    for name, value in plain.items():
+        if dataclasses.is_dataclass(part := getattr(section, name)):
+            _leave_out(part, value)
+
+
 def _cross_check(recipe: Recipe) -> list[str]:
     faults = []
     if recipe.method != "base":
@@ -309,8 +332,12 @@ def _cross_check(recipe: Recipe) -> list[str]:
     if recipe.instances.train == recipe.instances.test:
         faults.append(f"instances: train and test are the same split ({recipe.instances.train!r})")
     faults += splice_faults(recipe.splice)
-    if recipe.evaluation.episodes > 1 and recipe.evaluation.temperature == 0:
-        faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
+    faults += evaluation_faults(recipe.evaluation)
+    faults += [
+        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
+        for name, chosen in recipe.evaluation.sets.items()
+        if chosen.split == recipe.instances.train
+    ]
     scale = recipe.scale
     if scale.runner == "local" and (scale.address or scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.config_fields import Count, Natural, Positive, Unit, record
+from agentr_core.fingerprint import later
 
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next one."""
@@ -120,17 +121,19 @@ class BaseConfig:
     """Part of the samples that are judge examples."""
     mistake_share: Unit = 0.0
     """Part of the expert episodes in which the expert misreads a command for some replies, which are not trained."""
-    shaped_share: Unit = 0.0
+    shaped_share: Unit = later(0.0)
     """Part of the samples that come from invented worlds in the shape of the official goals."""
-    depths: tuple[Annotated[float, Field(ge=0)], ...] = (0.25, 0.25, 0.25, 0.25)
+    depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
     """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
+    max_steps: Natural = later(0)
+    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means any."""
     procedural_share: Unit = 0.5
     """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
     rename_share: Unit = 0.65
     """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
     drills: Natural = 0
     """Samples at the beginning that only ask for listed commands, one by one."""
-    drill_questions: Count = 100
+    drill_questions: Count = later(100)
     """The most commands that one of them asks for."""
     output: str = ""
     """Where the finished model directory goes."""

@@ -182,7 +182,7 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
 
 
 def tokens(recipe: Recipe, train: int, test: int) -> list[Tokens]:
-    """Return the most replies and tokens that an iteration samples from `train` and `test` instances.
+    """Return the most replies and tokens that an iteration samples from `train` instances and in `test` episodes.
 
     ETO's exploration from every step of the expert, which depends on the expert, and splices that are played on are not
     counted.
@@ -197,7 +197,7 @@ def tokens(recipe: Recipe, train: int, test: int) -> list[Tokens]:
         bad = min(leaves, train * recipe.pairs.per_tree) if recipe.pairs.per_tree else leaves
         replies["search"] = leaves * (search.depth + 1), search.max_new_tokens
         replies["critique"] = bad * search.depth * critique.votes, critique.max_new_tokens
-    replies["evaluate"] = test * evaluation.max_steps * evaluation.episodes, evaluation.max_new_tokens
+    replies["evaluate"] = test * evaluation.max_steps, evaluation.max_new_tokens
     return [Tokens(stage=stage, replies=count, tokens=count * most) for stage, (count, most) in replies.items()]
 
 

@@ -23,10 +23,30 @@ def derive_seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(canonical(parts).encode()).digest()[:8], "big") >> 1
 
 
+def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
+    """Return the field of a dataclass that came after others were stored: with its default it is in no id."""
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=_LATER)
+
+
+def absent(value: Any) -> frozenset[str]:
+    """Return the names of the fields of a dataclass that are in no id, since they came later and have their default."""
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(value)
+        if field.metadata == _LATER and getattr(value, field.name) == _default(field)
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        left_out = absent(value)
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in left_out}
     raise TypeError(f"cannot fingerprint a {type(value).__name__}")
 
 
+_LATER = {"agentr": "in no id with its default"}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)

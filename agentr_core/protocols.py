@@ -88,6 +88,24 @@ class Identifying(Protocol):
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """What an environment may have besides: its state as a text, to see when an episode comes back to one."""
+
+    def state(self) -> str:
+        """Return a text that two moments of one episode share only if every action leads to the same from both."""
+        ...
+
+
+@runtime_checkable
+class Deriving(Protocol):
+    """What an environment may have besides: instances that are variants of one another."""
+
+    def origin(self, instance: Instance) -> Instance:
+        """Return the instance that this one is a variant of; itself where there is none."""
+        ...
+
+
+@runtime_checkable
 class Served(Protocol):
     """What an environment may have besides: a server that it lives on."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from time import perf_counter
 from typing import TypeVar
 
 from agentr_core.conversation import conversation
-from agentr_core.errors import EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
+from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
-from agentr_core.protocols import Environment, Identifying
+from agentr_core.protocols import Environment, Identifying, Stateful
 from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
 
 T = TypeVar("T")
@@ -151,6 +152,7 @@ async def episode(
     sampling: Sampling,
     seed: int,
     prefix: Sequence[Step] = (),
+    repeats: int = 0,
     on_reply: Callable[[Reply], None] | None = None,
     timer: EpisodeTimer | None = None,
 ) -> Trajectory:
@@ -158,6 +160,8 @@ async def episode(
 
     Args:
         max_steps: the most replies of the model; those of the prefix are not counted.
+        repeats: end the episode once the model has given one reply in one state so many times; 0 never does. The
+            environment must be `Stateful` then.
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix) + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
         on_reply: is called after each reply of the model was acted on.
@@ -167,6 +171,7 @@ async def episode(
         first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
     steps = list(prefix)
     stop: StopReason | None = None
+    seen: Counter[tuple[str, str]] = Counter()
     while stop is None:
         if len(steps) - len(prefix) >= max_steps:
             stop = StopReason.STEP_LIMIT
@@ -182,9 +187,14 @@ async def episode(
         except PromptTooLong:
             stop = StopReason.CONTEXT_LIMIT
             break
+        moment = (await call(env, timer, lambda: state_of(env)), generation.text) if repeats else None
         outcome = await step_with(env, timer, generation)
         steps.append(outcome.step)
         stop = outcome.stop
+        if moment is not None:
+            seen[moment] += 1
+            if stop is None and seen[moment] >= repeats:
+                stop = StopReason.REPEATS
         if on_reply is not None:
             on_reply(Reply(seed=request.seed, generation=generation, outcome=outcome))
     return Trajectory(
@@ -195,6 +205,13 @@ async def episode(
         success=bool(steps) and steps[-1].success,
         stop=stop,
     )
+
+
+def state_of(env: Environment) -> str:
+    """Return the present state of an environment as a text. Raises `ConfigError` where it does not tell it."""
+    if not isinstance(env, Stateful):
+        raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
+    return env.state()
 
 
 async def step_with(env: Environment, timer: EpisodeTimer, generation: Generation) -> Outcome:

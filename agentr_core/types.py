@@ -40,6 +40,8 @@ class StopReason(StrEnum):
     """The episode used all the steps it was given."""
     CONTEXT_LIMIT = "context_limit"
     """The conversation no longer fits the model's context."""
+    REPEATS = "repeats"
+    """The model gave the same reply in the same state so often that the episode was ended; it counts as failed."""
 
 
 class Verdict(StrEnum):

@@ -110,13 +110,14 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 @_recipe
 @_override
 @click.option("--model", "model", type=click.Path(path_type=Path), help="Evaluate this model directory instead.")
-def evaluate(recipe: Path, overrides: tuple[str, ...], model: Path | None) -> None:
+@click.option("--states", default="", help="A run: take the revision test's states from its first model's failures.")
+def evaluate(recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str) -> None:
     """Evaluate the model of a recipe, or another one, on the held-out instances."""
     _quiet_prefect()
     from flows.local import evaluate_recipe
 
     changes = (*overrides, f"model.path={model}") if model else overrides
-    click.echo(evaluate_recipe(recipe, changes))
+    click.echo(evaluate_recipe(recipe, changes, states))
 
 
 @cli.command()

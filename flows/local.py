@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,16 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     )
 
 
-def evaluate_recipe(path: Path, overrides: Sequence[str]) -> str:
-    """Evaluate the model of a recipe on the held-out instances and return the table of its score."""
+def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> str:
+    """Evaluate the model of a recipe on the held-out instances and return the table of its score.
+
+    Args:
+        states: the beginning of the id of a run of the same workspace, whose states the revision test takes.
+    """
     recipe = load_recipe(path, list(overrides))
+    if states:
+        run_id = find_run(Path(recipe.workspace), states)
+        recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
     if recipe.method == "base":
         raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of another method and --model")
     return str(_run(_evaluation, recipe, trains=False))

@@ -13,10 +13,10 @@ from agentr_core.expert_file import read_demonstrations
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
-from agentr_core.protocols import Environment, Served
+from agentr_core.protocols import Environment, Served, Stateful
 from agentr_core.rendering import load_renderer
 from agentr_core.stages.expert import no_expert
-from agentr_core.stages.instances import test_instances, training_instances
+from agentr_core.stages.instances import held_out_instances, training_instances
 from agentr_core.types import Instance, Message
 from tasks.wiring import make_environment, open_store
 
@@ -45,8 +45,10 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
     try:
         if isinstance(env, Served):
             env.reach()
+        if recipe.evaluation.repeats and not isinstance(env, Stateful):
+            raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
         instances = training_instances(recipe, env, 1)
-        test_instances(recipe, env)
+        held_out_instances(recipe, env)
         if trains and recipe.method in ("eto", "compare"):
             _check_expert(recipe, env, instances)
     finally:

@@ -11,7 +11,7 @@ from agentr_core import estimates
 from agentr_core.arms import arms_of, pool_stages
 from agentr_core.config import ModelConfig, ModelRole, Recipe, resolved
 from agentr_core.estimates import GIB
-from agentr_core.stages.instances import test_instances, training_instances
+from agentr_core.stages.instances import episode_count, training_instances
 from agentr_core.stages.start import run_id_of
 from tasks.wiring import load_recipe, make_environment, open_store
 
@@ -52,7 +52,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
         return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
     env = make_environment(recipe)
     try:
-        train, test = len(training_instances(recipe, env, 1)), len(test_instances(recipe, env))
+        train, test = len(training_instances(recipe, env, 1)), episode_count(recipe, env)
     finally:
         env.close()
     if recipe.method == "compare":

@@ -55,6 +55,7 @@ class Curriculum:
         mistake_share: part of the expert episodes in which the expert goes wrong for a while, in [0, 1].
         shaped_share: part of the samples that come from worlds in the shape of the official goals, in [0, 1].
         depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
+        max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any number.
         procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
         drills: so many samples at the beginning only look up listed commands.
@@ -69,6 +70,7 @@ class Curriculum:
         mistake_share: float,
         shaped_share: float,
         depths: Sequence[float],
+        max_steps: int,
         procedural_share: float,
         rename_share: float,
         drills: int,
@@ -79,6 +81,7 @@ class Curriculum:
         self._drill_questions = drill_questions
         self._shaped_share = shaped_share
         self._depths = tuple(depths)
+        self._max_steps = max_steps
         self._judge_share = judge_share
         self._mistake_share = mistake_share
         self._procedural_share = procedural_share
@@ -120,8 +123,11 @@ class Curriculum:
     def _draw(self, rng: random.Random) -> Instance:
         if self._shaped_share and rng.random() < self._shaped_share:
             depth = rng.choices(range(1, len(self._depths) + 1), self._depths)[0]
-            index = rng.randrange(FIRST_INDEX, 10**9) // MAX_DEPTH * MAX_DEPTH + depth - 1
-            return Instance(environment="textcraft", split="shaped", index=index)
+            while True:
+                index = rng.randrange(FIRST_INDEX, 10**9) // MAX_DEPTH * MAX_DEPTH + depth - 1
+                instance = Instance(environment="textcraft", split="shaped", index=index)
+                if not self._max_steps or len(self._env.expert(instance) or ()) in range(1, self._max_steps + 1):
+                    return instance
         if rng.random() < self._procedural_share:
             return Instance(environment="textcraft", split="procedural", index=rng.randrange(FIRST_INDEX, 10**9))
         return rng.choice(self._train)

@@ -39,6 +39,7 @@ def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum
         mistake_share=config.mistake_share,
         shaped_share=config.shaped_share,
         depths=config.depths,
+        max_steps=config.max_steps,
         drill_questions=config.drill_questions,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 from agentr_core.environments.crafting_recipes import NAMESPACE, Ingredient, Recipe, RecipeBook, build_book
-from agentr_core.environments.crafting_renaming import free_names
 from agentr_core.fingerprint import derive_seed
 
 T = TypeVar("T")
@@ -95,8 +94,8 @@ class ShapedWorlds:
     def __init__(self, official: RecipeBook, *, count: int = 10**9, seed: int = 0) -> None:
         self.count = count
         self._seed = seed
-        self._names = free_names(official)
         self._planks = tuple(sorted(official.members(PLANKS)))
+        self._names = sorted(official.items.difference(self._planks))
         self._official = {_who_needs_what(recipe) for recipe in official.recipes}
         # An episode asks for its one world again and again. Hundreds of environments in flight keep one each.
         self.world = lru_cache(maxsize=1)(self._world)
@@ -210,9 +209,7 @@ class _Draft:
             inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in self._more(others, more)]
             self.rng.shuffle(inputs)
             makes = self._pick(_DISTRACTOR_MAKES)
-            self.recipes.append(
-                Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs))
-            )
+            self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
 
     def _more(self, others: Sequence[str], number: int) -> list[str]:
         if number <= 0:

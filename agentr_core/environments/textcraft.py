@@ -29,7 +29,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.environments.procedural import ProceduralWorlds
 from agentr_core.environments.shaped import ShapedWorlds
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.fingerprint import derive_seed
+from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.types import Instance, Transition, Verdict
 
 _LABELLED = re.compile(r"Action:[ \t]*(.*)")
@@ -120,6 +120,10 @@ class TextCraft:
     def snapshot(self) -> Any:
         """Return a copy of the inventory with the goal and world it belongs to."""
         return self._world, self._goal, self._game.inventory
+
+    def state(self) -> str:
+        """Return what is carried: nothing else of an episode changes."""
+        return canonical(self._game.inventory)
 
     def restore(self, snapshot: Any) -> None:
         """Put the episode back to a snapshot."""

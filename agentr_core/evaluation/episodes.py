@@ -59,6 +59,7 @@ async def evaluate(
     sample: Sample,
     *,
     max_steps: int,
+    repeats: int = 0,
     sampling: Sampling,
     errors: ErrorsConfig,
     concurrency: int,
@@ -71,6 +72,7 @@ async def evaluate(
 
     Args:
         max_steps: the most replies of the model in an episode, the prefix not counted.
+        repeats: how often one reply may be given in one state, as in `rollout.episode`.
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
         done: results of an earlier run, which are not played again.
@@ -91,6 +93,7 @@ async def evaluate(
                 env,
                 sample,
                 max_steps=max_steps,
+                repeats=repeats,
                 sampling=replace(sampling, temperature=0.0) if plan.greedy else sampling,
                 seed=plan.seed,
                 prefix=plan.prefix,

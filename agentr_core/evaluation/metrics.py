@@ -77,6 +77,40 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 200
     return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
 
 
+def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
+    """Return the mean with its interval over clusters of values that are not independent of each other.
+
+    The sandwich estimate of the variance with its correction for few clusters, and Student's t; where each value is a
+    cluster of its own, the usual interval of a mean. Source: Cameron and Miller (2015), section II. `n` counts values.
+    """
+    n = len(values)
+    if n == 0:
+        return NOTHING
+    mean = fmean(values)
+    sums: defaultdict[str, float] = defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[cluster] += value - mean
+    groups = len(sums)
+    if groups == 1:
+        return Estimate(mean=mean, low=math.nan, high=math.nan, n=n)
+    spread = math.sqrt(groups / (groups - 1) * sum(total**2 for total in sums.values())) / n
+    half = t_quantile(groups - 1) * spread
+    return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
+
+
+def pass_at(k: int, episodes: int, successes: int) -> float:
+    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, of which `episodes` were played.
+
+    Source: Chen et al. (arXiv 2107.03374), equation 1. Needs 1 <= k <= `episodes`.
+    """
+    return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to `most`, and `most` itself."""
+    return tuple(sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most}))
+
+
 def success_by_depth(trajectories: Sequence[Trajectory], depths: Sequence[int | None]) -> dict[int, Estimate]:
     """Return the success rate of each difficulty class, in ascending order; episodes without a class are left out."""
     groups: defaultdict[int, list[bool]] = defaultdict(list)

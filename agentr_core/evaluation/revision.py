@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.types import Rejection, Trajectory
+from agentr_core.types import Instance, Rejection, Trajectory
 
 
 def revision_plans(
@@ -45,8 +45,13 @@ def revision_plans(
                 EpisodePlan(
                     instance=trajectory.instance,
                     number=number,
-                    seed=derive_seed(seed, "revision", key, number, cut),
+                    seed=revision_seed(seed, trajectory.instance, number, cut),
                     prefix=trajectory.steps[:cut],
                 )
             )
     return tuple(plans), tuple(rejections)
+
+
+def revision_seed(seed: int, instance: Instance, number: int, cut: int) -> int:
+    """Return the seed with which a model goes on after `cut` steps of episode `number` of an instance."""
+    return derive_seed(seed, "revision", instance.key, number, cut)

@@ -78,11 +78,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with an optional caption."""
+    """A table."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,37 @@ class NamedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthScore:
-    """Held-out success on the instances of one difficulty class."""
+    """Held-out success on the instances of one difficulty class.
+
+    `versus_base` is the difference to the base model on the same episodes.
+    """
 
     depth: int
     success: Estimate
+    versus_base: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAt:
+    """The chance that one of `k` sampled episodes succeeds: of all instances, and by difficulty class."""
+
+    k: int
+    success: Estimate
+    by_depth: tuple[DepthScore, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetScore:
+    """What one model reached on one of the held-out sets. `success.n` counts episodes."""
+
+    name: str
+    split: str
+    instances: int
+    success: Estimate
+    versus_base: Estimate | None = None
+    by_depth: tuple[DepthScore, ...] = ()
+    pass_at: tuple[PassAt, ...] = ()
+    """For k = 1, 2, 4, ..., where each instance was played several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +102,18 @@ class IterationScore:
     by_depth: tuple[DepthScore, ...] = ()
     revision: Estimate | None = None
     """Success when continuing from failed prefixes of the base model (Agent-R, table 3)."""
+    revision_reward: Estimate | None = None
+    """Mean final reward of the same episodes."""
     loops: tuple[float, ...] = ()
     """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right before."""
     looping: float | None = None
     """Share of episodes in which some sequence came at least three times in a row."""
+    sets: tuple[SetScore, ...] = ()
+    """Every set that it played, the one of the other fields first; empty where the recipe has no other set."""
+
+    def of_set(self, name: str) -> SetScore | None:
+        """Return the score on a set, or None when it was not played."""
+        return next((one for one in self.sets if one.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

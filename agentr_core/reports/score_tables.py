@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Meter, Row, RowTone, Table, Whisker
+from agentr_core.reports.document import Cell, Column, Measured, Meter, Row, RowTone, Table, Whisker
 from agentr_core.reports.records import Estimate, IterationScore
 
 
@@ -63,6 +63,117 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     return Table(columns, tuple(rows))
 
 
+def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
+    """Return success of every model on every held-out set, with the paired difference to the base model."""
+    columns = (
+        Column("Model", "text"),
+        Column("Set", "text"),
+        Column("Success %"),
+        Column("95% interval"),
+        Column("", "whisker"),
+        Column("Against base"),
+        Column("Instances"),
+        Column("Episodes"),
+    )
+    rows = [
+        Row(
+            (
+                wording.iteration(score.iteration),
+                name,
+                wording.percent(found.success.value),
+                wording.interval(found.success),
+                _whisker(found.success),
+                gain(found.versus_base),
+                wording.count(found.instances),
+                wording.count(found.success.n),
+            ),
+            _tone(score, current),
+        )
+        for name in played_once(all_scores)
+        for score in all_scores
+        if (found := score.of_set(name))
+    ]
+    return Table(columns, tuple(rows))
+
+
+def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:
+    """Return success on one set for each difficulty class (rows) and model (columns), and the current one's gain."""
+    played = [(score.iteration, found) for score in all_scores if (found := score.of_set(name))]
+    cells = {(iteration, part.depth): part for iteration, found in played for part in found.by_depth}
+    columns = (
+        Column("Depth", "text"),
+        Column("Episodes"),
+        *(Column(wording.iteration(iteration), "meter") for iteration, _ in played),
+        Column(f"{wording.iteration(current).capitalize()} against base"),
+    )
+    rows = []
+    for depth in sorted({depth for _, depth in cells}):
+        parts = [cells.get((iteration, depth)) for iteration, _ in played]
+        now = cells.get((current, depth))
+        rows.append(
+            Row(
+                (
+                    str(depth),
+                    wording.count(max(part.success.n for part in parts if part)),
+                    *(_meter(part.success if part else None) for part in parts),
+                    gain(now.versus_base if now else None),
+                )
+            )
+        )
+    return Table(columns, tuple(rows))
+
+
+def pass_at(all_scores: Sequence[IterationScore]) -> Table:
+    """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and by difficulty."""
+    found = [(score, one) for score in all_scores for one in score.sets if one.pass_at]
+    depths = sorted({part.depth for _, one in found for at in one.pass_at for part in at.by_depth})
+    columns = (
+        Column("Model", "text"),
+        Column("Set", "text"),
+        Column("Measure", "text"),
+        Column("%"),
+        Column("95% interval"),
+        *(Column(f"Depth {depth}") for depth in depths),
+        Column("Instances"),
+    )
+    rows = []
+    for score, one in found:
+        for at in one.pass_at:
+            by_depth = {part.depth: part.success for part in at.by_depth}
+            rows.append(
+                Row(
+                    (
+                        wording.iteration(score.iteration),
+                        one.name,
+                        f"pass@{at.k}",
+                        wording.percent(at.success.value),
+                        wording.interval(at.success),
+                        *(wording.percent(by_depth[d].value) if d in by_depth else wording.NOTHING for d in depths),
+                        wording.count(at.success.n),
+                    )
+                )
+            )
+    return Table(columns, tuple(rows))
+
+
+def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
+    """Return the names of the held-out sets that some model played, in their order."""
+    return tuple(dict.fromkeys(one.name for score in all_scores for one in score.sets))
+
+
+def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
+    """Return the names of the sets without pass@k: those of one episode an instance."""
+    sampled = {one.name for score in all_scores for one in score.sets if one.pass_at}
+    return tuple(name for name in set_names(all_scores) if name not in sampled)
+
+
+def gain(estimate: Estimate | None) -> Cell:
+    """Return a difference in points with its interval, or a dash."""
+    if estimate is None:
+        return wording.NOTHING
+    return Measured(wording.points(estimate.value), wording.points_interval(estimate))
+
+
 def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
     """Return success from failed prefixes for every model that was tested so."""
     columns = (
@@ -70,6 +181,8 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
         Column("Recovered %"),
         Column("95% interval"),
         Column("", "whisker"),
+        Column(f"Reward {wording.TIMES}100"),
+        Column("95% interval"),
         Column("Prefixes"),
     )
     rows = (
@@ -79,6 +192,8 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
                 wording.percent(score.revision.value),
                 wording.interval(score.revision),
                 _whisker(score.revision),
+                wording.percent(score.revision_reward.value if score.revision_reward else None),
+                wording.interval(score.revision_reward),
                 wording.count(score.revision.n),
             ),
             _tone(score, current),

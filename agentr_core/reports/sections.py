@@ -18,7 +18,15 @@ from agentr_core.reports.document import (
     Transcripts,
 )
 from agentr_core.reports.preference_section import preferences
-from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, JudgeRecord, LengthCount
+from agentr_core.reports.records import (
+    BASE,
+    ErrorRecord,
+    Estimate,
+    IterationReport,
+    JudgeRecord,
+    LengthCount,
+    SetScore,
+)
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
@@ -26,7 +34,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
     return (
         _headline(report),
         _scores(report),
-        _depths(report),
+        *(_sets(report) if any(score.sets for score in report.scores) else [_depths(report)]),
         _revision(report),
         _loops(report),
         _funnel(report),
@@ -85,13 +93,40 @@ def _depths(report: IterationReport) -> Section:
     return Section("depth", title, (score_tables.by_depth(report.scores),), note)
 
 
+def _sets(report: IterationReport) -> Iterator[Section]:
+    note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
+    yield Section("sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration),), note)
+    deep = [
+        block
+        for name in score_tables.played_once(report.scores)
+        if any(score.by_depth for score in _played(report, name))
+        for block in (
+            Paragraph(f"Set {name}"),
+            score_tables.set_by_depth(report.scores, name, report.iteration),
+        )
+    ]
+    if deep:
+        note = "Percent of episodes solved in each difficulty class, with 95% intervals."
+        yield Section("depth", "Success by depth", tuple(deep), note)
+    if score_tables.played_once(report.scores) != score_tables.set_names(report.scores):
+        note = (
+            "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
+            "above pass@1 is what a method that learns from its own samples can gain."
+        )
+        yield Section("headroom", "Headroom: what sampling reaches", (score_tables.pass_at(report.scores),), note)
+
+
+def _played(report: IterationReport, name: str) -> list[SetScore]:
+    return [found for score in report.scores if (found := score.of_set(name))]
+
+
 def _revision(report: IterationReport) -> Section:
     title = "Revision test"
     if not any(score.revision for score in report.scores):
         return _missing("revision", title, "the recipe has it switched off, or the base model failed on no instance")
     note = (
-        "Failed episodes of the base model are cut at a fixed random step and replayed; the model goes on from there. "
-        "Every model gets the same prefixes, and nothing tells it that they fail."
+        "Failed episodes of the base model are cut at a random step and replayed; the model goes on from there. The "
+        "prefixes are chosen once, are the same for every model, and nothing tells it that they fail."
     )
     return Section("revision", title, (score_tables.revision(report.scores, report.iteration),), note)
 

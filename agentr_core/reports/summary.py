@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.records import BASE, IterationReport, IterationScore
+from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore
+from agentr_core.reports.score_tables import gain, played_once
 
 
 def summary_table(reports: Sequence[IterationReport]) -> str:
@@ -61,6 +62,8 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
     scores = {score.iteration: score for report in ordered for score in report.scores}
     base = scores.get(BASE)
+    if any(score.sets for score in scores.values()):
+        return _table_of_sets([scores[key] for key in sorted(scores)])
     columns = (
         Column("Model", "text"),
         Column("Success %"),
@@ -70,6 +73,44 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         Column("Episodes"),
     )
     return Table(columns, tuple(_row(scores[key], base) for key in sorted(scores)))
+
+
+def _table_of_sets(scores: Sequence[IterationScore]) -> Table:
+    columns = (
+        Column("Model", "text"),
+        Column("Set", "text"),
+        Column("Success %"),
+        Column("95% interval"),
+        Column("Against base (95% interval)"),
+        Column("Episodes"),
+    )
+    rows = [
+        _set_row(name, score, found.success, found.versus_base)
+        for name in played_once(scores)
+        for score in scores
+        if (found := score.of_set(name))
+    ]
+    rows += [_set_row("revision test", score, score.revision, None) for score in scores if score.revision]
+    rows += [
+        _set_row(f"{one.name}, pass@{at.k}", score, at.success, None)
+        for score in scores
+        for one in score.sets
+        for at in (*one.pass_at[:1], *one.pass_at[1:][-1:])
+    ]
+    return Table(columns, tuple(rows))
+
+
+def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: Estimate | None) -> Row:
+    return Row(
+        (
+            wording.iteration(score.iteration),
+            name,
+            wording.percent(success.value),
+            wording.interval(success),
+            gain(versus_base),
+            wording.count(success.n),
+        )
+    )
 
 
 def _row(score: IterationScore, base: IterationScore | None) -> Row:

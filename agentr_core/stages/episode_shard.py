@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult
 from agentr_core.evaluation.episodes import evaluate as play_all
 from agentr_core.fingerprint import fingerprint
+from agentr_core.models.relay import Sampler
 from agentr_core.pool import EnvironmentPool
-from agentr_core.stages.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed
+from agentr_core.stages.equipment import Checkpoint, Equipment, Progress, Sink, held_back, in_flight, speed
 from agentr_core.stages.shards import Effort
 from agentr_core.store.codec import Draw, episode_rows, trajectory_rows
 from agentr_core.store.tables import Rows
@@ -31,6 +33,7 @@ class EpisodeShard:
     plans: tuple[EpisodePlan, ...]
     sampling: Sampling
     max_steps: int
+    repeats: int = 0
     done: int
     total: int
 
@@ -46,35 +49,38 @@ class EpisodeShard:
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
+        async with equipment.sampling(self.checkpoint.path) as batcher:
+            effort = await self.play(equipment, sink, batcher)
+            return effort + sampled(batcher)
+
+    async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler) -> Effort:
+        """Play the episodes with a sampler that others may use, too; what sampling took is not in the effort."""
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
         done = self.done
+
+        def take(result: EpisodeResult) -> None:
+            nonlocal done
+            done += 1
+            sink.add(self._rows(result, iteration_id))
+            equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
+
         with closing(EnvironmentPool(equipment.make_environment)) as environments:
-            async with equipment.sampling(self.checkpoint.path) as batcher:
-
-                def take(result: EpisodeResult) -> None:
-                    nonlocal done
-                    done += 1
-                    sink.add(self._rows(result, iteration_id))
-                    equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
-
-                results = await play_all(
-                    self.plans,
-                    environments,
-                    held_back(batcher, sink),
-                    max_steps=self.max_steps,
-                    sampling=self.sampling,
-                    errors=recipe.errors,
-                    concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
-                    on_error=equipment.on_error(sink, self.stage, self.iteration),
-                    on_result=take,
-                    total=self.total,
-                )
-                stats = batcher.stats()
+            results = await play_all(
+                self.plans,
+                environments,
+                held_back(batcher, sink),
+                max_steps=self.max_steps,
+                repeats=self.repeats,
+                sampling=self.sampling,
+                errors=recipe.errors,
+                concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
+                on_error=equipment.on_error(sink, self.stage, self.iteration),
+                on_result=take,
+                total=self.total,
+            )
         return Effort(
-            generate_seconds=stats.generate_seconds,
             environment_seconds=sum(result.environment_seconds for result in results.values()),
-            tokens=stats.completion_tokens,
             lost=len(self.plans) - len(results),
         )
 
@@ -105,6 +111,64 @@ class EpisodeShard:
             sampling_seconds=result.sampling_seconds,
             draws=draws,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeShards:
+    """Episodes of several evaluations of one checkpoint, played at the same time so that batches stay full."""
+
+    parts: tuple[EpisodeShard, ...]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that plays."""
+        return self.parts[0].checkpoint
+
+    @property
+    def done(self) -> int:
+        """Episodes that were played before."""
+        return sum(part.done for part in self.parts)
+
+    @property
+    def total(self) -> int:
+        """Episodes of all evaluations."""
+        return sum(part.total for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def split(self, size: int) -> tuple[EpisodeShards, ...]:
+        """Return the same episodes as shards of at most `size`, each of one evaluation."""
+        return tuple(EpisodeShards(parts=(piece,)) for part in self.parts for piece in part.split(size))
+
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
+        async with equipment.sampling(self.checkpoint.path) as batcher:
+            done = {part.name: part.done for part in self.parts}
+
+            def counted(name: str) -> Progress:
+                def progress(number: int, total: int, note: str) -> None:
+                    done[name] = number
+                    equipment.progress(sum(done.values()), self.total, f"held-out episodes, {speed(batcher)}")
+
+                return progress
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    playing = [
+                        group.create_task(part.play(replace(equipment, progress=counted(part.name)), sink, batcher))
+                        for part in self.parts
+                    ]
+            except ExceptionGroup as faults:
+                # The first one ended the others.
+                raise faults.exceptions[0] from None
+            return sum((task.result() for task in playing), sampled(batcher))
+
+
+def sampled(batcher: Sampler) -> Effort:
+    """Return what a sampler has spent so far."""
+    stats = batcher.stats()
+    return Effort(generate_seconds=stats.generate_seconds, tokens=stats.completion_tokens)
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentr_core.errors import DataFault
+from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
-from agentr_core.evaluation.metrics import mean_reward, success_rate
-from agentr_core.evaluation.revision import revision_plans
+from agentr_core.evaluation.metrics import (
+    Estimate,
+    clustered_mean,
+    mean_reward,
+    pass_at,
+    powers_of_two,
+    success_rate,
+)
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.stages.episode_shard import EpisodeShard
-from agentr_core.stages.instances import test_instances
+from agentr_core.stages.episode_shard import EpisodeShard, EpisodeShards
+from agentr_core.stages.instances import held_out_instances, set_instances, stored_rows, test_instances
 from agentr_core.stages.place import Checkpoint, Workplace
+from agentr_core.stages.revision_states import revision_states
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import evaluation_rows, instance_row, load_episodes, metric_rows, rejection_rows
+from agentr_core.store.codec import evaluation_rows, load_episodes, metric_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Sampling
 
 STAGE = "evaluate"
 VERSION = 1
-TEST, REVISION = "test", "revision_test"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The episodes of one evaluation of a checkpoint."""
+
+    name: str
+    split: str
+    plans: tuple[EpisodePlan, ...]
+    temperature: float
+    max_steps: int
 
 
 def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
     """Return the id of an evaluation of the checkpoint that an iteration made (0: the base model)."""
     recipe = place.recipe
     iteration_id = place.iteration_id(iteration) if iteration else place.source_id(0)
-    return fingerprint("evaluation", VERSION, iteration_id, name, recipe.evaluation, recipe.instances)
+    # A further set changes nothing about the others.
+    alone = dataclasses.replace(recipe.evaluation, sets={})  # type: ignore[type-var]
+    further = [recipe.evaluation.sets[name]] if name in recipe.evaluation.sets else []
+    return fingerprint("evaluation", VERSION, iteration_id, name, alone, recipe.instances, *further)
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -41,42 +64,122 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
         DataFault: the checkpoint is not there, or iteration 0 was not evaluated before.
     """
-    checkpoint = place.trained(iteration)
-    config = place.recipe.evaluation
+    series = _from_the_beginning(place, iteration)
+    if not place.recipe.evaluation.revision_test.enabled:
+        return await _play(place, iteration, series)
+    if iteration == 0:
+        scores = await _play(place, iteration, series)
+        return scores | await _play(place, iteration, [_revision(place)])
+    return await _play(place, iteration, [*series, _revision(place)])
+
+
+def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
+    """Return the evaluations that an iteration's checkpoint plays, but for the revision test."""
+    recipe, config = place.recipe, place.recipe.evaluation
+    further = {name: chosen for name, chosen in config.sets.items() if chosen.models == "all" or iteration == 0}
     env = place.make_environment()
     try:
-        instances = test_instances(place.recipe, env)
-        place.store.write({"instance": [instance_row(i, env.depth(i)) for i in instances]})
+        instances = test_instances(recipe, env)
+        others = {name: set_instances(chosen, env) for name, chosen in further.items()}
+        place.store.write({"instance": stored_rows(env, held_out_instances(recipe, env))})
     finally:
         env.close()
-    plans = episode_plans(
-        instances, episodes=config.episodes, seed=derive_seed(place.recipe.seed, "evaluate", iteration)
-    )
-    scores = {TEST: await _play(place, iteration, TEST, plans, checkpoint, config.max_steps)}
-    if config.revision_test.enabled:
-        base = load_episodes(place.store, evaluation_id(place, 0, TEST))
-        if instances and not base:
-            raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-        cuts, rejected = revision_plans(
-            [episode.trajectory for episode in base], cuts=config.revision_test.cuts, seed=_cut_seed(place)
+    seed = derive_seed(recipe.seed, "evaluate", iteration)
+    series = [
+        Series(
+            name=TEST,
+            split=recipe.instances.test,
+            plans=episode_plans(instances, episodes=config.episodes, seed=seed),
+            temperature=config.temperature,
+            max_steps=config.max_steps,
         )
-        place.store.write(rejection_rows(rejected, iteration_id=place.iteration_id(iteration)))
-        limit = min(config.revision_test.limit or len(cuts), len(cuts))
-        cuts = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
-        scores[REVISION] = await _play(place, iteration, REVISION, cuts, checkpoint, config.revision_test.max_steps)
+    ]
+    series += [
+        Series(
+            name=name,
+            split=chosen.split,
+            plans=episode_plans(others[name], episodes=chosen.episodes, seed=derive_seed(seed, name)),
+            temperature=chosen.temperature,
+            max_steps=config.max_steps,
+        )
+        for name, chosen in further.items()
+    ]
+    return series
+
+
+def _revision(place: Workplace) -> Series:
+    """Return the revision test: episodes that go on from failed prefixes of the base model."""
+    config = place.recipe.evaluation
+    return Series(
+        name=REVISION,
+        split=place.recipe.instances.test,
+        plans=revision_states(place, evaluation_id(place, 0, TEST)),
+        temperature=config.temperature,
+        max_steps=config.revision_test.max_steps,
+    )
+
+
+async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> dict[str, Any]:
+    """Play what is missing of some evaluations together; return the success of each by its name."""
+    checkpoint = place.trained(iteration)
+    for one in series:
+        place.store.write(_head(place, iteration, one, checkpoint, finished=False))
+    shards = tuple(shard for one in series if len(shard := _missing(place, iteration, one, checkpoint)))
+    if shards:
+        names = ", ".join(shard.name for shard in shards)
+        with place.timed(f"{STAGE} {names}", iteration) as clock:
+            async with Writer(place.store) as writer:
+                work = EpisodeShards(parts=shards)
+                clock.add_effort(await carry_out(work, place, place.spread, writer, f"episodes of {names}"))
+            clock.add({"store": writer.seconds})
+    scores = {}
+    for one in series:
+        played = load_episodes(place.store, evaluation_id(place, iteration, one.name))
+        numbers = sampled_metrics(evaluation_id(place, iteration, one.name), played) if one.name != REVISION else []
+        place.store.write(merge([_head(place, iteration, one, checkpoint, finished=True), *numbers]))
+        successes = [episode.trajectory.success for episode in played]
+        scores[one.name] = asdict(success_rate(successes)) if successes else {"n": 0}
     return scores
 
 
-def _cut_seed(place: Workplace) -> int:
-    """Return the seed of the cuts of the revision test: all arms of a comparison go on from the same ones."""
-    row = place.one("select (config->>'$.seed')::bigint from run where run_id = ?", place.recipe.compare.pool)
-    return place.recipe.seed if row is None else int(row[0])
+def _head(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint, *, finished: bool) -> Rows:
+    config = place.recipe.evaluation
+    return evaluation_rows(
+        evaluation_id(place, iteration, one.name),
+        iteration_id=place.iteration_id(iteration),
+        checkpoint_id=checkpoint.id,
+        name=one.name,
+        split=one.split,
+        config=config.sets.get(one.name, config),
+        finished=finished,
+    )
 
 
-def _best_of(key: str, played: list[Episode]) -> list[Rows]:
-    """Return the success and reward of the best of each instance's episodes as metrics, where it has several.
+def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint) -> EpisodeShard:
+    """Return the episodes of an evaluation that are not stored yet."""
+    config = place.recipe.evaluation
+    key = evaluation_id(place, iteration, one.name)
+    done = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(place.store, key)}
+    return EpisodeShard(
+        stage=STAGE,
+        evaluation_id=key,
+        name=one.name,
+        iteration=iteration,
+        checkpoint=checkpoint,
+        plans=tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in done),
+        sampling=Sampling(temperature=one.temperature, max_new_tokens=config.max_new_tokens),
+        max_steps=one.max_steps,
+        repeats=config.repeats,
+        done=len(done),
+        total=len(one.plans),
+    )
 
-    Who picks the best one has looked at the environment's reward: a bound, and a baseline of the ETO paper.
+
+def sampled_metrics(key: str, played: Sequence[Episode]) -> list[Rows]:
+    """Return what several episodes of each instance show, as metrics: pass@k, and success and reward of the best.
+
+    pass@k is the chance that one of k episodes succeeds, for k = 1, 2, 4, ... Who picks the best one has looked at the
+    environment's reward: a bound, and a baseline of the ETO paper.
     """
     by_instance: dict[str, list[Episode]] = {}
     for episode in played:
@@ -84,61 +187,25 @@ def _best_of(key: str, played: list[Episode]) -> list[Rows]:
     most = max(map(len, by_instance.values()), default=0)
     if most < 2:
         return []
-    success = success_rate([any(e.trajectory.success for e in episodes) for episodes in by_instance.values()])
-    reward = mean_reward([max(e.trajectory.reward for e in episodes) for episodes in by_instance.values()])
+    groups = list(by_instance.values())
+    success = success_rate([any(e.trajectory.success for e in episodes) for episodes in groups])
+    reward = mean_reward([max(e.trajectory.reward for e in episodes) for episodes in groups])
+    found = {f"best_of_{most}_success": success, f"best_of_{most}_reward": reward}
+    found |= {f"pass@{k}": pass_at_k(groups, k) for k in powers_of_two(most)}
     return [
-        metric_rows("evaluation", key, f"best_of_{most}_{name}", e.mean, low=e.low, high=e.high, n=e.n)
-        for name, e in (("success", success), ("reward", reward))
+        metric_rows("evaluation", key, name, e.mean, low=_number(e.low), high=_number(e.high), n=e.n)
+        for name, e in found.items()
     ]
 
 
-async def _play(
-    place: Workplace,
-    iteration: int,
-    name: str,
-    plans: tuple[EpisodePlan, ...],
-    checkpoint: Checkpoint,
-    max_steps: int,
-) -> dict[str, Any]:
-    recipe = place.recipe
-    key = evaluation_id(place, iteration, name)
-    iteration_id = place.iteration_id(iteration)
+def pass_at_k(groups: Iterable[Sequence[Episode]], k: int) -> Estimate:
+    """Return pass@k over groups of episodes of one instance each; groups of fewer than k are left out."""
+    counted = [group for group in groups if len(group) >= k]
+    return clustered_mean(
+        [pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in counted],
+        [group[0].origin for group in counted],
+    )
 
-    def head(finished: bool) -> Rows:
-        return evaluation_rows(
-            key,
-            iteration_id=iteration_id,
-            checkpoint_id=checkpoint.id,
-            name=name,
-            split=recipe.instances.test,
-            config=recipe.evaluation,
-            finished=finished,
-        )
 
-    place.store.write(head(False))
-    stored = load_episodes(place.store, key)
-    done = {(e.instance.key, e.repeat, e.cut) for e in stored}
-    open_plans = tuple(p for p in plans if (p.instance.key, p.number, len(p.prefix)) not in done)
-    if open_plans:
-        shard = EpisodeShard(
-            stage=STAGE,
-            evaluation_id=key,
-            name=name,
-            iteration=iteration,
-            checkpoint=checkpoint,
-            plans=open_plans,
-            sampling=Sampling(
-                temperature=recipe.evaluation.temperature, max_new_tokens=recipe.evaluation.max_new_tokens
-            ),
-            max_steps=max_steps,
-            done=len(done),
-            total=len(plans),
-        )
-        with place.timed(f"{STAGE} {name}", iteration) as clock:
-            async with Writer(place.store) as writer:
-                clock.add_effort(await carry_out(shard, place, place.spread, writer, f"episodes of {name}"))
-            clock.add({"store": writer.seconds})
-    played = load_episodes(place.store, key)
-    place.store.write(merge([head(True), *(_best_of(key, played) if name == TEST else [])]))
-    successes = [episode.trajectory.success for episode in played]
-    return asdict(success_rate(successes)) if successes else {"n": 0}
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import yaml
 
 from agentr_core.config import Recipe, resolved
+from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.reports.records import (
     ErrorRecord,
     FaultCount,
@@ -22,7 +23,7 @@ from agentr_core.reports.records import (
     TimeSpent,
     TokenCounts,
 )
-from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
+from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_costs import bills
@@ -30,7 +31,10 @@ from agentr_core.stages.report_examples import examples
 from agentr_core.stages.report_preferences import preference_record, treeless_funnel
 from agentr_core.stages.report_scores import difference, scores
 
-INTERVALS = "success by Wilson's score, reward by bootstrap, differences paired by instance"
+INTERVALS = (
+    "success by Wilson's score, reward by bootstrap; differences are paired by instance, and clustered where several "
+    "instances are one under different names"
+)
 
 
 def build_report(place: Workplace, iteration: int) -> IterationReport:
@@ -210,9 +214,8 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     evaluated = dict(
         place.all(
             "select t.stop, count(*) from episode e join trajectory t using (trajectory_id) "
-            "where e.evaluation_id in (?, ?) group by t.stop",
-            evaluation_id(place, iteration, TEST),
-            evaluation_id(place, iteration, REVISION),
+            "where e.evaluation_id in (select unnest(?)) group by t.stop",
+            [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)],
         )
     )
     faults = place.all(

@@ -3,54 +3,110 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
+from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.evaluation import metrics
-from agentr_core.reports.records import DepthScore, Estimate, IterationScore
-from agentr_core.stages.evaluate import REVISION, TEST, evaluation_id
+from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore
+from agentr_core.stages.evaluate import evaluation_id, pass_at_k
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import load_episodes
 from agentr_core.store.codec.trajectories import Episode
 
-Z = 1.959964
+Load = Callable[[int, str], list[Episode]]
+"""Returns the stored episodes of an iteration's model on a set."""
 
 
 def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
     """Return the score of the base model and of each iteration up to the given one, where it was evaluated."""
-    env = place.make_environment()
-    try:
-        found = []
-        for number in range(iteration + 1):
-            episodes = load_episodes(place.store, evaluation_id(place, number, TEST))
-            if episodes:
-                depths = [env.depth(episode.instance) for episode in episodes]
-                revision = load_episodes(place.store, evaluation_id(place, number, REVISION))
-                found.append(_score(number, episodes, depths, revision))
-        return tuple(found)
-    finally:
-        env.close()
+    known: dict[tuple[int, str], list[Episode]] = {}
+
+    def load(number: int, name: str) -> list[Episode]:
+        key = number, name
+        if key not in known:
+            known[key] = load_episodes(place.store, evaluation_id(place, number, name))
+        return known[key]
+
+    found = []
+    for number in range(iteration + 1):
+        if episodes := load(number, TEST):
+            sets = tuple(_sets(place, number, load)) if place.recipe.evaluation.sets else ()
+            found.append(_score(number, episodes, load(number, REVISION), sets))
+    return tuple(found)
 
 
 def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
-    """Return success of an iteration minus that of another one, paired by instance, with a normal 95% interval.
+    """Return success of an iteration minus that of another one, paired by episode, with its 95% interval.
 
     None when one of the two was not evaluated.
     """
-    now, before = (
-        {
-            (e.instance.key, e.repeat): e.trajectory.success
-            for e in load_episodes(place.store, evaluation_id(place, i, TEST))
-        }
-        for i in (iteration, other)
-    )
-    gains = [float(now[key]) - float(before[key]) for key in now.keys() & before.keys()]
-    if len(gains) < 2:
-        return None
-    mean = sum(gains) / len(gains)
-    spread = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1) / len(gains))
-    return Estimate(value=mean, low=mean - Z * spread, high=mean + Z * spread, n=len(gains))
+    now, before = (load_episodes(place.store, evaluation_id(place, i, TEST)) for i in (iteration, other))
+    return _gain(now, before)
 
 
-def _score(number: int, episodes: list[Episode], depths: list[int | None], revision: list[Episode]) -> IterationScore:
+def _gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate | None:
+    """Return the mean gain over the same episodes, clustered by what their instances are variants of."""
+    earlier = {(e.instance.key, e.repeat): e.trajectory.success for e in before}
+    same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat)) in earlier]
+    gains = [float(e.trajectory.success) - float(was) for e, was in same]
+    return _finite(metrics.clustered_mean(gains, [e.origin for e, _ in same]))
+
+
+def _sets(place: Workplace, number: int, load: Load) -> Iterable[SetScore]:
+    config = place.recipe.evaluation
+    splits = {TEST: place.recipe.instances.test} | {name: chosen.split for name, chosen in config.sets.items()}
+    for name, split in splits.items():
+        if episodes := load(number, name):
+            base = load(0, name) if number else []
+            yield SetScore(
+                name=name,
+                split=split,
+                instances=len({e.instance.key for e in episodes}),
+                success=_share(episodes),
+                versus_base=_gain(episodes, base),
+                by_depth=tuple(
+                    DepthScore(depth=depth, success=_share(some), versus_base=_gain(some, base))
+                    for depth, some in _depths(episodes)
+                ),
+                pass_at=tuple(_pass_at(episodes)),
+            )
+
+
+def _pass_at(episodes: Sequence[Episode]) -> Iterable[PassAt]:
+    most = max(e.repeat for e in episodes) + 1
+    for k in metrics.powers_of_two(most) if most > 1 else ():
+        whole = _finite(pass_at_k(_by_instance(episodes), k))
+        if whole is not None:
+            parts = ((depth, _finite(pass_at_k(_by_instance(some), k))) for depth, some in _depths(episodes))
+            by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
+            yield PassAt(k=k, success=whole, by_depth=by_depth)
+
+
+def _share(episodes: Sequence[Episode]) -> Estimate:
+    """Return the share of successes: by Wilson's score where episodes are independent, else over clusters."""
+    successes = [e.trajectory.success for e in episodes]
+    clusters = [e.origin for e in episodes]
+    if len(set(clusters)) == len(clusters):
+        return _estimate(metrics.success_rate(successes))
+    found = _finite(metrics.clustered_mean([float(success) for success in successes], clusters))
+    return found or _estimate(metrics.success_rate(successes))
+
+
+def _depths(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
+    found: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        if episode.depth is not None:
+            found.setdefault(episode.depth, []).append(episode)
+    return sorted(found.items())
+
+
+def _by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
+    ordered = sorted(episodes, key=lambda e: e.instance.key)
+    return [list(group) for _, group in groupby(ordered, key=lambda e: e.instance.key)]
+
+
+def _score(number: int, episodes: list[Episode], revision: list[Episode], sets: tuple[SetScore, ...]) -> IterationScore:
     trajectories = [episode.trajectory for episode in episodes]
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in trajectories])
     steps = metrics.mean_steps_to_success(trajectories)
@@ -61,13 +117,20 @@ def _score(number: int, episodes: list[Episode], depths: list[int | None], revis
         steps_to_success=steps if math.isfinite(steps) else None,
         by_depth=tuple(
             DepthScore(depth=depth, success=_estimate(estimate))
-            for depth, estimate in sorted(metrics.success_by_depth(trajectories, depths).items())
+            for depth, estimate in metrics.success_by_depth(trajectories, [e.depth for e in episodes]).items()
         ),
         revision=_estimate(metrics.success_rate([e.trajectory.success for e in revision])) if revision else None,
+        revision_reward=_estimate(metrics.mean_reward([e.trajectory.reward for e in revision])) if revision else None,
         loops=tuple(repeated.per_episode[length] for length in sorted(repeated.per_episode)),
         looping=repeated.stuck_share,
+        sets=sets,
     )
 
 
 def _estimate(estimate: metrics.Estimate) -> Estimate:
     return Estimate(value=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n)
+
+
+def _finite(estimate: metrics.Estimate) -> Estimate | None:
+    """Return an estimate that has an interval; None for one that has none, or is of nothing."""
+    return _estimate(estimate) if math.isfinite(estimate.low) else None

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from agentr_core.config import ModelConfig, Recipe, replace, resolved
+from agentr_core.config import ModelConfig, Recipe, identifying, replace, resolved
 from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
@@ -46,7 +46,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     nor to which comparison it belongs.
     """
     anywhere = recipe.training.anywhere()
-    plain = resolved(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
+    plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
     del plain["scale"], plain["compare"]
     if recipe.method == "compare" and not recipe.compare.pool:
         # Whatever the arms may change says nothing about the pool.

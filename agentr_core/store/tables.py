@@ -49,6 +49,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "training_step": Table(("checkpoint_id", "step")),
         "evaluation": Table(("evaluation_id",), ("finished",)),
         "episode": Table(("evaluation_id", "instance_id", "repeat", "cut")),
+        "revision_state": Table(("run_id", "position")),
         "metric": Table(("scope", "scope_id", "name"), ("value", "low", "high", "n")),
         "event": Table(("event_id",)),
         "timing": Table(("timing_id",)),

@@ -32,7 +32,10 @@ def make(
     mistakes: float = 0.3,
     procedural: float = 0.4,
     renamed: float = 0.5,
+    shaped: float = 0.0,
+    depths: tuple[float, ...] = (1, 1, 1, 1),
     drills: int = 0,
+    questions: int = 100,
 ) -> Curriculum:
     return Curriculum(
         seed=seed,
@@ -40,7 +43,10 @@ def make(
         mistake_share=mistakes,
         procedural_share=procedural,
         rename_share=renamed,
+        shaped_share=shaped,
+        depths=depths,
         drills=drills,
+        drill_questions=questions,
     )
 
 
@@ -100,6 +106,18 @@ def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> 
     taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
     assert len(taught) > 100
     assert not taught & held_out
+
+
+def test_worlds_in_the_official_shape_alone_are_no_official_instances(env: TextCraft) -> None:
+    curriculum = make(shaped=1.0, depths=(0.6, 0.4), drills=50, questions=6)
+    samples = [sample for i in range(600) if (sample := curriculum.sample(i)) is not None]
+    assert {sample.instance.split for sample in samples if sample.instance} == {"shaped"}
+    depths = [env.depth(sample.instance) for sample in samples if sample.instance]
+    assert set(depths) == {1, 2}
+    assert depths.count(2) / len(depths) == pytest.approx(0.4, abs=0.07)
+    assert all(sample.instance.index >= 10**6 - 4 for sample in samples if sample.instance)
+    drills = [curriculum.sample(i) for i in range(50)]
+    assert max(sum(m.train for m in drill.messages) for drill in drills if drill) == 6
 
 
 def test_shares_are_kept() -> None:
@@ -260,7 +278,7 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
     for number, instance in enumerate(some):
         rng = random.Random(number)
         task = rename(env.task(instance), names, rng)
-        sample = drill_sample(task, instance, rng)
+        sample = drill_sample(task, instance, rng, 100)
         listed = [crafting_text.command(recipe) for recipe in task.commands]
         assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
         asked = []

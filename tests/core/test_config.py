@@ -9,6 +9,7 @@ import pytest
 
 from agentr_core.config import Recipe, load, parse, replace, resolved
 from agentr_core.errors import ConfigError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.start import asked_for
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
@@ -245,3 +246,27 @@ def test_what_differs_between_iterations_is_known_without_going_through_them() -
     recipe = parse(LEAST, ["iterations=1" + "0" * 18])
     assert list(recipe.told_apart()) == [1, 2, 3]
     assert list(parse(LEAST, ["iterations=2"]).told_apart()) == [1, 2]
+
+
+def test_fields_that_came_later_are_in_no_id_while_they_have_their_default() -> None:
+    # As at the version before them, which made workspaces that are still in use.
+    ids = {"agent-r": "6fbac9cb4678c44d", "eto": "dea8b3c04f7e6f59", "compare": "574c297287f4399e"}
+    assert {method: fingerprint(asked_for(parse({**LEAST, "method": method}))) for method in ids} == ids
+    asked = fingerprint(asked_for(parse(LEAST)))
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=0", "evaluation.sets={}"]))) == asked
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.repeats=3"]))) != asked
+    assert fingerprint(asked_for(parse(LEAST, ["evaluation.sets={more: {split: rest}}"]))) != asked
+
+
+def test_evaluation_sets_are_checked() -> None:
+    wrong = faults(
+        LEAST,
+        "evaluation.sets.test={split: rest}",
+        "evaluation.sets.many={split: rest, episodes: 8}",
+        "evaluation.sets.same={split: train}",
+        "evaluation.repeats=1",
+    )
+    assert "evaluation.sets.test: every recipe has an evaluation of this name" in wrong
+    assert "evaluation.sets.many.episodes: more than one episode at temperature 0" in wrong
+    assert "evaluation.sets.same.split: 'train' is the split that is trained on" in wrong
+    assert "evaluation.repeats: 1 would end every episode at its first reply" in wrong

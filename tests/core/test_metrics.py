@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
+from statistics import stdev
 
 import pytest
 
 from agentr_core.evaluation.metrics import (
+    clustered_mean,
     count_loops,
     invalid_share,
     is_stuck,
@@ -14,6 +17,8 @@ from agentr_core.evaluation.metrics import (
     mean_reward,
     mean_steps_to_success,
     over_seeds,
+    pass_at,
+    powers_of_two,
     stop_counts,
     success_by_depth,
     success_rate,
@@ -117,6 +122,27 @@ def test_loops_over_episodes() -> None:
     found = loops([list("aaa"), list("abc")])
     assert found.per_episode == {1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
     assert found.stuck_share == 0.5
+
+
+def test_an_interval_over_clusters_is_the_usual_one_where_each_value_is_its_own() -> None:
+    values = [0.0, 1.0, 1.0, -1.0, 0.0, 1.0, 0.0, 0.0]
+    alone = clustered_mean(values, list("abcdefgh"))
+    half = t_quantile(7) * stdev(values) / math.sqrt(8)
+    assert (alone.mean, alone.low, alone.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
+    # Four copies of each value are no more evidence than one, but for the correction of few clusters.
+    copies = clustered_mean([v for v in values for _ in range(4)], [c for c in "abcdefgh" for _ in range(4)])
+    assert (copies.low, copies.high, copies.n) == pytest.approx((alone.low, alone.high, 32))
+    assert math.isnan(clustered_mean([1.0, 0.0], ["a", "a"]).low)
+    assert clustered_mean([], []).n == 0
+
+
+def test_pass_at_k_is_the_chance_over_all_choices_of_k_episodes() -> None:
+    for played, won in ((4, 0), (5, 2), (6, 6), (8, 1)):
+        outcomes = [True] * won + [False] * (played - won)
+        for k in range(1, played + 1):
+            choices = list(combinations(outcomes, k))
+            assert pass_at(k, played, won) == pytest.approx(sum(map(any, choices)) / len(choices))
+    assert [powers_of_two(most) for most in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
 
 
 def test_interval_over_seeds() -> None:

@@ -8,7 +8,7 @@ import pytest
 from toy import Line, Policy, Script, instance
 
 from agentr_core.conversation import conversation, opening, turns
-from agentr_core.errors import EnvironmentFault, ModelFault, ReplayDiverged
+from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
 from agentr_core.pool import phase_of
 from agentr_core.rollout import EpisodeTimer, act, episode, play, restore
 from agentr_core.types import Sampling, Step, StopReason, Trajectory, Transition
@@ -35,6 +35,29 @@ async def test_endings(rounds: list[list[str]], steps: int, reward: float, succe
     trajectory = await run(*rounds)
     assert len(trajectory.steps) == steps
     assert (trajectory.reward, trajectory.success, trajectory.stop) == (pytest.approx(reward), success, stop)
+
+
+class Told(Line):
+    """The line, telling where one stands."""
+
+    def state(self) -> str:
+        return str(self.snapshot())
+
+
+async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
+    async def played(*rounds: list[str], repeats: int, env: Line | None = None) -> Trajectory:
+        return await episode(
+            instance(1), env or Told(), Script(*rounds), max_steps=10, repeats=repeats, sampling=SAMPLING, seed=3
+        )
+
+    stuck = await played(["look"], repeats=3)
+    assert (len(stuck.steps), stuck.stop, stuck.success, stuck.reward) == (3, StopReason.REPEATS, False, 0.0)
+    # The same reply leads on from other states, and an episode that ends by itself has not come back.
+    assert (await played(["right"], repeats=2)).stop is StopReason.SUCCESS
+    assert (await played(["look"], ["look"], ["right"], repeats=3)).stop is StopReason.SUCCESS
+    assert (await played(["look"], repeats=0)).stop is StopReason.STEP_LIMIT
+    with pytest.raises(ConfigError, match="line does not tell its state"):
+        await played(["look"], repeats=3, env=Line())
 
 
 def test_a_step_has_the_action_that_was_carried_out_where_the_world_tells() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import pytest
 from door import Door
 
 from agentr_core.config import parse
+from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
@@ -23,9 +25,10 @@ from agentr_core.reports.records import Tally
 from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.evaluate import REVISION, TEST, evaluate, evaluation_id
+from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
+from agentr_core.stages.report_scores import scores
 from agentr_core.stages.splice import splice_pairs
 from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
@@ -436,3 +439,107 @@ async def test_a_run_is_known_again_by_its_stored_recipe(site: Callable[..., Sit
     assert run_id_of(stored) == one.place.run_id
     assert run_id_of(parse(json.loads(config), ["iterations=9", "workspace=elsewhere"])) == one.place.run_id
     assert run_id_of(parse(json.loads(config), ["seed=1"])) != one.place.run_id
+
+
+class Terrace(House):
+    """Houses in rows: the doors of split `row` are those of `test` again, three times over."""
+
+    def splits(self) -> tuple[str, ...]:
+        return (*super().splits(), "row")
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        if split != "row":
+            return super().instances(split)
+        return [Instance(environment="door", split="row", index=index) for index in range(18)]
+
+    def origin(self, instance: Instance) -> Instance:
+        split = "test" if instance.split == "row" else instance.split
+        return Instance(environment="door", split=split, index=instance.index % 6)
+
+
+async def test_further_sets_are_played_scored_and_paired_with_the_base(site: Callable[..., Site]) -> None:
+    one = site(
+        "evaluation.sets.row={split: row, limit: 12, spread: false}",
+        "evaluation.sets.tried={split: test, episodes: 4, temperature: 1, models: base}",
+    )
+    place = replace(one.place, make_environment=Terrace)
+    await prepare(place)
+    base = await evaluate(place, 0)
+    assert {name: score["n"] for name, score in base.items()} == {
+        "test": 6, "row": 12, "tried": 24, "revision_test": base["revision_test"]["n"]
+    }  # fmt: skip
+    made = iteration_rows(place.iteration_id(1), run_id=place.run_id, iteration=1, checkpoint_out=place.trained(0).id)
+    place.store.write(made)
+    assert list(await evaluate(place, 1)) == ["test", "row", "revision_test"]
+    asked = one.asked.act
+    await evaluate(place, 1)
+    assert one.asked.act == asked
+
+    first, second = scores(place, 1)
+    assert [part.name for part in first.sets] == ["test", "row", "tried"]
+    assert [part.name for part in second.sets] == ["test", "row"]
+    row = second.of_set("row")
+    assert row is not None
+    assert row.versus_base is not None
+    assert first.sets[0].versus_base is None
+    assert row.versus_base.value == pytest.approx(row.success.value - first.sets[1].success.value)
+    assert (row.instances, row.versus_base.n) == (12, 12)
+    assert {part.depth for part in row.by_depth} == {1, 2}
+    origins = place.all("select distinct origin_id from instance where split = 'row' and instance_index in (0, 6)")
+    assert origins == [("door/test/0",)]
+
+    tried = first.of_set("tried")
+    assert tried is not None
+    assert [at.k for at in tried.pass_at] == [1, 2, 4]
+    assert tried.pass_at[0].success.value == pytest.approx(tried.success.value)
+    stored = dict(place.all("select name, value from metric where name like 'pass@%'"))
+    assert stored == {f"pass@{at.k}": pytest.approx(at.success.value) for at in tried.pass_at}
+    assert sorted(stored.values()) == [stored[f"pass@{k}"] for k in (1, 2, 4)]
+
+
+async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_to_another_model(
+    site: Callable[..., Site], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    lossy = site(broken=["door/test/1", "door/test/4"])
+    await prepare(lossy.place)
+    await evaluate(lossy.place, 0)
+    chosen = lossy.place.all("select trajectory_id, repeat, cut from revision_state order by position")
+    assert chosen
+    # What was lost is played now, but the states stay those of every model before.
+    whole = site().place
+    made = iteration_rows(whole.iteration_id(1), run_id=whole.run_id, iteration=1, checkpoint_out=whole.trained(0).id)
+    whole.store.write(made)
+    before = len(load_episodes(whole.store, evaluation_id(whole, 0, TEST)))
+    await evaluate(whole, 0)
+    await evaluate(whole, 1)
+    assert len(load_episodes(whole.store, evaluation_id(whole, 0, TEST))) > before
+    assert whole.all("select trajectory_id, repeat, cut from revision_state order by position") == chosen
+    states = [
+        [(e.instance.key, e.repeat, e.cut) for e in load_episodes(whole.store, evaluation_id(whole, i, REVISION))]
+        for i in (0, 1)
+    ]
+    assert states[0] == states[1]
+    assert len(states[0]) == len(chosen)
+
+    other_model = tmp_path / "other"
+    shutil.copytree(tiny_model_dir, other_model)
+    (other_model / "generation_config.json").write_text("{}")
+    other = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=9", model=str(other_model)).place
+    assert other.run_id != whole.run_id
+    await start(other)
+    await evaluate(other, 0)
+    taken = load_episodes(other.store, evaluation_id(other, 0, REVISION))
+    assert [(e.instance.key, e.repeat, e.cut) for e in taken] == states[0]
+    assert scores(other, 0)[0].revision_reward is not None
+    nobody = site("evaluation.revision_test.states=nobody", "seed=10").place
+    await start(nobody)
+    with pytest.raises(DataFault, match="run nobody has no states of a revision test"):
+        await evaluate(nobody, 0)
+
+
+async def test_an_instance_is_not_trained_on_and_held_out_under_another_name(site: Callable[..., Site]) -> None:
+    one = site("instances.train=row", "instances.test=test")
+    place = replace(one.place, make_environment=Terrace)
+    await prepare(place)
+    with pytest.raises(DataFault, match="training instance door/row/0 is held-out instance door/test/0, or a variant"):
+        await collect(place, 1)

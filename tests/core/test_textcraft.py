@@ -183,6 +183,30 @@ def test_renamed_instances_are_training_instances_under_other_names():
         assert set(env.oracle(first, [env.parse(reply) for reply in env.expert(first)])) == {Verdict.GOOD}
 
 
+@pytest.mark.parametrize(("split", "of"), [("renamed-test", "test"), ("renamed-rest", "rest")])
+def test_held_out_instances_come_under_other_names_too(split: str, of: str):
+    env = TextCraft(expert="lazy")
+    official, renamed = env.instances(of), env.instances(split)
+    for number in range(0, 3 * len(official), 7):
+        origin = official[number % len(official)]
+        assert env.origin(renamed[number]) == origin == env.origin(origin)
+        assert env.depth(renamed[number]) == env.depth(origin)
+        assert plan(env.task(renamed[number]), {}).steps == plan(env.task(origin), {}).steps
+        assert env.reset(renamed[number]) != env.reset(origin)
+    # Numbers of several splits are not drawn alike.
+    assert env.reset(env.instances("renamed")[0]) != env.reset(renamed[0])
+
+
+def test_the_state_is_what_is_carried(env):
+    env.reset(at(env, 144))
+    states = [env.state()]
+    for action in ("get 1 nothing", "inventory", "get 1 spruce logs", "get 1 spruce logs"):
+        env.step(action)
+        states.append(env.state())
+    assert states[0] == states[1] == states[2]
+    assert len({*states}) == 3
+
+
 def test_misuse_is_told_in_one_sentence(env):
     with pytest.raises(ConfigError, match="no split 'validation'"):
         env.instances("validation")

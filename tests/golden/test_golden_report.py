@@ -22,7 +22,9 @@ from agentr_core.reports.records import (
     LengthCount,
     NamedText,
     OracleAgreement,
+    PassAt,
     RevisionExample,
+    SetScore,
     SpliceSurvival,
     StopCount,
     Tally,
@@ -280,6 +282,66 @@ def full_report() -> IterationReport:
 )
 def test_a_full_report(name: str, render: Callable[[IterationReport], str], golden: Golden) -> None:
     golden(name, render(full_report()))
+
+
+def with_sets() -> IterationReport:
+    """Return the report of a run that plays a larger set beside the first one, and samples its base."""
+    depths = (0.9, 0.5, 0.1)
+
+    def played(iteration: int, gain: float) -> tuple[SetScore, ...]:
+        versus = estimate(gain, gain - 0.04, gain + 0.04, 300) if iteration else None
+        return tuple(
+            SetScore(
+                name=name,
+                split=split,
+                instances=instances,
+                success=estimate(0.5 + gain, 0.42 + gain, 0.58 + gain, instances),
+                versus_base=versus,
+                by_depth=tuple(
+                    DepthScore(
+                        depth=depth,
+                        success=estimate(min(1.0, share + gain), share, min(1.0, share + 2 * gain), instances // 3),
+                        versus_base=versus,
+                    )
+                    for depth, share in enumerate(depths, 1)
+                ),
+            )
+            for name, split, instances in (("test", "test", 99), ("renamed", "renamed-test", 300))
+        )
+
+    sampled = SetScore(
+        name="sampled",
+        split="test",
+        instances=99,
+        success=estimate(0.52, 0.44, 0.6, 792),
+        pass_at=tuple(
+            PassAt(
+                k=k,
+                success=estimate(share, share - 0.08, share + 0.08, 99),
+                by_depth=tuple(
+                    DepthScore(depth=depth, success=estimate(share, share - 0.1, share + 0.1, 33))
+                    for depth in (1, 2, 3)
+                ),
+            )
+            for k, share in ((1, 0.52), (2, 0.58), (4, 0.63), (8, 0.67))
+        ),
+    )
+    report = full_report()
+    gains = (0.0, 0.06, 0.11)
+    scores = tuple(
+        replace(one, sets=(*played(one.iteration, gain), *([sampled] if one.iteration == 0 else [])))
+        for one, gain in zip(report.scores, gains, strict=True)
+    )
+    return replace(report, scores=scores)
+
+
+def test_a_report_of_several_sets(golden: Golden) -> None:
+    report = with_sets()
+    golden("report-sets.md", render_markdown(report))
+    golden("summary-sets.txt", summary_table([report]))
+    page = render_html(report)
+    for title in ("Held-out sets", "Success by depth", "Headroom: what sampling reaches"):
+        assert page.count(f"<h2>{title}</h2>") == 1
 
 
 def test_an_empty_report(golden: Golden) -> None:

@@ -22,8 +22,8 @@ def text_rows(texts: Iterable[str]) -> list[Row]:
     return [{"text_id": text_id(text), "text": text} for text in dict.fromkeys(texts)]
 
 
-def instance_row(instance: Instance, depth: int | None = None) -> Row:
-    """Return the row of table `instance`; `depth` is its difficulty class, where there is one.
+def instance_row(instance: Instance, depth: int | None = None, origin: Instance | None = None) -> Row:
+    """Return the row of table `instance`; `depth` is its difficulty class, `origin` what it is a variant of, if any.
 
     The first row of an instance stays: store those with a depth before anything refers to them.
     """
@@ -33,4 +33,5 @@ def instance_row(instance: Instance, depth: int | None = None) -> Row:
         "split": instance.split,
         "instance_index": instance.index,
         "depth": depth,
+        "origin_id": None if origin is None or origin == instance else origin.key,
     }

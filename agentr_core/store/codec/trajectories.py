@@ -29,6 +29,9 @@ class Episode:
     invalid_actions: int | None
     environment_seconds: float | None
     sampling_seconds: float | None
+    depth: int | None = None
+    origin: str = ""
+    """The instance that its instance is a variant of, or that instance itself."""
 
 
 def trajectory_rows(
@@ -157,8 +160,8 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
         return []
     with store.reading() as con:
         rows = con.execute(
-            "select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds "
-            "from episode e join instance i using (instance_id) "
+            "select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds, "
+            "i.depth, coalesce(i.origin_id, i.instance_id) from episode e join instance i using (instance_id) "
             "where e.evaluation_id = ? order by i.environment, i.split, i.instance_index, e.repeat, e.cut",
             [evaluation_id],
         ).fetchall()
@@ -173,8 +176,10 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
             invalid_actions=invalid_actions,
             environment_seconds=environment_seconds,
             sampling_seconds=sampling_seconds,
+            depth=depth,
+            origin=origin,
         )
-        for key, repeat, cut, invalid_actions, environment_seconds, sampling_seconds in rows
+        for key, repeat, cut, invalid_actions, environment_seconds, sampling_seconds, depth, origin in rows
     ]
 
 

@@ -1,0 +1,79 @@
+"""The states of the revision test: chosen once for a run, stored, and the same for every model that is tested."""
+
+from __future__ import annotations
+
+from agentr_core.errors import DataFault
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.evaluation.revision import revision_plans, revision_seed
+from agentr_core.stages.place import Workplace
+from agentr_core.store.codec import load_episodes, load_trajectories, rejection_rows
+from agentr_core.store.tables import Row
+
+
+def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
+    """Return the episodes of the revision test: those of the run that the recipe names, else of its own run.
+
+    Its own are chosen from the failed episodes of evaluation `base_evaluation` when they are first asked for.
+
+    Raises:
+        DataFault: the other run has no states, or they are of another environment; or the first model of this run was
+            not evaluated before.
+    """
+    other = place.recipe.evaluation.revision_test.states
+    if other:
+        found = _load(place, other)
+        if not found:
+            raise DataFault(
+                f"run {other} has no states of a revision test; name a run whose first model was evaluated, in "
+                "evaluation.revision_test.states"
+            )
+        strange = next((p for p in found if p.instance.environment != place.recipe.environment.name), None)
+        if strange is not None:
+            raise DataFault(f"the states of run {other} are of {strange.instance.environment}, not of this environment")
+        return found
+    owner = place.recipe.compare.pool or place.run_id
+    return _load(place, owner) or _choose(place, owner, base_evaluation)
+
+
+def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
+    rows = place.all("select trajectory_id, repeat, cut from revision_state where run_id = ? order by position", run_id)
+    trajectories = load_trajectories(place.store, list({key for key, _, _ in rows}))
+    seed = _seed(place)
+    return tuple(
+        EpisodePlan(
+            instance=trajectories[key].instance,
+            number=repeat,
+            seed=revision_seed(seed, trajectories[key].instance, repeat, cut),
+            prefix=trajectories[key].steps[:cut],
+        )
+        for key, repeat, cut in rows
+    )
+
+
+def _choose(place: Workplace, run_id: str, base_evaluation: str) -> tuple[EpisodePlan, ...]:
+    config = place.recipe.evaluation.revision_test
+    base = load_episodes(place.store, base_evaluation)
+    if not base:
+        raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
+    cuts, rejected = revision_plans([episode.trajectory for episode in base], cuts=config.cuts, seed=_seed(place))
+    limit = min(config.limit or len(cuts), len(cuts))
+    plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
+    played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
+    rows: list[Row] = [
+        {
+            "run_id": run_id,
+            "position": position,
+            "trajectory_id": played[plan.instance.key, plan.number],
+            "repeat": plan.number,
+            "cut": len(plan.prefix),
+        }
+        for position, plan in enumerate(plans)
+    ]
+    place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
+    return plans
+
+
+def _seed(place: Workplace) -> int:
+    """Return the seed of the cuts: all arms of a comparison go on from the same ones."""
+    row = place.one("select (config->>'$.seed')::bigint from run where run_id = ?", place.recipe.compare.pool)
+    return place.recipe.seed if row is None else int(row[0])
