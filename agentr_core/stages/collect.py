@@ -62,8 +62,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
         # The lock of the run keeps others out where locks work; the mark does also where they do not.
-        writer = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
-        claim_trees(place.store, missing, writer)
+        mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
         shard = TreeShard(
             iteration=iteration,
@@ -71,7 +71,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
             trees=tuple(TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key)) for key in missing),
             done=len(wanted) - len(missing),
             total=len(wanted),
-            writer=writer,
+            writer=mark,
         )
         with place.timed(STAGE, iteration) as clock:
             async with Writer(place.store) as writer:
