@@ -98,7 +98,7 @@ def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
     plain = resolved(recipe)
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown"}}
     plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
-    return parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}")
+    return parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True)
 
 
 def _faults(recipe: Recipe) -> list[str]:

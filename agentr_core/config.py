@@ -39,6 +39,7 @@ from agentr_core.config_models import (
     ServerConfig,
     VllmConfig,
     model_faults,
+    secret_faults,
     url_fault,
 )
 from agentr_core.config_splicing import ContinuationConfig, SpliceConfig, splice_faults
@@ -53,6 +54,7 @@ from agentr_core.config_training import (
 )
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import absent
+from agentr_core.secret_values import masked
 
 __all__ = [
     "VLLM_LORA_RANKS",
@@ -274,8 +276,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return parse(data, overrides, source=str(path))
 
 
-def parse(data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
-    """Return the recipe of a mapping with overrides applied. Raises `ConfigError` listing every fault."""
+def parse(
+    data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
+) -> Recipe:
+    """Return the recipe of a mapping with overrides applied. Raises `ConfigError` listing every fault.
+
+    A `stored` recipe may be of a version that let secrets be written out; they are not refused any more then.
+    """
     merged = _plain_copy(data)
     for override in overrides:
         _apply(merged, override)
@@ -284,15 +291,35 @@ def parse(data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = 
     except ValidationError as error:
         faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_say(e)}" for e in error.errors()]
         raise ConfigError(f"{source}: {'; '.join(faults)}") from None
-    faults = faults_of_kind(merged, resolved(recipe)) + _cross_check(recipe)
+    faults = [
+        *faults_of_kind(merged, resolved(recipe)),
+        *_cross_check(recipe),
+        *([] if stored else _secrets_in(recipe)),
+    ]
     if faults:
         raise ConfigError(f"{source}: {'; '.join(faults)}")
     return recipe
 
 
+def shown(recipe: Recipe) -> dict[str, Any]:
+    """Return what `resolved` returns for the eyes of people: what looks like a secret is masked."""
+    plain = resolved(recipe)
+    for model in (plain["model"], *filter(None, plain["models"].values())):
+        model["server"]["extra_body"] = masked(model["server"]["extra_body"])
+    return plain
+
+
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as plain data with every default filled in; `parse` of it gives the same recipe."""
     return dict(_ADAPTER.dump_python(recipe, mode="json"))
+
+
+def _secrets_in(recipe: Recipe) -> list[str]:
+    return [fault for role, model in recipe.own_models().items() for fault in secret_faults(_section_of(role), model)]
+
+
+def _section_of(role: ModelRole) -> str:
+    return "model" if role == "actor" else f"models.{role}"
 
 
 def identifying(recipe: Recipe) -> dict[str, Any]:
@@ -314,7 +341,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
     faults = []
     if recipe.method != "base":
         for role, model in recipe.own_models().items():
-            faults += model_faults("model" if role == "actor" else f"models.{role}", model)
+            faults += model_faults(_section_of(role), model)
     faults += _foreign_sections(recipe)
     faults += eto_faults(recipe.eto, own_trees=recipe.method == "compare")
     if recipe.method == "base" and not recipe.base.output:
@@ -393,17 +420,19 @@ def _say(error: Any) -> str:
     if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
         # What stands there may be the key itself.
         return "give the name of an environment variable, in capitals, that holds the key; never the key"
-    return f"{error['msg'][0].lower()}{error['msg'][1:]} (got {_short(repr(error['input']))})"
+    said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    # What stands there may hold a secret.
+    return said if "extra_body" in error["loc"] else f"{said} (got {_short(repr(error['input']))})"
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"override {override!r} must look like section.field=value")
+        raise ConfigError(f"override {key!r} must look like section.field=value")
     try:
         value = read_yaml(text)
     except ConfigError as error:
-        raise ConfigError(f"override {_short(override)!r}: the value is not YAML: {error}") from None
+        raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
     *parents, last = key.split(".")
     target = data
     for parent in parents:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from agentr_core.config_fields import Count, Natural, Positive, Unit, record
+from agentr_core.secret_values import literal
 
 _VARIABLE = r"^([A-Z][A-Z0-9_]*)?$"
 """The name of an environment variable, or none. Capitals only, so that a key put there by mistake is refused."""
@@ -51,7 +52,8 @@ class ServerConfig:
     """Whether token ids are asked for, in vLLM's way (`return_token_ids`)."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as `chat_template_kwargs: {enable_thinking: false}`."""
+    """Further fields of each request, such as `chat_template_kwargs: {enable_thinking: false}`. A text that is all
+    `${VARIABLE}` is the value of that environment variable: recipes are stored and shown, so a secret is written so."""
 
 
 @record
@@ -107,7 +109,7 @@ class ModelConfig:
     of trees want room for the path of each: a 4B model takes 144 KiB a token, so 1 GiB holds 7,000. 0 keeps none. It is
     no part of a run's identity."""
     context_length: Natural = 0
-    """0 means: what the model's own configuration, or its server, says."""
+    """0 means: what the model's own configuration, or its server, says. A server's context is never exceeded."""
     vllm: VllmConfig = VllmConfig()
     server: ServerConfig = ServerConfig()
     prices: PricesConfig = PricesConfig()
@@ -155,6 +157,15 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     if model.server.base_url and (wrong := url_fault(model.server.base_url)):
         faults.append(f"{section}.server.base_url: {wrong}")
     return faults
+
+
+def secret_faults(section: str, model: ModelConfig) -> list[str]:
+    """Return one sentence for each secret that is written out in a model's section; none repeats it."""
+    return [
+        f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "
+        "${VARIABLE}, with the name of an environment variable that holds it, and begin a new run"
+        for name in literal(model.server.extra_body)
+    ]
 
 
 def url_fault(url: str, *, example: str = "http://localhost:8000/v1") -> str:

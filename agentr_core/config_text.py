@@ -35,7 +35,7 @@ def read_yaml(text: str) -> Any:
             raise ConfigError(f"it holds more than {MOST_VALUES:,} values once its aliases are written out")
         return loader.construct_document(root)
     except yaml.YAMLError as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(_said(error)) from None
     except RecursionError:
         raise ConfigError("it is nested too deeply") from None
     except ConfigError:
@@ -74,6 +74,13 @@ def _fault_of_kind(given: Any, parsed: Any) -> str | None:
     if isinstance(given, int) and abs(given) > LARGEST:
         return f"give a number of at most {LARGEST}, which fits into 64 bits"
     return None
+
+
+def _said(error: yaml.YAMLError) -> str:
+    """Return what is wrong and where, without the text around it, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "a character that YAML does not allow"
+    return f"{problem}, on line {mark.line + 1}" if mark else str(problem)
 
 
 def _is_number(value: Any) -> bool:

@@ -17,10 +17,12 @@
     │   ├── EnvironmentUnavailable (Transient)
     │   ├── EnvironmentRefusal        a server answered with an error: an id or instance it does not know, a crash
     │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
+    │   ├── IllTypedAnswer            what a world returned is of a wrong type, or out of its range
     │   └── ReplayDiverged            replaying recorded actions gave another observation
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
     │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, empty, or has too few replies
+    │   ├── RequestTooLong            a server's refusal of a conversation and a reply of a given length together
     │   └── PromptTooLong             a conversation that leaves no room for a reply
     ├── DataFault                     a broken rule of the data: split leakage, an empty or wrong loss mask
     ├── TrainingFault                 a trainer ended without a usable checkpoint
@@ -109,6 +111,10 @@ class MalformedAnswer(EnvironmentFault, Transient):
     """An environment server's answer is not what its contract says."""
 
 
+class IllTypedAnswer(EnvironmentFault):
+    """What an environment returned is of a wrong type, or out of its range."""
+
+
 class ReplayDiverged(EnvironmentFault):
     """Replaying recorded actions gave another observation than the recorded one."""
 
@@ -125,8 +131,12 @@ class MalformedReply(ModelFault, Transient):
     """A model server's answer is cut, is not what the protocol says, is empty, or has another number of replies."""
 
 
+class RequestTooLong(ModelFault):
+    """A server refuses a conversation and a reply of a given length together: a shorter reply may fit."""
+
+
 class PromptTooLong(ModelFault):
-    """A conversation leaves no room for a reply."""
+    """A conversation leaves no room for a reply, as its tokens were counted by the model or its server."""
 
 
 class DataFault(AgentrError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentr_core.errors import DataFileError
-from agentr_core.json_lines import conversation, instance_of, number_of, records
+from agentr_core.json_lines import World, conversation, instance_of, number_of, records
 from agentr_core.types import Instance
 
 
@@ -21,7 +21,7 @@ class Demonstration:
     """File and line."""
 
 
-def read_demonstrations(path: Path, *, environment: str, split: str, opening: int) -> dict[str, Demonstration]:
+def read_demonstrations(path: Path, *, world: World, split: str, opening: int) -> dict[str, Demonstration]:
     """Return the demonstrations of a JSONL file by the key of their instance.
 
     A line is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and, if it is not 1, the
@@ -34,7 +34,7 @@ def read_demonstrations(path: Path, *, environment: str, split: str, opening: in
     found: dict[str, Demonstration] = {}
     for number, record in records(path, setting="eto.expert.file"):
         where = f"{path}:{number}"
-        instance = instance_of(record, where, environment=environment, split=split)
+        instance = instance_of(record, where, world=world, split=split)
         spoken = [message for message in conversation(record, where) if message.role != "system"][opening:]
         replies = tuple(message.text for message in spoken if message.role == "assistant")
         if not replies or spoken[0].role != "user":

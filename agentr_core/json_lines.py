@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentr_core.errors import DataFileError
+from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Role
 
 _ROLES: dict[str, Role] = {
@@ -17,7 +18,18 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "gpt": "assistant",
 }
+_INDEX_DIGITS = 18
+"""More would not fit the store's numbers."""
 _NAMES = (("role", "content"), ("from", "value"))
+
+
+class World(NamedTuple):
+    """The environment of a recipe: as its instances name it, and as the recipe does, which a file may do as well."""
+
+    name: str
+    """Such as `gymnasium-Rooms-v0`."""
+    recipe_name: str = ""
+    """Such as `gymnasium`; empty where it is the same."""
 
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -61,22 +73,23 @@ def turns(values: Any, where: str) -> tuple[Message, ...]:
     return tuple(_message(value, f"{where}, turn {position}") for position, value in enumerate(values))
 
 
-def instance_of(record: dict[str, Any], where: str, *, environment: str, split: str) -> Instance:
+def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
     """Return the instance that `id` names: an index of the given split, or `environment/split/index`.
 
     Raises `DataFileError` when there is none, or it is of another environment.
     """
     named = record.get("id")
-    parts = str(named).split("/")
+    # From the right: the name of a world of Gymnasium may have a slash.
+    parts = str(named).rsplit("/", 2)
     if len(parts) == 1:
-        parts = [environment, split, *parts]
-    if isinstance(named, bool) or len(parts) != 3 or not parts[2].isdecimal():
+        parts = [world.name, split, *parts]
+    if isinstance(named, bool) or len(parts) != 3 or not _is_index(parts[2]):
         raise DataFileError(
             f"{where}: id is {named!r}; give the index of an instance of split {split}, or environment/split/index"
         )
-    if parts[0] != environment:
-        raise DataFileError(f"{where}: id {named!r} is of environment {parts[0]}, and the recipe's is {environment}")
-    return Instance(environment=parts[0], split=parts[1], index=int(parts[2]))
+    if parts[0] not in world:
+        raise DataFileError(f"{where}: id {named!r} is of environment {parts[0]}, and the recipe's is {world.name}")
+    return Instance(environment=world.name, split=parts[1], index=int(parts[2]))
 
 
 def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
@@ -89,6 +102,10 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
     return float(value)
 
 
+def _is_index(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _INDEX_DIGITS
+
+
 def _message(turn: Any, where: str) -> Message:
     if isinstance(turn, dict):
         for role_key, text_key in _NAMES:
@@ -96,5 +113,7 @@ def _message(turn: Any, where: str) -> Message:
                 role = turn[role_key]
                 if not isinstance(role, str) or role not in _ROLES:
                     raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(_ROLES)}")
+                if (place := lone_surrogate(turn[text_key])) is not None:
+                    raise DataFileError(f"{where}: {text_key} has half a surrogate pair at {place}; correct the text")
                 return Message(role=_ROLES[role], text=turn[text_key], train=_ROLES[role] == "assistant")
     raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
-from agentr_core.json_lines import instance_of, number_of, records, turns
+from agentr_core.json_lines import World, instance_of, number_of, records, turns
 from agentr_core.types import (
     Message,
     Preference,
@@ -21,7 +21,7 @@ from agentr_core.types import (
 STAGE = "preferences"
 
 
-def read_pairs(path: Path, *, environment: str, split: str) -> tuple[tuple[Preference, ...], tuple[Rejection, ...]]:
+def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preference, ...], tuple[Rejection, ...]]:
     """Return the preferences of a JSONL file, and the pairs of no use.
 
     A line has lists of turns under `prompt` (its last turn the user's), `chosen` and `rejected` (first and last turn
@@ -34,7 +34,7 @@ def read_pairs(path: Path, *, environment: str, split: str) -> tuple[tuple[Prefe
     preferences, rejections = [], []
     for number, record in records(path, setting="eto.preferences.file"):
         where = f"{path}:{number}"
-        preference = _preference(record, where, path.name, number, environment=environment, split=split)
+        preference = _preference(record, where, path.name, number, world=world, split=split)
         fault = _fault(preference)
         if fault:
             rejections.append(Rejection(stage=STAGE, subject=f"{path.name}:{number}", reason=fault))
@@ -43,16 +43,14 @@ def read_pairs(path: Path, *, environment: str, split: str) -> tuple[tuple[Prefe
     return tuple(preferences), tuple(rejections)
 
 
-def _preference(
-    record: dict[str, Any], where: str, name: str, number: int, *, environment: str, split: str
-) -> Preference:
+def _preference(record: dict[str, Any], where: str, name: str, number: int, *, world: World, split: str) -> Preference:
     missing = [key for key in ("prompt", "chosen", "rejected") if key not in record]
     if missing:
         raise DataFileError(f"{where} lacks {' and '.join(missing)}; a pair has prompt, chosen and rejected")
     prompt = tuple(replace(m, train=False) for m in turns(record["prompt"], f"{where}, prompt"))
     if not prompt or prompt[-1].role == "assistant":
         raise DataFileError(f"{where}: the prompt must end with a turn of the user")
-    instance = instance_of(record, where, environment=environment, split=split)
+    instance = instance_of(record, where, world=world, split=split)
     origin = Provenance(extra={"file": name, "line": number})
     chosen, rejected = (
         Sample(kind=kind, messages=prompt + _side(record, key, where), instance=instance, provenance=origin)

@@ -144,6 +144,14 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
+class Estimating(Protocol):
+    """What a model may have besides: counts of tokens that may be estimates, which end no path."""
+
+    estimates: bool
+    """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too long."""
+
+
+@runtime_checkable
 class Caching(Protocol):
     """What a model may have besides: a cache of prompt beginnings."""
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
+from agentr_core import answers
 from agentr_core.conversation import conversation
-from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, PromptTooLong, ReplayDiverged
+from agentr_core.errors import ConfigError, ModelFault, PromptTooLong, ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import phase
-from agentr_core.protocols import Environment, Identifying, Stateful
+from agentr_core.protocols import Environment, Stateful
 from agentr_core.types import Generation, Instance, Request, Sampling, Step, StopReason, Trajectory
 
 T = TypeVar("T")
@@ -70,21 +71,17 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
     """Return what a reply leads to in the present state of the environment.
 
     Token ids and log probabilities of the step come from `generation`. A negative reward is a disaster: the step
-    counts as reward 0 and ends the episode. Raises `EnvironmentFault` for a reward that is not in [0, 1] otherwise.
+    counts as reward 0 and ends the episode. Raises `IllTypedAnswer` for anything that is not as `Transition` says.
     """
-    action = env.parse(reply)
-    observation, reward, terminated, truncated, info = env.step(action)
+    action = answers.action_in(env, reply)
+    observation, reward, terminated, truncated, info = answers.step(env, action)
     disaster = reward < 0
-    if not disaster and not reward <= 1:
-        raise EnvironmentFault(
-            f"{env.name}: action {action!r} gave reward {reward!r}; an environment scales its rewards to [0, 1]"
-        )
-    success = bool(info["success"]) and not disaster
+    success = info["success"] and not disaster
     step = Step(
         reply=reply,
         action=action,
         observation=observation,
-        reward=0.0 if disaster else float(reward),
+        reward=0.0 if disaster else reward,
         matched=info.get("matched"),
         valid=info.get("valid"),
         terminated=terminated,
@@ -108,7 +105,7 @@ def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[
 
     The outcomes may differ from recorded ones: this is how a spliced path is verified.
     """
-    first_observation = env.reset(instance)
+    first_observation = answers.reset(env, instance)
     outcomes: list[Outcome] = []
     for reply in replies:
         outcomes.append(act(env, reply))
@@ -123,11 +120,11 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     Raises `ReplayDiverged` when an observation differs from the recorded one, or the episode ends on the way.
     An empty `first_observation` is not compared.
     """
-    seen = env.reset(instance)
+    seen = answers.reset(env, instance)
     if first_observation and seen != first_observation:
         raise ReplayDiverged(f"{instance.key}: first observation {_differ(seen, first_observation)}; {_REPLAY_HINT}")
     for position, step in enumerate(steps):
-        observation, _, terminated, truncated, _ = env.step(step.action)
+        observation, _, terminated, truncated, _ = answers.step(env, step.action)
         if observation != step.observation:
             raise ReplayDiverged(
                 f"{instance.key}: observation {position} after {step.action!r} "
@@ -136,11 +133,6 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
         if terminated or truncated:
             raise ReplayDiverged(f"{instance.key}: the episode ended at step {position} of a replay; {_REPLAY_HINT}")
     return seen
-
-
-def identity(env: Environment, instance: Instance) -> str:
-    """Return the text by which an instance is known again: the environment's own, or else its first observation."""
-    return env.identity(instance) if isinstance(env, Identifying) else env.reset(instance)
 
 
 async def episode(
@@ -211,7 +203,7 @@ def state_of(env: Environment) -> str:
     """Return the present state of an environment as a text. Raises `ConfigError` where it does not tell it."""
     if not isinstance(env, Stateful):
         raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
-    return env.state()
+    return answers.text(env.state(), f"{env.name}: its state")
 
 
 async def step_with(env: Environment, timer: EpisodeTimer, generation: Generation) -> Outcome:

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from agentr_core.errors import AgentrError, UserError
+from agentr_core.texts import visible
 from agentr_core.writing import writing
 
 _ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
@@ -296,8 +297,21 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
     show_default=True,
     help="Close an environment that nobody has used for this long.",
 )
+@click.option(
+    "--max-environments",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="The most environments that clients have open at once.",
+)
 def env_serve(
-    name: str, options: tuple[str, ...], host: str, port: int, splits: tuple[str, ...], idle_minutes: float
+    name: str,
+    options: tuple[str, ...],
+    host: str,
+    port: int,
+    splits: tuple[str, ...],
+    idle_minutes: float,
+    max_environments: int,
 ) -> None:
     """Serve an environment over HTTP, in the contract of AgentGym's servers, until interrupted."""
     from tasks.environments import options_of
@@ -310,6 +324,7 @@ def env_serve(
         port=port,
         splits=splits,
         idle_s=idle_minutes * 60,
+        most=max_environments,
         say=click.echo,
     )
 
@@ -395,15 +410,17 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"agentr: {error}", err=True)
+        click.echo(f"agentr: {visible(str(error))}", err=True)
         sys.exit(2)
     except AgentrError as error:
-        click.echo(f"agentr: {type(error).__name__}: {error}", err=True)
+        click.echo(f"agentr: {type(error).__name__}: {visible(str(error))}", err=True)
         sys.exit(1)
     except OSError as error:
         if error.errno not in _ABOUT_THE_SYSTEM:
             raise
-        click.echo(f"agentr: {error}; free space or give access, and run the same command again", err=True)
+        click.echo(
+            f"agentr: {visible(str(error))}; free space or give access, and run the same command again", err=True
+        )
         sys.exit(1)
 
 

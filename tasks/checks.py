@@ -10,6 +10,7 @@ from agentr_core.arms import pool_stages
 from agentr_core.config import ModelConfig, Recipe
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault
 from agentr_core.expert_file import read_demonstrations
+from agentr_core.json_lines import World
 from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
@@ -71,7 +72,7 @@ def _check_template(path: Path) -> None:
 def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `UserError` when an iteration wants an expert that is not there, or a file is malformed."""
     eto = recipe.eto
-    environment, split = recipe.environment.name, recipe.instances.train
+    world, split = World(env.name, recipe.environment.name), recipe.instances.train
     if recipe.method == "compare":
         stages = pool_stages(recipe)
         paired, wanted = "prefer" in stages, "demonstrate" in stages
@@ -81,11 +82,11 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
         contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
         wanted = "sft" in phases or (paired and contrast)
     if paired and eto.preferences.source == "file":
-        read_pairs(Path(eto.preferences.file), environment=environment, split=split)
+        read_pairs(Path(eto.preferences.file), world=world, split=split)
     if not wanted:
         return
     if eto.expert.file:
-        read_demonstrations(Path(eto.expert.file), environment=environment, split=split, opening=eto.expert.opening)
+        read_demonstrations(Path(eto.expert.file), world=world, split=split, opening=eto.expert.opening)
     elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
         raise ConfigError(no_expert(recipe))
 

@@ -6,10 +6,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.config_text import read_yaml
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
+from agentr_core.texts import visible
 from tasks.wiring import named_environment
 
 MAX_SERVED = 1_000_000
@@ -64,13 +66,12 @@ def play(
         chosen = next((i for i in instances if index is None or i.index == index), None)
         if chosen is None:
             raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
-        write(f"{env.instruction}\n\n{env.reset(chosen)}\n")
+        write(visible(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n"))
         while action := read().strip():
             # Some worlds mark an action in another way than with a label; there it is typed with its marks.
-            observation, reward, terminated, truncated, info = env.step(
-                env.parse(f"Action: {action}") or env.parse(action)
-            )
-            write(observation)
+            found = answers.action_in(env, f"Action: {action}") or answers.action_in(env, action)
+            observation, reward, terminated, truncated, info = answers.step(env, found)
+            write(visible(observation))
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
                 return
@@ -86,6 +87,7 @@ def serve(
     port: int,
     splits: Sequence[str],
     idle_s: float,
+    most: int,
     say: Callable[[str], Any],
 ) -> None:
     """Serve an environment in AgentGym's contract until interrupted: in that of the world of its name, if there is one.
@@ -104,7 +106,7 @@ def serve(
     finally:
         env.close()
     wire = WIRES.get(name, WIRES["textcraft"])
-    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s)
+    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, most=most)
     with _listen(host, port) as listening:
         where = f"http://{host}:{listening.getsockname()[1]}"
         say(f"{name} is served at {where}{wire.prefix}: {len(numbers)} instances of {', '.join(chosen)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentr_core import estimates
 from agentr_core.arms import arms_of, pool_stages
-from agentr_core.config import ModelConfig, ModelRole, Recipe, resolved
+from agentr_core.config import ModelConfig, ModelRole, Recipe, shown
 from agentr_core.estimates import GIB
 from agentr_core.stages.instances import episode_count, training_instances
 from agentr_core.stages.start import run_id_of
@@ -47,7 +47,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
         gpu_gib: memory of a GPU, in GiB.
     """
     recipe = load_recipe(path, list(overrides))
-    plain = resolved(recipe)
+    plain = shown(recipe)
     if recipe.method == "base":
         return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
     env = make_environment(recipe)

@@ -10,6 +10,7 @@ from agentr_core.export import pair_lines
 from agentr_core.samples import sample_id
 from agentr_core.stages.dataset import dataset_id, stored_tokens
 from agentr_core.store.codec import load_dataset, load_preferences, load_samples
+from agentr_core.texts import visible
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
@@ -45,6 +46,8 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
     """Return the turns of the one sample whose id begins with `prefix`, each with whether it is trained.
 
+    What cannot be seen in a text, or would command a terminal, is written out as marks.
+
     Raises `ConfigError` if there is none or several.
     """
     store = open_store(workspace, must_exist=True)
@@ -55,4 +58,4 @@ def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
             '`agentr sql "select sample_id, kind from v_samples limit 10"` shows some'
         )
     (sample,) = load_samples(store, [str(found[0])]).values()
-    return [(f"[{m.role}{', trained' if m.train else ''}]\n{m.text}\n", m.train) for m in sample.messages]
+    return [(f"[{m.role}{', trained' if m.train else ''}]\n{visible(m.text)}\n", m.train) for m in sample.messages]

@@ -76,7 +76,7 @@ def stored_recipe(workspace: Path, run_id: str) -> Recipe:
     frame = open_store(workspace, must_exist=True).query("select config from run where run_id = ?", [run_id])
     if frame.empty:
         raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
-    return config.parse(json.loads(frame["config"][0]), source=f"recipe of run {run_id}")
+    return config.parse(json.loads(frame["config"][0]), source=f"recipe of run {run_id}", stored=True)
 
 
 def reference(recipe: Recipe) -> RunRef:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ class Question:
 class Judgement:
     """The judge's word on node `node`: the majority of its `votes`, each read from one of `generations`.
 
-    Both are empty, and the verdict unparsable, for a step that does not fit the judge's context even without a log.
+    Both are empty, and the verdict unparsable, for a step that does not fit the judge's context even without a log: by
+    the judge's own count of tokens, never by a refusal that contradicts it.
     `seed` is that of the request; `dropped_steps` were left out of its log.
     """
 
@@ -92,30 +93,18 @@ def questions(
     The seed of a question depends on `seed`, the tree and the node alone.
     """
     path = scan.path
-    steps = path.trajectory.steps
-    log = [(step.action, step.observation) for step in steps]
-    sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
-
-    def request(position: int, dropped: int) -> Request:
-        step = steps[position]
-        before = log[dropped:position]
-        return Request(
-            messages=judge_messages(path.trajectory.first_observation, before, step.action, step.observation),
-            sampling=sampling,
-            seed=derive_seed(seed, "critique", path.tree_id, path.nodes[position]),
-            n=config.votes,
-            session=f"{path.tree_id}#judge",
-        )
 
     def fits(position: int, dropped: int) -> bool:
-        return count_tokens(request(position, dropped)) + config.max_new_tokens <= context_length
+        asked = _request(path, position, dropped, config, seed=seed)
+        return count_tokens(asked) + config.max_new_tokens <= context_length
 
     asked = []
-    for position in range(scan.start, len(steps)):
+    for position in range(scan.start, len(path.nodes)):
         dropped = 0
         if not fits(position, 0):
             dropped = bisect_left(range(position), True, key=partial(fits, position))
-        asked.append(Question(node=path.nodes[position], request=request(position, dropped), dropped_steps=dropped))
+        request = _request(path, position, dropped, config, seed=seed)
+        asked.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
     return tuple(asked)
 
 
@@ -139,19 +128,19 @@ async def judge_paths(
     Raises:
         ModelFault: the judge gave another number of replies than were asked for.
     """
-    pending: dict[int, Question] = {}
+    pending: dict[int, tuple[Path, Question]] = {}
     for scan in scans:
         for question in questions(scan, config, seed=seed, count_tokens=count_tokens, context_length=context_length):
             if question.node not in (known or {}):
-                pending.setdefault(question.node, question)
+                pending.setdefault(question.node, (scan.path, question))
 
-    async def judge(question: Question) -> Judgement:
-        judgement = await _judge(question, ask)
+    async def judge(path: Path, question: Question) -> Judgement:
+        judgement = await _judge(path, question, ask, config, seed=seed)
         if on_judgement is not None:
             on_judgement(judgement)
         return judgement
 
-    tasks = [asyncio.ensure_future(judge(question)) for question in pending.values()]
+    tasks = [asyncio.ensure_future(judge(*asked)) for asked in pending.values()]
     try:
         answers = await asyncio.gather(*tasks)
     finally:
@@ -183,12 +172,33 @@ def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueCon
     return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
 
 
-async def _judge(question: Question, ask: Ask) -> Judgement:
-    try:
-        generations = tuple(await ask(question.request))
-    except PromptTooLong:
-        # The observation that overfilled the policy's own context: nothing more can be dropped.
-        return _judgement(question, Verdict.UNPARSABLE, (), ())
+def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *, seed: int) -> Request:
+    steps = path.trajectory.steps
+    log = [(step.action, step.observation) for step in steps[dropped:position]]
+    step = steps[position]
+    return Request(
+        messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
+        sampling=Sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+        seed=derive_seed(seed, "critique", path.tree_id, path.nodes[position]),
+        n=config.votes,
+        session=f"{path.tree_id}#judge",
+    )
+
+
+async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
+    """Return the verdict on a node. A log that fits by an estimate and not by the model's count is halved."""
+    position = path.nodes.index(question.node)
+    while True:
+        try:
+            generations = tuple(await ask(question.request))
+            break
+        except PromptTooLong:
+            if question.dropped_steps == position:
+                # The observation that overfilled the policy's own context: nothing more can be dropped.
+                return _judgement(question, Verdict.UNPARSABLE, (), ())
+        dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
+        request = _request(path, position, dropped, config, seed=seed)
+        question = replace(question, request=request, dropped_steps=dropped)
     if len(generations) != question.request.n:
         raise ModelFault(
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "

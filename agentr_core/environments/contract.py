@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from agentr_core import answers
+from agentr_core.errors import IllTypedAnswer
 from agentr_core.protocols import Environment
-from agentr_core.rollout import identity
 from agentr_core.types import Instance, Transition
 
 MAX_STEPS = 60
@@ -57,52 +58,43 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
         if not len(instances):
             yield Violation(rule="splits", detail=f"split {split} is empty")
         for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
-            known = identity(one, instance)
-            if known in seen and seen[known].split != split:
-                yield Violation(rule="leakage", detail=f"{instance.key} and {seen[known].key} are alike")
-            seen[known] = instance
-            yield from _episode(one, other, instance)
+            try:
+                known = answers.identity(one, instance)
+                if known in seen and seen[known].split != split:
+                    yield Violation(rule="leakage", detail=f"{instance.key} and {seen[known].key} are alike")
+                seen[known] = instance
+                yield from _episode(one, other, instance)
+            except IllTypedAnswer as fault:
+                yield Violation(rule="transition", detail=f"{instance.key}: {fault}")
 
 
 def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
-    replies = one.expert(instance)
-    actions = [NONSENSE, ""] if replies is None else [one.parse(reply) for reply in replies]
+    answers.depth(one, instance)
+    replies = answers.expert(one, instance)
+    actions = [NONSENSE, ""] if replies is None else [answers.action_in(one, reply) for reply in replies]
     if replies is not None and not all(actions):
         yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
-    firsts = one.reset(instance), other.reset(instance)
+    firsts = answers.reset(one, instance), answers.reset(other, instance)
     if firsts[0] != firsts[1]:
         yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
-    nonsense = one.step(NONSENSE)
-    yield from _transition(instance, NONSENSE, nonsense)
+    nonsense = answers.step(one, NONSENSE)
     if nonsense.reward > 0 or nonsense.info.get("success"):
-        yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward}")
+        yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward:g}")
     one.reset(instance)
     last: Transition | None = None
     for position, action in enumerate(itertools.islice(actions, MAX_STEPS)):
         before = one.snapshot() if one.can_snapshot else None
-        last = one.step(action)
-        yield from _transition(instance, action, last)
-        if other.step(action)[:4] != last[:4]:
+        last = answers.step(one, action)
+        if answers.step(other, action)[:4] != last[:4]:
             yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
         if one.can_snapshot:
             one.restore(before)
-            if one.step(action)[:4] != last[:4]:
+            if answers.step(one, action)[:4] != last[:4]:
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
         if last.terminated or last.truncated:
             break
     if replies is not None and len(actions) <= MAX_STEPS and not (last and last.info.get("success")):
         yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
-
-
-def _transition(instance: Instance, action: str, transition: Transition) -> Iterator[Violation]:
-    if not isinstance(transition.observation, str) or transition.reward > 1:
-        yield Violation(rule="transition", detail=f"{instance.key}: {action!r} gave reward {transition.reward}")
-    if "success" not in transition.info:
-        yield Violation(rule="transition", detail=f"{instance.key}: info after {action!r} has no success flag")
-    if not isinstance(transition.info.get("valid", True), bool):
-        yield Violation(rule="transition", detail=f"{instance.key}: the valid flag after {action!r} is no bool")
-    if not isinstance(transition.info.get("matched", ""), str):
-        yield Violation(rule="transition", detail=f"{instance.key}: the action matched to {action!r} is no text")
 
 
 def _spread(instances: Sequence[Instance], count: int) -> list[Instance]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentr_core import answers
 from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
@@ -82,17 +83,16 @@ class GymnasiumText:
         if instance.environment != self.name or instance.index not in self._seeds.get(instance.split, ()):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
         self._return = 0.0
-        return self._text(self._env.reset(seed=instance.index)[0])
+        return answers.text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to; what the environment says in its own `info` stays in it."""
         observation, reward, terminated, truncated, info = self._env.step(action)
-        self._return += float(reward)
+        # Before it is added up: the bounds of the scale would hide that it is infinite.
+        self._return += answers.number(reward, f"{self.name}: the reward of {action!r}")
         standing = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
-        success = bool(info.get("success", terminated and standing == 1.0))
-        return Transition(
-            self._text(observation), standing, bool(terminated), bool(truncated), {**info, "success": success}
-        )
+        success = info.get("success", bool(terminated) and standing == 1.0)
+        return Transition(observation, standing, terminated, truncated, {**info, "success": success})
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply."""
@@ -118,11 +118,6 @@ class GymnasiumText:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
-
-    def _text(self, observation: Any) -> str:
-        if not isinstance(observation, str):
-            raise EnvironmentFault(f"{self.name} gave an observation that is no text but {type(observation).__name__}")
-        return observation
 
 
 def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env[str, str]:

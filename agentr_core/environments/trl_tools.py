@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.errors import EnvironmentFault
 from agentr_core.protocols import Environment
 from agentr_core.types import Instance
@@ -28,7 +29,7 @@ class TrlEpisode:
     def reset(self, *, environment_name: str, split: str, index: int, **columns: Any) -> str:
         """Return the first observation of a row's instance; TRL appends it to the prompt."""
         self._steps, self._reward, self._over, self._fault = 0, 0.0, False, None
-        return self._env.reset(Instance(environment=environment_name, split=split, index=index))
+        return answers.reset(self._env, Instance(environment=environment_name, split=split, index=index))
 
     def act(self, action: str) -> str:
         """Act in the world and see what it leads to.
@@ -42,7 +43,8 @@ class TrlEpisode:
         if self._over:
             return "The episode is over."
         try:
-            observation, reward, terminated, truncated, _ = self._env.step(self._env.parse(f"Action: {action}"))
+            found = answers.action_in(self._env, f"Action: {action}")
+            observation, reward, terminated, truncated, _ = answers.step(self._env, found)
         except EnvironmentFault as fault:
             # TRL would tell the model of it as of a mistake of its own; `get_reward` raises it instead.
             self._fault, self._over = fault, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentr_core import answers
 from agentr_core.config import ErrorsConfig
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import EnvironmentPool, UnitError, run_all
@@ -104,7 +105,7 @@ async def evaluate(
                 plan=plan,
                 trajectory=trajectory,
                 replies=tuple(replies),
-                depth=env.depth(plan.instance),
+                depth=answers.depth(env, plan.instance),
                 invalid_actions=_count_invalid(replies),
                 environment_seconds=timer.environment_seconds,
                 sampling_seconds=timer.sampling_seconds,

@@ -11,6 +11,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
+from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong, Transient
 from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Request
@@ -150,7 +151,8 @@ class Batcher:
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
             self._check(replies, len(batch))
-            self._count(replies, time.perf_counter() - start)
+            answers = [self._checked(waiting, given) for waiting, given in zip(batch, replies, strict=True)]
+            self._count([a for a in answers if isinstance(a, list)], time.perf_counter() - start)
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             # What may heal by itself is the backend's fault, not one request's.
@@ -162,9 +164,18 @@ class Batcher:
             await self._serve(batch[:middle])
             await self._serve(batch[middle:])
             return
-        for waiting, generations in zip(batch, replies, strict=True):
-            if not waiting.future.done():
-                waiting.future.set_result(generations)
+        for waiting, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, ModelFault):
+                _fail(waiting, answer)
+            elif not waiting.future.done():
+                waiting.future.set_result(answer)
+
+    def _checked(self, waiting: _Waiting, given: list[Generation]) -> list[Generation] | ModelFault:
+        """Return the replies to one request, or what is wrong with them, which is that request's fault alone."""
+        try:
+            return checked_generations(given, waiting.request, self.model.name)
+        except ModelFault as fault:
+            return fault
 
     def _check(self, replies: list[list[Generation]], requests: int) -> None:
         if len(replies) != requests or not all(replies):

@@ -16,17 +16,29 @@ from agentr_core.errors import (
     MalformedReply,
     ModelFault,
     ModelUnavailable,
-    PromptTooLong,
+    RequestTooLong,
 )
 from agentr_core.models.openai_wire import read_models
+from agentr_core.secret_values import MASK, references
 
 if TYPE_CHECKING:
     from openai import APIStatusError
 
+_SHORTEST_SECRET = 4
 _HEALING = (408, 409, 429)
 _NO_CREDIT = "insufficient_quota"
-_CONTEXT_CODE = "context_length_exceeded"
-_CONTEXT_WORDS = ("maximum context length", "context length exceeded", "exceeds the context", "context window")
+_TOO_LONG = (400, 413, 422)
+_CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
+_CONTEXT_WORDS = (
+    "maximum context length",
+    "context length exceeded",
+    "model's context length",
+    "exceeds the context",
+    "exceeds the available context",
+    "context window",
+    "prompt is too long",
+    "`max_new_tokens` must be <=",
+)
 _NO_LIST = (404, 405, 501)
 
 
@@ -36,6 +48,8 @@ class Endpoint:
 
     url: str
     key: str = field(repr=False)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values of the environment variables that `server.extra_body` refers to."""
 
     def __post_init__(self) -> None:
         if wrong := url_fault(self.url):
@@ -56,8 +70,12 @@ class Endpoint:
         return {"base_url": self.url, "api_key": self.key or "none", "timeout": timeout, "max_retries": 0}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the key, should a server have repeated it."""
-        return text.replace(self.key, "***") if self.key else text
+        """Return a text without the key and the values of variables, should a server have repeated one."""
+        # Shorter values are no secrets, and would take letters out of words.
+        values = [value for value in self.variables.values() if len(value) >= _SHORTEST_SECRET]
+        for secret in sorted(filter(None, (self.key, *values)), key=len, reverse=True):
+            text = text.replace(secret, MASK)
+        return text
 
 
 def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
@@ -76,11 +94,17 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
             f"the environment variable {server.api_key_env} with the key for {address} is not set; export it, or "
             "set server.api_key_env to another variable, or to nothing if the server wants no key"
         )
-    return Endpoint(url=address, key=key)
+    wanted = references(server.extra_body)
+    if unset := [name for name in wanted if not environment.get(name)]:
+        raise EndpointError(
+            f"server.extra_body of model {server.model} refers to the environment variable {unset[0]}, which is not "
+            "set; export it"
+        )
+    return Endpoint(url=address, key=key, variables={name: environment[name] for name in wanted})
 
 
 def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
-    """Return the context length of a served model: the configured one, or for 0 what the server says. Blocks.
+    """Return the context length of a served model: what the server says, or less if so configured. Blocks.
 
     In any case the server is asked which models it has; one that has no such list is believed to have the model.
 
@@ -102,12 +126,12 @@ def context_length(where: Endpoint, server: ServerConfig, configured: int) -> in
         raise EndpointError(
             f"{where.url} has no model {server.model!r}; it has {', '.join(sorted(served)) or 'none'}: set server.model"
         )
-    length = configured or served[server.model]
-    if length is None:
+    lengths = [length for length in (configured, served[server.model]) if length]
+    if not lengths:
         raise ConfigError(
             f"{where.url} does not tell how long the context of {server.model} is; set context_length beside server"
         )
-    return length
+    return min(lengths)
 
 
 def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrError:
@@ -164,6 +188,8 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
             f"{where.url} knows no model {server.model!r}, or is no such server ({said}); correct server.model or the "
             "address, which usually ends with /v1"
         )
-    if error.code == _CONTEXT_CODE or (status == 400 and any(words in said.lower() for words in _CONTEXT_WORDS)):
-        return PromptTooLong(f"a prompt leaves no room for a reply at {where.url}: {said}")
+    # A closed list cannot be had: a refusal in other words is a fault, which costs its episode and ends no path.
+    told = {error.code, error.type} & set(_CONTEXT_CODES)
+    if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
+        return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
     return ModelFault(f"{where.url} refused the request ({status}): {said}")

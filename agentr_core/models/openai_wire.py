@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.config import ServerConfig
 from agentr_core.errors import MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
@@ -17,44 +18,57 @@ from agentr_core.types import Generation, Request
 _SHOWN = 200
 """Characters of a malformed body that an error message quotes."""
 
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+"""A token id, or a number of tokens."""
 
-class _Message(BaseModel):
+
+class _Strict(BaseModel):
+    """What a server says is believed as it stands: no text is made a number, and NaN is none."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Message(_Strict):
     content: str | None = None
     refusal: str | None = None
 
 
-class _Token(BaseModel):
-    logprob: float
+class _Token(_Strict):
+    logprob: Annotated[float, Field(le=HIGHEST_LOGPROB)]
 
 
-class _Logprobs(BaseModel):
+class _Logprobs(_Strict):
     content: list[_Token] | None = None
 
 
-class _Choice(BaseModel):
+class _Choice(_Strict):
     index: int
     message: _Message
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[Tokens] | None = None
 
 
-class _Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
+class _Usage(_Strict):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
 
 
-class _Completion(BaseModel):
+class _Completion(_Strict):
     choices: list[_Choice]
     usage: _Usage
 
 
-class _Served(BaseModel):
+class _Measured(_Strict):
+    usage: _Usage
+
+
+class _Served(_Strict):
     id: str
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
 
 
-class _ModelList(BaseModel):
+class _ModelList(_Strict):
     data: list[_Served]
 
 
@@ -127,6 +141,14 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
         for choice, count in zip(choices, counts, strict=True)
     ]
+
+
+def read_prompt_tokens(payload: bytes) -> int:
+    """Return how many tokens the server counted in the prompt of a response. Raises `MalformedReply`."""
+    try:
+        return _Measured.model_validate_json(payload).usage.prompt_tokens
+    except ValidationError:
+        raise MalformedReply(f"the reply does not tell the tokens of its prompt: {_quote(payload)}") from None
 
 
 def read_models(payload: bytes) -> dict[str, int | None]:

@@ -6,10 +6,11 @@ import asyncio
 import time
 from dataclasses import replace
 
+from agentr_core.answers import checked_generations
 from agentr_core.config import ModelConfig
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.models.batching import Batcher, BatchStats
-from agentr_core.protocols import ChatModel
+from agentr_core.protocols import ChatModel, Estimating
 from agentr_core.types import Generation, Request
 
 
@@ -28,6 +29,7 @@ class Relay:
     def __init__(self, model: ChatModel, *, concurrency: int) -> None:
         self.model = model
         self._concurrency = concurrency
+        self._estimates = isinstance(model, Estimating) and model.estimates
         self._under_way: set[asyncio.Task[list[list[Generation]]]] = set()
         self._busy_since = 0.0
         self._stats = BatchStats()
@@ -37,7 +39,7 @@ class Relay:
         """Return the replies to one request. Raises what the model raises; after `close`, `ModelFault`."""
         if self._closed:
             raise ModelFault("the relay is closed; make a new one")
-        tokens = self.model.count_tokens(request)
+        tokens = 0 if self._estimates else self.model.count_tokens(request)
         if tokens >= self.model.context_length:
             raise PromptTooLong(
                 f"a prompt of {tokens} tokens leaves no room for a reply in the {self.model.context_length} of "
@@ -48,7 +50,8 @@ class Relay:
             self._busy_since = time.perf_counter()
         self._under_way.add(asking)
         try:
-            (generations,) = await asking
+            (given,) = await asking
+            generations = checked_generations(given, request, self.model.name)
         except Exception:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             raise

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0
 _REPLACEMENTS = 3
 _JSON = "application/json"
+_OWN_NAMES = (HOST, "localhost", "::1")
+_MOST_BYTES = 2**20
+_LENGTH_DIGITS = 9
+_SILENCE_SECONDS = 30.0
 
 
 class State(BaseModel):
@@ -117,19 +122,29 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
     """Answer at a port of this machine for the length of the block, and lend the address. Raises `ConfigError`."""
 
     class Handler(BaseHTTPRequestHandler):
+        # Of a connection that says nothing more: it would keep a thread for ever.
+        timeout = _SILENCE_SECONDS
+
         def do_GET(self) -> None:
-            self._answer(200, keeper.state)
+            if refusal := _foreign(self.headers):
+                self._refuse(*refusal)
+            else:
+                self._answer(200, keeper.state)
 
         def do_POST(self) -> None:
-            # A web page can have a browser post to this machine, but not of this type.
-            if self.headers.get("Content-Type") != _JSON:
-                self._answer(415, keeper.state.model_copy(update={"fault": f"a wish is of the type {_JSON}"}))
+            if refusal := _foreign(self.headers) or _unreadable(self.headers):
+                self._refuse(*refusal)
                 return
-            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            content = self.rfile.read(int(self.headers["Content-Length"]))
             try:
                 self._answer(200, keeper.serve(Wish.model_validate_json(content)))
             except (AgentrError, ValidationError) as error:
-                self._answer(400, keeper.state.model_copy(update={"fault": str(error)}))
+                self._refuse(400, str(error))
+
+        def _refuse(self, status: int, fault: str) -> None:
+            # What was not read of a request would be taken for the next one.
+            self.close_connection = True
+            self._answer(status, keeper.state.model_copy(update={"fault": fault}))
 
         def log_message(self, format: str, *args: Any) -> None:
             """Requests of the door are no news."""
@@ -153,6 +168,37 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _foreign(headers: Message) -> tuple[int, str] | None:
+    """Return status and reason for a request that a web page had a browser make, or None.
+
+    A browser names the page in `Origin`; a page under a name that leads to this machine names itself in `Host`.
+    """
+    if headers.get("Origin") is not None:
+        return 403, "web pages are not answered here"
+    try:
+        host = urlsplit(f"//{headers.get('Host', '')}").hostname
+    except ValueError:
+        host = None
+    if host not in _OWN_NAMES:
+        return 403, f"this door is {HOST}; it does not answer to another name"
+    return None
+
+
+def _unreadable(headers: Message) -> tuple[int, str] | None:
+    """Return status and reason for a request whose body is not read, or None."""
+    # A web page can have a browser post to this machine, but not of this type.
+    if headers.get("Content-Type") != _JSON:
+        return 415, f"a wish is of the type {_JSON}"
+    length = headers.get("Content-Length")
+    if length is None:
+        return 411, "a wish says how long it is"
+    if not (length.isascii() and length.isdecimal()):
+        return 400, "the length of a wish is a number of bytes"
+    if len(length) > _LENGTH_DIGITS or int(length) > _MOST_BYTES:
+        return 413, f"a wish has at most {_MOST_BYTES} bytes"
+    return None
 
 
 class RemoteFleet:

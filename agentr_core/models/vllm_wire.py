@@ -7,10 +7,11 @@ endpoint would render the conversation with its own template code and tokenise e
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.errors import MalformedReply
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Request
@@ -18,20 +19,24 @@ from agentr_core.types import Request
 _SHOWN = 300
 
 
-class _Logprobs(BaseModel):
-    token_logprobs: list[float]
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Choice(BaseModel):
+class _Logprobs(_Strict):
+    token_logprobs: list[Annotated[float, Field(le=HIGHEST_LOGPROB)]]
+
+
+class Choice(_Strict):
     """One reply as vLLM tells it; `token_ids` has the end-of-turn token, too."""
 
     index: int
     finish_reason: str
-    token_ids: list[int]
+    token_ids: list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]]
     logprobs: _Logprobs | None = None
 
 
-class _Completion(BaseModel):
+class _Completion(_Strict):
     choices: list[Choice]
 
 

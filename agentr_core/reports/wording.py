@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from agentr_core.reports.records import BASE, Estimate, TurnPart
+from agentr_core.texts import visible as visible
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -21,10 +21,6 @@ PARTS: Mapping[TurnPart, str] = {
     "good": "good path",
 }
 """What a report calls the parts of a revision sample."""
-
-# Control characters and lone surrogates are illegal in HTML or cannot be encoded; bidirectional overrides could make
-# a transcript read differently from what was trained on.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def percent(share: float | None) -> str:
@@ -84,11 +80,3 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
-
-
-def visible(text: str) -> str:
-    """Return a text with control characters, direction overrides and lone surrogates written out as escapes.
-
-    Tabs and line feeds stay; carriage returns are shown, because a tokenizer saw them.
-    """
-    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from agentr_core import answers
 from agentr_core.config import SearchConfig
 from agentr_core.errors import DataFault
 from agentr_core.pool import phase
@@ -49,7 +50,7 @@ async def grow(
     timer = timer or EpisodeTimer()
     if tree is None:
         with phase("reset"):
-            first_observation = await call(env, timer, lambda: env.reset(instance))
+            first_observation = await call(env, timer, lambda: answers.reset(env, instance))
         arena = Arena(instance=instance, first_observation=first_observation, seed=seed)
     elif tree.instance != instance or tree.seed != seed:
         raise DataFault(

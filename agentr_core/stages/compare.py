@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import yaml
 
 from agentr_core.arms import Arm, arms_of
-from agentr_core.config import parse, resolved
+from agentr_core.config import parse, shown
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
@@ -48,7 +48,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         seeds=recipe.compare.seeds,
         base=base,
         arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
-        recipe_yaml=yaml.safe_dump(resolved(recipe), sort_keys=False),
+        recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
 
 
@@ -84,7 +84,7 @@ def _trainings(place: Workplace) -> dict[str, str]:
     rows = place.all(
         "select config, run_id from run where (config->>'$.compare.pool') = ? order by started_at", place.run_id
     )
-    return {canonical(asked_for(parse(json.loads(config)))): run_id for config, run_id in rows}
+    return {canonical(asked_for(parse(json.loads(config), stored=True))): run_id for config, run_id in rows}
 
 
 def _run(place: Workplace, arm: Arm, run_id: str) -> ArmRun | None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.config import Recipe
 from agentr_core.conversation import opening, turns
-from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer
 from agentr_core.expert_file import Demonstration, read_demonstrations
 from agentr_core.fingerprint import fingerprint
+from agentr_core.json_lines import World
 from agentr_core.protocols import Environment
 from agentr_core.rollout import EpisodeTimer, play
 from agentr_core.samples import sample_id
@@ -72,11 +74,14 @@ def _make(
     units: list[Rows] = []
     rejections: list[Rejection] = []
     try:
-        expert = expert_of(place.recipe)
+        expert = expert_of(place.recipe, env)
         for done, instance in enumerate(instances, start=1):
             check_wanted()
             place.progress(done, len(instances), "expert episodes")
-            found = expert(env, instance)
+            try:
+                found = expert(env, instance)
+            except IllTypedAnswer as error:
+                found = Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))
             if isinstance(found, Rejection):
                 rejections.append(found)
             else:
@@ -95,14 +100,14 @@ def _make(
     return units, rejections
 
 
-def expert_of(recipe: Recipe) -> Expert:
+def expert_of(recipe: Recipe, env: Environment) -> Expert:
     """Return the expert of a recipe: the environment's, or the file's. Raises `DataFileError` for a malformed file."""
     config = recipe.eto.expert
     if not config.file:
         return _built_in
     known = read_demonstrations(
         Path(config.file),
-        environment=recipe.environment.name,
+        world=World(env.name, recipe.environment.name),
         split=recipe.instances.train,
         opening=config.opening,
     )
@@ -125,10 +130,10 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
     Raises `EnvironmentFault` when the expert fails its own replay.
     """
-    replies = env.expert(instance)
+    replies = answers.expert(env, instance)
     if replies is None:
         return None
-    trajectory = _played(env, instance, tuple(replies))
+    trajectory = _played(env, instance, replies)
     if trajectory.stop is not StopReason.SUCCESS:
         raise EnvironmentFault(
             f"the expert of {env.name} does not solve {instance.key}: after {len(trajectory.steps)} steps the "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
+from agentr_core import answers
 from agentr_core.config import EvaluationSetConfig, Recipe
-from agentr_core.errors import DataFault
+from agentr_core.errors import DataFault, IllTypedAnswer
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Deriving, Environment
-from agentr_core.rollout import identity
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import instance_row
@@ -53,7 +54,9 @@ def episode_count(recipe: Recipe, env: Environment) -> int:
 
 def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
     """Return the rows of instances with what their environment says of them."""
-    return [instance_row(i, env.depth(i), env.origin(i) if isinstance(env, Deriving) else None) for i in instances]
+    return [
+        instance_row(i, answers.depth(env, i), env.origin(i) if isinstance(env, Deriving) else None) for i in instances
+    ]
 
 
 def _some(pool: Sequence[Instance], limit: int, *, spread: bool) -> tuple[Instance, ...]:
@@ -80,7 +83,8 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
 def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
     """Raise `DataFault` if a training instance is a held-out instance or a variant of one, under whatever name.
 
-    Blocks as `reset` of the environment does.
+    An instance that begins with what is no text is compared to none: its episode will be refused. Blocks as `reset` of
+    the environment does.
     """
     held_out: dict[str, str] = {}
     for instance in test:
@@ -98,5 +102,7 @@ def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[In
 
 def _names(env: Environment, instance: Instance) -> tuple[str, ...]:
     """Return the texts that no training and held-out instance may share."""
-    text = identity(env, instance)
-    return (text, f"origin {env.origin(instance).key}") if isinstance(env, Deriving) else (text,)
+    names = [f"origin {env.origin(instance).key}"] if isinstance(env, Deriving) else []
+    with suppress(IllTypedAnswer):
+        names.append(answers.identity(env, instance))
+    return tuple(names)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import ConfigError
+from agentr_core.json_lines import World
 from agentr_core.pairs_file import read_pairs
 from agentr_core.preferences import (
     STAGE,
@@ -62,16 +63,15 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
 
 def _make(place: Workplace, iteration: int) -> Made:
     config = place.recipe.eto.preferences
-    if config.source == "file":
-        made = read_pairs(
-            Path(config.file), environment=place.recipe.environment.name, split=place.recipe.instances.train
-        )
-    else:
-        env = place.make_environment()
-        try:
+    env = place.make_environment()
+    try:
+        if config.source == "file":
+            world = World(env.name, place.recipe.environment.name)
+            made = read_pairs(Path(config.file), world=world, split=place.recipe.instances.train)
+        else:
             made = _of_trees(place, env) if config.source == "trees" else _of_episodes(place, iteration, env)
-        finally:
-            env.close()
+    finally:
+        env.close()
     different, repeated = distinct(_stamped(made[0], place.iteration_id(iteration)))
     kept, over_cap = capped(different, config.per_instance)
     return kept, (*made[1], *repeated, *over_cap)
@@ -118,11 +118,11 @@ def _of_trees(place: Workplace, env: Environment) -> Made:
     if not rows:
         raise ConfigError(f"eto.preferences.trees: run {runs[0][0]} has no finished tree; name a run of method agent-r")
     trees = load_trees(place.store, [key for (key,) in rows])
-    strange = sorted({tree.instance.environment for tree in trees.values()} - {place.recipe.environment.name})
+    strange = sorted({tree.instance.environment for tree in trees.values()} - {env.name})
     if strange:
         raise ConfigError(
             f"eto.preferences.trees: run {runs[0][0]} has trees of {', '.join(strange)}, and the recipe's environment "
-            f"is {place.recipe.environment.name}"
+            f"is {env.name}"
         )
     return _joined(in_tree(leaf_paths(tree, key), env, config, key) for key, tree in trees.items())
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.config import Recipe, resolved
+from agentr_core.config import Recipe, shown
 from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.reports.records import (
     ErrorRecord,
@@ -61,7 +61,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         errors=_errors(place, iteration),
         examples=examples(place, iteration, count=5),
         revises=not _treeless(recipe),
-        recipe_yaml=yaml.safe_dump(resolved(recipe), sort_keys=False),
+        recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
         versions=_versions(place),
         hashes=_hashes(place, iteration),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from agentr_core.errors import IllTypedAnswer
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pairing import good_paths
 from agentr_core.protocols import Environment
@@ -51,7 +52,10 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
             check_wanted()
             place.progress(done, len(pairs), "pairs spliced")
             key = pair_id(pair)
-            made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
+            try:
+                made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
+            except IllTypedAnswer as error:
+                made = _ill_typed(pair_key(pair), error)
             if isinstance(made, Rejection):
                 rejections.append(made)
                 continue
@@ -61,11 +65,16 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
                 )
                 for trajectory_id, sample in made
             )
-        return [
-            _good_rows(good_sample(path, env, prune=place.recipe.splice.prune), path, iteration_id)
-            for key, tree in trees.items()
-            for path in good_paths(leaf_paths(tree, key), place.recipe.alpha(iteration))
-        ]
+        kept = []
+        for key, tree in trees.items():
+            for path in good_paths(leaf_paths(tree, key), place.recipe.alpha(iteration)):
+                try:
+                    sample = good_sample(path, env, prune=place.recipe.splice.prune)
+                except IllTypedAnswer as error:
+                    rejections.append(_ill_typed(f"{path.tree_id}:{path.leaf}", error))
+                    continue
+                kept.append(_good_rows(sample, path, iteration_id))
+        return kept
 
     with place.timed(STAGE, iteration) as clock:
         good = await in_thread(_within, place, make)
@@ -102,6 +111,10 @@ def _revisions(
         return samples if isinstance(samples, Rejection) else list(samples.items())
     made = splice(pair, critique, env, config, alpha=alpha, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
+
+
+def _ill_typed(subject: str, error: IllTypedAnswer) -> Rejection:
+    return Rejection(stage=STAGE, subject=subject, reason="ill-typed-answer", detail=str(error))
 
 
 def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:

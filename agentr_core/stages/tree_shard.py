@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from agentr_core import answers
 from agentr_core.errors import ReplayDiverged
 from agentr_core.fingerprint import derive_seed
 from agentr_core.pool import EnvironmentPool, phase, run_all
@@ -74,7 +75,7 @@ class TreeShard:
                         if stored is None or len(stored.nodes) == 1:
                             # A tree that is only a root is grown from where the environment stands.
                             with phase("reset"):
-                                first = await call(env, timer, lambda: env.reset(instance))
+                                first = await call(env, timer, lambda: answers.reset(env, instance))
                         else:
                             first = stored.first_observation
                         if stored is not None and first != stored.first_observation:

@@ -118,8 +118,6 @@ async def test_a_lasting_fault_becomes_an_error_and_never_a_reply(server: Served
     [
         (refuse(400, "no such field"), ModelFault, "refused the request \\(400\\): .*no such field"),
         (refuse(422, "bad"), ModelFault, "refused the request \\(422\\)"),
-        (refuse(400, "too long", "context_length_exceeded"), PromptTooLong, "too long"),
-        (refuse(400, "This model's maximum context length is 8 tokens"), PromptTooLong, "leaves no room"),
         (refuse(401, f"wrong key {KEY}"), EndpointError, "refuses the key in OPENAI_API_KEY"),
         (refuse(403), EndpointError, "refuses the key"),
         (refuse(404, "gone"), EndpointError, "knows no model 'script'.*gone"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,13 +15,16 @@ from toy import Line
 from toy import instance as line_instance
 from transformers.utils import get_json_schema
 
+from agentr_core.config import parse
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.gymnasium_text import GymnasiumText
 from agentr_core.environments.template import CombinationLock
 from agentr_core.environments.textcraft import TextCraft
 from agentr_core.environments.trl_tools import environment_factory, rows
-from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
+from agentr_core.rollout import act
+from agentr_core.stages.expert import expert_of
 from agentr_core.types import Transition
 
 
@@ -77,6 +82,50 @@ def test_success_is_the_environments_own_where_it_tells() -> None:
     env.reset(env.instances("train")[0])
     env.step("climb")
     assert env.step("climb") == ("0 left.", 1.0, True, False, {"success": False})
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), "5", None])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    """An infinite one was a success before: the scale ends at 1."""
+    env = climb()
+    env.reset(env.instances("train")[0])
+    env._env.unwrapped.step = lambda action: ("up", reward, True, False, {})  # type: ignore[method-assign]
+    with pytest.raises(IllTypedAnswer, match="the reward of 'climb' is"):
+        act(env, "Action: climb")
+
+
+@pytest.mark.parametrize("success", ["False", 1, None])
+def test_a_success_that_is_no_flag_is_refused(success: Any) -> None:
+    env = climb()
+    env.reset(env.instances("train")[0])
+    env._env.unwrapped.step = lambda action: ("up", 10.0, True, False, {"success": success})  # type: ignore[method-assign]
+    with pytest.raises(IllTypedAnswer, match="success"):
+        act(env, "Action: climb")
+
+
+def test_an_expert_file_is_played_in_a_world_of_gymnasium(tmp_path: Path) -> None:
+    """The keys of a file's instances had the recipe's name, and those of the world its own: none ever matched."""
+    turns = ["Climb.", "Ok.", "Stairs.", "Action: climb", "1 left.", "Action: climb"]
+    lines = [
+        json.dumps(
+            {"id": given, "conversations": [{"from": ("human", "gpt")[i % 2], "value": t} for i, t in enumerate(turns)]}
+        )
+        for given in (0, "gymnasium/train/1", "gymnasium-Stairs-v0/train/2")
+    ]
+    (tmp_path / "expert.jsonl").write_text("\n".join(lines))
+    recipe = parse(
+        {
+            "name": "stairs",
+            "method": "eto",
+            "model": {"path": "m"},
+            "environment": {"name": "gymnasium", "options": {"id": "Stairs-v0", "reward_high": 10.0}},
+            "eto": {"phases": ["sft"], "expert": {"file": str(tmp_path / "expert.jsonl")}},
+        }
+    )
+    env = climb()
+    play_expert = expert_of(recipe, env)
+    found = [play_expert(env, instance) for instance in env.instances("train")[:4]]
+    assert [getattr(one, "success", None) for one in found] == [True, True, True, None]
 
 
 @pytest.mark.parametrize(

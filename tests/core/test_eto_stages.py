@@ -193,6 +193,24 @@ async def test_failures_become_pairs_with_the_expert_and_lead_back(site: Sites) 
     ]
 
 
+@pytest.mark.parametrize("odd", [{"success": "False"}, {"success": True, "valid": 1}])
+async def test_an_ill_typed_answer_costs_its_episode_and_not_the_stage(site: Sites, odd: dict[str, Any]) -> None:
+    class Odd(House):
+        def step(self, action: str) -> Transition:
+            transition = super().step(action)
+            return transition._replace(info=odd) if self._key == "door/train/2" else transition
+
+    one = await prepare(site())
+    place = replace(one.place, make_environment=lambda: Odd((), expert=True))
+    assert await demonstrate(place, 1) == {"expert": 5, "rejected": 1}
+    await explore(place, 1)
+    assert one.ask("select subject, reason from rejection where stage = 'expert'") == [
+        ("door/train/2", "ill-typed-answer")
+    ]
+    assert one.ask('select "class", phase, level from event') == [("IllTypedAnswer", "step", "error")]
+    assert len(one.ask("select * from trajectory where source = 'rollout'")) == 5
+
+
 async def test_a_second_run_finds_everything_done(site: Sites) -> None:
     one = site("eto.explore.samples=2")
     made = await make_pairs(one)

@@ -106,6 +106,26 @@ def test_the_log_has_no_thoughts_and_loses_whole_steps_from_its_old_end() -> Non
     assert "The goal is 6" in shortest
 
 
+async def test_a_log_that_the_judge_counts_as_too_long_is_shortened() -> None:
+    """Before, what an estimate let through and the server refused was stored as an unparsable verdict."""
+    seen: list[int] = []
+
+    async def strict(request: Request) -> list[Generation]:
+        steps = request.messages[0].text.count("Action: ")
+        seen.append(steps)
+        if steps > 2:
+            raise PromptTooLong("no room")
+        return [generation("Judgement: Good")]
+
+    path = ToyTree(4).path("look", "left", "left", "right", "left")
+    scan = scans_of([ToyTree(4).pair(["right"], ["look"])], CONFIG)[0]._replace(path=path, start=4)
+    judged = await judge_paths([scan], strict, CONFIG, seed=0, **BUDGET)
+    (judgement,) = judged.values()
+    assert judgement.verdict is Verdict.GOOD
+    assert judgement.dropped_steps == 3
+    assert seen == [5, 3, 2]
+
+
 async def test_a_step_that_does_not_fit_at_all_is_unparsable() -> None:
     async def full(request: Request) -> list[Generation]:
         raise PromptTooLong("no room")

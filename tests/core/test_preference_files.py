@@ -11,6 +11,7 @@ import pytest
 from agentr_core.errors import DataFileError
 from agentr_core.expert_file import read_demonstrations
 from agentr_core.export import pair_lines
+from agentr_core.json_lines import World
 from agentr_core.pairs_file import read_pairs
 from agentr_core.types import Instance
 
@@ -33,11 +34,11 @@ def openai(*texts: str) -> list[Record]:
 
 
 def demonstrations(path: Path, opening: int = 2) -> Any:
-    return read_demonstrations(path, environment="line", split="train", opening=opening)
+    return read_demonstrations(path, world=World("line"), split="train", opening=opening)
 
 
 def pairs(path: Path) -> Any:
-    return read_pairs(path, environment="line", split="train")
+    return read_pairs(path, world=World("line"), split="train")
 
 
 def pair(**changes: Any) -> Record:
@@ -60,6 +61,28 @@ def test_demonstrations_are_the_replies_after_the_opening(tmp_path: Path) -> Non
     assert one.replies == other.replies == ("right", "right")
     assert (one.reward, other.reward) == (1.0, 0.75)
     assert other.where.endswith("data.jsonl:2")
+
+
+@pytest.mark.parametrize("given", [3, "3", "gymnasium/train/3", "gymnasium-ns/Rooms-v0/train/3"])
+def test_a_world_of_gymnasium_has_files_under_either_name(tmp_path: Path, given: Any) -> None:
+    """Its instances are named by the id of the world, which may have a slash; the recipe says `gymnasium`."""
+    world = World("gymnasium-ns/Rooms-v0", "gymnasium")
+    path = write(tmp_path, {"id": given, "conversations": spoken("a", "b", "c", "d")})
+    (found,) = read_demonstrations(path, world=world, split="train", opening=2).values()
+    assert found.instance == Instance(environment="gymnasium-ns/Rooms-v0", split="train", index=3)
+    (made,), _ = read_pairs(write(tmp_path, pair(id=given)), world=world, split="train")
+    assert made.chosen.instance == found.instance
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udfff"])
+def test_half_a_surrogate_pair_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataFileError, match=r"data\.jsonl:1, turn 3: value has half a surrogate pair"):
+        demonstrations(write(tmp_path, {"id": 1, "conversations": spoken("a", "b", "c", text)}))
+
+
+def test_an_index_that_no_table_holds_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match="give the index of an instance"):
+        demonstrations(write(tmp_path, {"id": 10**30, "conversations": spoken("a", "b", "c", "d")}))
 
 
 def test_an_opening_of_no_turns(tmp_path: Path) -> None:

@@ -279,6 +279,29 @@ async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callabl
 
 
 @pytest.mark.slow
+async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site: Callable[..., Site]) -> None:
+    """The world answers as it should while trees grow, and in one instance no longer when paths are played again."""
+    one = site("splice.mode=verified", "splice.prune=true")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await critique(one.place, 1)
+
+    class Odd(House):
+        def step(self, action: str) -> Transition:
+            transition = super().step(action)
+            odd = self._key == "door/train/1"
+            return transition._replace(info={**transition.info, "success": "False"}) if odd else transition
+
+    await splice_pairs(replace(one.place, make_environment=Odd), 1)
+    lost = one.place.all("select subject, detail from rejection where reason = 'ill-typed-answer'")
+    assert lost
+    assert all("is 'False'; it must be true or false" in detail for _, detail in lost)
+    spliced = one.place.all("select distinct instance_id from sample order by 1")
+    assert len(spliced) == 5
+    assert ("door/train/1",) not in spliced
+
+
+@pytest.mark.slow
 async def test_every_cut_of_a_failed_episode_is_an_episode_of_its_own(site: Callable[..., Site]) -> None:
     one = site()
     await prepare(one.place)

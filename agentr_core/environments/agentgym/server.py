@@ -13,14 +13,19 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, create_model
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from agentr_core import answers
+from agentr_core.environments.agentgym.guard import Guard
 from agentr_core.environments.agentgym.wire import Wire
-from agentr_core.errors import AgentrError, EnvironmentRefusal
+from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnavailable
 from agentr_core.protocols import Environment
 from agentr_core.types import Instance
+
+MOST_ENVIRONMENTS = 1024
 
 
 @dataclass(slots=True)
@@ -44,16 +49,25 @@ class Seats:
         make: returns a new environment.
         numbers: the instances that can be asked for, by number.
         idle_s: seconds after which an environment that nobody used is closed when the next one is opened.
+        most: the most environments that are open at once.
     """
 
     def __init__(
-        self, make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance], *, idle_s: float
+        self,
+        make: Callable[[], Environment],
+        wire: Wire,
+        numbers: Mapping[int, Instance],
+        *,
+        idle_s: float,
+        most: int = MOST_ENVIRONMENTS,
     ) -> None:
         self._make = make
         self._wire = wire
         self._numbers = numbers
         self._order = sorted(numbers)
         self._idle_s = idle_s
+        self._most = most
+        self._opening = 0
         self._next = secrets.randbelow(2**40)
         self._seats: dict[int, Seat] = {}
         self._lock = threading.Lock()
@@ -64,18 +78,24 @@ class Seats:
             return sorted(self._seats)
 
     def create(self, body: Mapping[str, Any]) -> Any:
-        """Open an environment and return the answer."""
+        """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many are open."""
         self._close_idle()
-        seat = Seat(self._make())
         with self._lock:
+            if len(self._seats) + self._opening >= self._most:
+                raise EnvironmentUnavailable(
+                    f"{self._most} environments are open, and no more may be; close some, or raise --max-environments"
+                )
+            self._opening += 1
             env_id = self._next
             self._next += 1
-        answer = self._wire.write_id(env_id)
-        if self._wire.created_ready:
-            answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
-        with self._lock:
-            self._seats[env_id] = seat
-        return answer
+        try:
+            seat, answer = self._open(env_id)
+            with self._lock:
+                self._seats[env_id] = seat
+            return answer
+        finally:
+            with self._lock:
+                self._opening -= 1
 
     def reset(self, body: Mapping[str, Any]) -> Any:
         """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
@@ -91,7 +111,7 @@ class Seats:
         with seat.lock:
             if seat.latest is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = seat.env.step(self._wire.unwrap(body["action"]))
+            transition = answers.step(seat.env, self._wire.unwrap(body["action"]))
             seat.latest = self._wire.write_step(transition, before=seat.reward)
             seat.observation, seat.reward = transition.observation, transition.reward
             return seat.latest
@@ -119,6 +139,17 @@ class Seats:
         for env_id in self.ids():
             self.close({self._wire.id_key: env_id})
 
+    def _open(self, env_id: int) -> tuple[Seat, Any]:
+        seat = Seat(self._make())
+        answer = self._wire.write_id(env_id)
+        if self._wire.created_ready:
+            try:
+                answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
+            except BaseException:
+                seat.env.close()
+                raise
+        return seat, answer
+
     def _seat(self, env_id: int) -> Seat:
         with self._lock:
             seat = self._seats.get(env_id)
@@ -131,7 +162,7 @@ class Seats:
         instance = self._numbers.get(number)
         if instance is None:
             raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
-        seat.observation, seat.reward = seat.env.reset(instance), 0.0
+        seat.observation, seat.reward = answers.reset(seat.env, instance), 0.0
         seat.latest = self._wire.write_first(env_id, seat.observation)
         return seat.latest
 
@@ -156,10 +187,15 @@ def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
 
 
 def app(
-    make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance], *, idle_s: float = 3600.0
+    make: Callable[[], Environment],
+    wire: Wire,
+    numbers: Mapping[int, Instance],
+    *,
+    idle_s: float = 3600.0,
+    most: int = MOST_ENVIRONMENTS,
 ) -> Starlette:
-    """Return the ASGI application; its environments are closed when it shuts down."""
-    seats = Seats(make, wire, numbers, idle_s=idle_s)
+    """Return the ASGI application; its environments are closed when it shuts down. For the rest see `Seats`."""
+    seats = Seats(make, wire, numbers, idle_s=idle_s, most=most)
     create = create_model("Create", id=(int, ...)) if wire.item_at_create else create_model("Create")
     key: dict[str, Any] = {wire.id_key: (int, ...)}
     reset = create_model("Reset", **(key | {wire.item: (int, ...)}))
@@ -200,6 +236,7 @@ def app(
 
     return Starlette(
         lifespan=lifespan,
+        middleware=[Middleware(Guard)],
         routes=[
             Route("/", alive),
             Route(f"{wire.prefix}/list_envs", list_envs),
@@ -217,6 +254,9 @@ async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
     """Return what `act` returns, off the event loop; an error of the environment in the style of the contract."""
     try:
         return JSONResponse(await run_in_threadpool(act))
+    except EnvironmentUnavailable as error:
+        # Clients take this for what passes, and come back.
+        return JSONResponse({"error": str(error)}, 503)
     except AgentrError as error:
         if wire.id_key == "id":
             return JSONResponse({"error": str(error)})

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from agentr_core import answers
 from agentr_core.errors import MalformedAnswer
 from agentr_core.types import Transition
 
@@ -161,15 +162,22 @@ def _field(answer: Any, key: str, kind: type[T]) -> T:
 
 def _as(kind: type[T], value: Any, key: str = "") -> T:
     kinds = (int, float) if kind is float else (kind,)
-    if type(value) not in kinds or (kind is float and not math.isfinite(value)):
+    if type(value) not in kinds or (kind is float and not _is_finite(value)):
         raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {short(value)}, not a {kind.__name__}")
     return value  # type: ignore[no-any-return]
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # JSON has whole numbers that no float holds.
+        return False
+
+
 def short(value: Any) -> str:
     """Return what a value looks like, cut to a length that an error has room for."""
-    text = repr(value)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return answers.shown(value)
 
 
 _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", before="Action: ")

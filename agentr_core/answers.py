@@ -1,0 +1,177 @@
+"""What worlds and models answer, checked once: types and ranges, at the calls through which all of it comes in.
+
+Worlds and models are other people's code. A wrong type that is let in here shows much later, and somewhere else: the
+text "False" is true, a NaN is below no threshold, half of a surrogate pair cannot be stored.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentr_core.errors import IllTypedAnswer, ModelFault
+from agentr_core.protocols import Environment, Identifying
+from agentr_core.texts import lone_surrogate
+from agentr_core.types import Generation, Instance, Request, Transition
+
+MOST_TOKENS = 2**31 - 1
+"""The largest token id, and number of tokens, that is believed and can be stored."""
+_SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
+HIGHEST_LOGPROB = 0.01
+"""Above 0 by what rounding makes of a certain token."""
+
+
+def reset(env: Environment, instance: Instance) -> str:
+    """Return the first observation of an episode. Raises `IllTypedAnswer` when it is no text."""
+    return text(env.reset(instance), f"{env.name}: the first observation of {instance.key}")
+
+
+def step(env: Environment, action: str) -> Transition:
+    """Return what an action leads to, its numbers and flags as Python's own.
+
+    Raises `IllTypedAnswer` when anything in it has another type than `Transition` says, or the reward is above 1.
+    """
+    return transition(env.step(action), f"{env.name}: action {shown(action)}")
+
+
+def action_in(env: Environment, reply: str) -> str:
+    """Return the action in a reply. Raises `IllTypedAnswer` when the environment's parser gives no text."""
+    return text(env.parse(reply), f"{env.name}: the action that was found in a reply")
+
+
+def identity(env: Environment, instance: Instance) -> str:
+    """Return the text by which an instance is known again: the environment's own, or else its first observation.
+
+    Raises `IllTypedAnswer` when it is no text.
+    """
+    if isinstance(env, Identifying):
+        return text(env.identity(instance), f"{env.name}: the identity of {instance.key}")
+    return reset(env, instance)
+
+
+def depth(env: Environment, instance: Instance) -> int | None:
+    """Return the difficulty class of an instance. Raises `IllTypedAnswer` when it is no small whole number."""
+    given = env.depth(instance)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or abs(int(given)) > MOST_TOKENS:
+        raise IllTypedAnswer(f"{env.name}: the depth of {instance.key} is {shown(given)}; it is a whole number or None")
+    return int(given)
+
+
+def expert(env: Environment, instance: Instance) -> tuple[str, ...] | None:
+    """Return the replies of the environment's expert. Raises `IllTypedAnswer` when they are no texts."""
+    given = env.expert(instance)
+    if given is None:
+        return None
+    what = f"{env.name}: the expert's replies to {instance.key}"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise IllTypedAnswer(f"{what} are {shown(given)}; they are a sequence of texts")
+    return tuple(text(reply, what) for reply in given)
+
+
+def transition(given: Any, where: str) -> Transition:
+    """Return the answer to a step with Python's own numbers and flags; `where` begins an error.
+
+    Raises `IllTypedAnswer` when a part has a wrong type, or the reward is not finite or above 1.
+    """
+    if not isinstance(given, tuple | list) or len(given) != 5:
+        raise IllTypedAnswer(
+            f"{where} gave {shown(given)}; a step returns observation, reward, terminated, truncated and info"
+        )
+    observation, reward, terminated, truncated, info = given
+    standing = number(reward, f"{where}: the reward", ought=_SCALE)
+    if standing > 1:
+        raise IllTypedAnswer(f"{where}: the reward is {standing!r}; {_SCALE}")
+    if not isinstance(info, Mapping) or "success" not in info:
+        raise IllTypedAnswer(f'{where}: info is {shown(info)}; it is a mapping with the flag "success"')
+    checked = {**info, "success": flag(info["success"], f'{where}: info["success"]')}
+    if info.get("valid") is not None:
+        checked["valid"] = flag(info["valid"], f'{where}: info["valid"]')
+    if info.get("matched") is not None:
+        checked["matched"] = text(info["matched"], f'{where}: info["matched"]')
+    return Transition(
+        text(observation, f"{where}: the observation"),
+        standing,
+        flag(terminated, f"{where}: terminated"),
+        flag(truncated, f"{where}: truncated"),
+        checked,
+    )
+
+
+def text(given: Any, what: str) -> str:
+    """Return a text that can be stored. Raises `IllTypedAnswer` for another type and for half a surrogate pair."""
+    if not isinstance(given, str):
+        raise IllTypedAnswer(f"{what} is {shown(given)}; it must be a text")
+    if (place := lone_surrogate(given)) is not None:
+        raise IllTypedAnswer(f"{what} has half a surrogate pair at {place}; it must be text that UTF-8 can write")
+    return str(given)
+
+
+def number(given: Any, what: str, *, ought: str = "it must be a finite number") -> float:
+    """Return a finite number. Raises `IllTypedAnswer` for another type, NaN and infinity."""
+    if not isinstance(given, bool) and isinstance(given, numbers.Real):
+        try:
+            if math.isfinite(plain := float(given)):
+                return plain
+        except OverflowError:
+            pass
+    raise IllTypedAnswer(f"{what} is {shown(given)}; {ought}")
+
+
+def flag(given: Any, what: str) -> bool:
+    """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and texts included."""
+    kind = type(given)
+    # Gymnasium's worlds return NumPy's own; its name depends on the version.
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
+        return bool(given)
+    raise IllTypedAnswer(f"{what} is {shown(given)}; it must be true or false")
+
+
+def checked_generations(given: Sequence[Generation], request: Request, model: str) -> list[Generation]:
+    """Return the replies of a model to one request, which must keep what `Generation` says.
+
+    Raises `ModelFault` for a type or range that is not as promised: a text that cannot be stored, NaN among the
+    log-probabilities, or not as many of them as of tokens.
+    """
+    for reply in given:
+        if fault := _fault_of(reply):
+            raise ModelFault(f"model {model}: a reply to {request.session or 'a request'} {fault}")
+    return list(given)
+
+
+def shown(value: Any, limit: int = 120) -> str:
+    """Return what a value looks like, cut to a length that an error has room for."""
+    try:
+        seen = repr(value)
+    except ValueError:
+        # Python writes out no integer of thousands of digits.
+        seen = f"a very long {type(value).__name__}"
+    return seen if len(seen) <= limit else seen[: limit - 1] + "…"
+
+
+def _fault_of(reply: Any) -> str:
+    if not isinstance(reply, Generation):
+        return f"is {shown(reply)}, not a Generation"
+    if not isinstance(reply.text, str) or lone_surrogate(reply.text) is not None:
+        return f"has the text {shown(reply.text)}, which cannot be stored"
+    if reply.finish_reason not in ("stop", "length"):
+        return f"has the finish reason {shown(reply.finish_reason)}"
+    for name, count in (("prompt_tokens", reply.prompt_tokens), ("completion_tokens", reply.completion_tokens)):
+        if not _is_count(count):
+            return f"has {shown(count)} as {name}"
+    if not all(map(_is_count, reply.token_ids)):
+        return f"has token ids that are none: {shown(reply.token_ids)}"
+    if reply.logprobs is None:
+        return ""
+    if any(type(one) not in (float, int) or not -math.inf < one <= HIGHEST_LOGPROB for one in reply.logprobs):
+        return f"has log-probabilities that are none: {shown(reply.logprobs)}"
+    if reply.token_ids and len(reply.logprobs) != len(reply.token_ids):
+        return f"has {len(reply.logprobs)} log-probabilities for {len(reply.token_ids)} tokens"
+    return ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_TOKENS

@@ -1,0 +1,42 @@
+"""Texts of others: what cannot be stored in them, and what cannot be seen."""
+
+from __future__ import annotations
+
+import re
+
+# What is of no width, turns the direction of reading, moves a terminal's cursor, or cannot be encoded. Tabs and line
+# feeds are left; so are format characters of scripts that are drawn, such as Arabic's number signs.
+_UNSEEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad"
+    "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Return a text with what cannot be seen in it written out as marks such as \u202e.
+
+    That is control characters, terminal escapes with them, characters without width or that turn the direction of
+    reading, and halves of surrogate pairs. Tabs and line feeds stay; carriage returns are shown, because a tokenizer
+    saw them.
+    """
+    return _UNSEEN.sub(_mark, text)
+
+
+def lone_surrogate(text: str) -> int | None:
+    """Return where a text has half a surrogate pair, which no UTF-8 can write, or None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _mark(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

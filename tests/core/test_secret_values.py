@@ -1,0 +1,95 @@
+"""Secrets in `extra_body`: sent, but neither stored nor shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentr_core.config import parse, resolved, shown
+from agentr_core.errors import ConfigError, EndpointError
+from agentr_core.models.openai_chat import OpenAIModel
+from agentr_core.models.openai_endpoint import endpoint
+from agentr_core.models.openai_wire import bodies
+from agentr_core.secret_values import filled, literal, masked, references
+from agentr_core.types import Message, Request, Sampling
+
+SECRET = "tok-7b1e99c2d0f4"
+
+
+def recipe(extra: Any, **options: Any) -> Any:
+    server = {"model": "m", "base_url": "http://localhost:1/v1", "api_key_env": "", "extra_body": extra}
+    return parse({"name": "n", "model": {"backend": "openai", "server": server}}, **options)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"api_key": SECRET}, {"apiKey": SECRET}, {"search": {"access_token": SECRET}}, {"token": SECRET},
+        {"headers": [{"Authorization": SECRET}]}, {"password": SECRET}, {"note": f"Bearer {SECRET}"},
+        {"x": f"sk-{SECRET}"}, {"hook": {"clientSecret": SECRET}},
+    ],
+)  # fmt: skip
+def test_a_secret_that_is_written_out_is_refused_and_not_repeated(extra: dict[str, Any]) -> None:
+    (name,) = literal(extra)
+    with pytest.raises(ConfigError, match=r"model\.server\.extra_body\.\S+: this looks like a secret") as caught:
+        recipe(extra)
+    assert name in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert SECRET not in json.dumps(masked(extra))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}}, {"min_tokens": 1, "stop_token_ids": [3]},
+        {"user": "me"}, {"prompt_cache_key": "run-1"}, {"style": "skipping_long_words"}, {"eos_token": "<|end|>"},
+        {"guided_regex": "hello there"}, {"repetition_penalty": 1.1}, {"api_key": "${SEARCH_KEY}"}, {"api_key": ""},
+    ],
+)  # fmt: skip
+def test_other_fields_are_let_be(extra: dict[str, Any]) -> None:
+    assert recipe(extra).model.server.extra_body == extra
+    assert masked(extra) == extra
+
+
+def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
+    extra = {"search": {"api_key": "${SEARCH_KEY}", "hits": 3}, "tags": ["${TAG}", "x"]}
+    made = recipe(extra)
+    where = endpoint(made.model.server, {"SEARCH_KEY": SECRET, "TAG": "t"})
+    model = OpenAIModel(where, made.model.server, context_length=100)
+    request = Request(messages=(Message(role="user", text="hi"),), sampling=Sampling(), seed=0)
+    (body,) = bodies(request, model._server, 9)
+    assert body["search"] == {"api_key": SECRET, "hits": 3}
+    assert body["tags"] == ["t", "x"]
+    assert SECRET not in json.dumps([resolved(made), shown(made)]) + repr(where)
+    assert where.redacted(f"you sent {SECRET}") == "you sent ***"
+    other = OpenAIModel(
+        endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
+    )
+    assert other.fingerprint == model.fingerprint
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    with pytest.raises(EndpointError, match="refers to the environment variable SEARCH_KEY, which is not set"):
+        endpoint(recipe({"q": "${SEARCH_KEY}"}).model.server, {})
+    assert references({"a": ["${B}", "${A}", "no ${C}", "${small}"]}) == ("A", "B")
+    with pytest.raises(KeyError):
+        filled("${A}", {})
+
+
+def test_a_recipe_that_was_stored_with_a_secret_still_opens_and_is_shown_masked() -> None:
+    old = recipe({"api_key": SECRET}, stored=True)
+    assert shown(old)["model"]["server"]["extra_body"] == {"api_key": "***"}
+    assert resolved(old)["model"]["server"]["extra_body"] == {"api_key": SECRET}, "its id stays"
+
+
+def test_no_error_about_extra_body_repeats_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe(SECRET)
+    assert "extra_body" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    for override in (f"model.server.extra_body.api_key=[{SECRET}", f"model.server.extra_body={{api_key: {SECRET}}}"):
+        with pytest.raises(ConfigError) as caught:
+            recipe({}, overrides=[override])
+        assert SECRET not in str(caught.value)

@@ -1,0 +1,77 @@
+"""What cannot be seen is shown as a mark: in reports, in `preview`, on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from agentr_core.reports import markdown, wording
+from agentr_core.store import Store
+from agentr_core.store.codec import iteration_rows, run_rows, sample_rows
+from agentr_core.texts import lone_surrogate, visible
+from agentr_core.types import Message, Sample, SampleKind
+from tasks.samples import preview_sample
+from tasks.wiring import STORE_FILE
+
+DRAWN = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+"""Format characters of scripts that have a shape."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\\u001b[31mred\\u001b[0m"),
+        ("\x9b2J", "\\u009b2J"),
+        ("buy\u202egnp.exe", "buy\\u202egnp.exe"),
+        ("\u2067a\u2069\u061c\u200f", "\\u2067a\\u2069\\u061c\\u200f"),
+        ("zero\u200bwidth\u200d\u2060\ufeff", "zero\\u200bwidth\\u200d\\u2060\\ufeff"),
+        ("soft\xadhyphen", "soft\\u00adhyphen"),
+        ("line\u2028\u2029", "line\\u2028\\u2029"),
+        ("tag\U000e0041\U000e007f", "tag\\U000e0041\\U000e007f"),
+        ("hidden\ufe01\U000e0100", "hidden\\ufe01\\U000e0100"),
+        ("\ud800\r", "\\ud800\\u000d"),
+    ],
+)
+def test_marks(text: str, shown: str) -> None:
+    assert visible(text) == shown == wording.visible(text)
+    assert shown in markdown.fence(text)
+
+
+def test_what_is_drawn_stays() -> None:
+    text = "Tab\tline\nÄ ß 木 نص עברית 🙂 e\u0301 \xa0" + DRAWN
+    assert visible(text) == text
+
+
+def test_every_control_and_format_character_has_a_mark() -> None:
+    missed = [
+        f"{code:x}"
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        and chr(code) not in "\t\n" + DRAWN
+        and not 0x13430 <= code <= 0x1345F
+        and visible(chr(code)) == chr(code)
+    ]
+    assert missed == []
+
+
+def test_a_preview_commands_no_terminal(tmp_path: Path) -> None:
+    store = Store(tmp_path / STORE_FILE)
+    store.write(run_rows("r", recipe="n", method="agent-r", config={}, versions={}, workspace=str(tmp_path)))
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    messages = (
+        Message(role="user", text="Look.\x1b]0;owned\x07\u202eback"),
+        Message(role="assistant", text="a\u200bb\n\tc", train=True),
+    )
+    sample = Sample(kind=SampleKind.GENERAL, messages=messages, instance=None)
+    store.write(sample_rows("s1", sample, iteration_id="i"))
+    assert preview_sample(tmp_path, "s") == [
+        ("[user]\nLook.\\u001b]0;owned\\u0007\\u202eback\n", False),
+        ("[assistant, trained]\na\\u200bb\n\tc\n", True),
+    ]
+
+
+def test_halves_of_surrogate_pairs_are_found() -> None:
+    assert (lone_surrogate("ab"), lone_surrogate("🙂"), lone_surrogate("ab\udc00")) == (None, None, 2)
