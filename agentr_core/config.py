@@ -11,7 +11,6 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from agentr_core.config_compare import CompareConfig, Use
@@ -45,6 +44,7 @@ from agentr_core.config_models import (
     url_fault,
 )
 from agentr_core.config_splicing import ContinuationConfig, SpliceConfig, splice_faults
+from agentr_core.config_text import faults_of_kind, read_yaml
 from agentr_core.config_training import (
     VLLM_LORA_RANKS,
     BaseConfig,
@@ -246,6 +246,11 @@ class Recipe:
             return self.eto.phase(iteration)
         return "dpo" if self.data.use == "preferences" else None
 
+    def told_apart(self) -> range:
+        """Return the iterations, counted from 1, after which nothing new comes: all later ones are as the last."""
+        by_iteration = (self.pairs.alpha, self.training.num_train_epochs, self.eto.phases)
+        return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
+
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""
         return self.pairs.alpha[min(iteration, len(self.pairs.alpha)) - 1]
@@ -266,12 +271,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             lists every fault.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"recipe {path} does not exist; `ls deployments/recipes` shows those that come along"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {path} must be a mapping of fields, not {type(data).__name__}")
@@ -293,7 +298,11 @@ def parse(
     except ValidationError as error:
         faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_say(e)}" for e in error.errors()]
         raise ConfigError(f"{source}: {'; '.join(faults)}") from None
-    faults = _cross_check(recipe) + ([] if stored else _secrets_in(recipe))
+    faults = [
+        *faults_of_kind(merged, resolved(recipe)),
+        *_cross_check(recipe),
+        *([] if stored else _secrets_in(recipe)),
+    ]
     if faults:
         raise ConfigError(f"{source}: {'; '.join(faults)}")
     return recipe
@@ -419,7 +428,7 @@ def _say(error: Any) -> str:
         return "give the name of an environment variable, in capitals, that holds the key; never the key"
     said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
     # What stands there may hold a secret.
-    return said if "extra_body" in error["loc"] else f"{said} (got {error['input']!r})"
+    return said if "extra_body" in error["loc"] else f"{said} (got {_short(repr(error['input']))})"
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -428,9 +437,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {key!r} must look like section.field=value")
     try:
         # A range ends with a bracket that YAML does not know.
-        value = text if RANGE.fullmatch(text.strip()) else yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {key!r}: the value is not YAML") from None
+        value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
     *parents, last = key.split(".")
     target = data
     for parent in parents:
@@ -438,6 +447,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
     target[last] = value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _plain_copy(value: Any) -> Any:

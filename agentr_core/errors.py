@@ -11,6 +11,7 @@
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
     │   ├── RunBusy                   another process is at this run
+    │   ├── DiskError                 a file that cannot be written: a full disk, a folder that is not there
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
     │   ├── EnvironmentUnavailable (Transient)
@@ -84,6 +85,10 @@ class StoreBusy(StoreError, Transient):
 
 class RunBusy(UserError):
     """Another process is at this run; two would do the same work twice."""
+
+
+class DiskError(UserError):
+    """A file cannot be written."""
 
 
 class DataFileError(UserError):

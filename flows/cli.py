@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -15,7 +16,10 @@ import click
 
 from agentr_core.errors import AgentrError, UserError
 from agentr_core.texts import visible
+from agentr_core.writing import writing
 
+_ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+"""What no code of ours can be at fault for; the sentence names the file."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -132,29 +136,56 @@ def report(run: str, workspace: Path) -> None:
 @click.argument("query")
 @_workspace
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-def sql(query: str, workspace: Path, form: str) -> None:
-    """Ask the store a question in SQL; it answers while a run is writing."""
-    from tasks.wiring import open_store
+@click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
+def sql(query: str, workspace: Path, form: str, files: bool) -> None:
+    """Ask the store a question in SQL; it answers while a run is writing.
 
-    frame = open_store(workspace, must_exist=True).query(query)
-    if form == "json":
-        click.echo(frame.to_json(orient="records", date_format="iso"))
-    elif form == "csv":
-        click.echo(frame.to_csv(index=False), nl=False)
-    else:
-        click.echo(frame.to_string(index=False))
+    Nothing in the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
+    """
+    from tasks.questions import answer
+
+    click.echo(answer(workspace, query, form, files=files), nl=False)
+
+
+@cli.group()
+def store() -> None:
+    """The store of a workspace: back it up, check it."""
+
+
+@store.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@_workspace
+def backup(file: Path, workspace: Path) -> None:
+    """Write the whole store to one sound FILE, also while a run is writing; a store is opened by its path."""
+    from tasks.questions import back_up
+
+    click.echo(back_up(workspace, file))
+
+
+@store.command("check")
+@_workspace
+def store_check(workspace: Path) -> None:
+    """Look for rows that point nowhere or contradict each other, such as trees that two processes wrote.
+
+    Exits with 1 if there are any.
+    """
+    from tasks.questions import faults
+
+    found = faults(workspace)
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(1)
+    click.echo(f"the store of {workspace} is sound")
 
 
 @cli.command()
 @_workspace
 def runs(workspace: Path) -> None:
     """List the runs of a workspace."""
-    from tasks.wiring import open_store
+    from tasks.questions import runs_of
 
-    frame = open_store(workspace, must_exist=True).query(
-        "select run_id, recipe, status, started_at, finished_at from run order by started_at"
-    )
-    click.echo(frame.to_string(index=False))
+    click.echo(runs_of(workspace), nl=False)
 
 
 @cli.command()
@@ -181,7 +212,8 @@ def export(run: str, form: str, iteration: int | None, out: Path | None, workspa
         for line in lines:
             click.echo(line)
         return
-    out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    with writing(out):
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     click.echo(f"{len(lines)} samples in {out}")
 
 
@@ -382,6 +414,13 @@ def main() -> None:
         sys.exit(2)
     except AgentrError as error:
         click.echo(f"agentr: {type(error).__name__}: {visible(str(error))}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _ABOUT_THE_SYSTEM:
+            raise
+        click.echo(
+            f"agentr: {visible(str(error))}; free space or give access, and run the same command again", err=True
+        )
         sys.exit(1)
 
 

@@ -52,7 +52,7 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
     # The funnel begins with trees, and a run on preference pairs grows none.
-    pairs = any(recipe.phase(number) == "dpo" for number in range(1, recipe.iterations + 1))
+    pairs = any(recipe.phase(number) == "dpo" for number in recipe.told_apart())
     question = "select * from v_preferences limit 10" if pairs else "select * from v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
@@ -106,8 +106,8 @@ async def _base_model(recipe: Recipe) -> str:
 async def _evaluation(recipe: Recipe) -> str:
     run = reference(recipe)
     with runs.alone(run):
-        await stages.start(run, recipe)
-        async with runs.kept(run):
+        await stages.start(run, recipe, evaluates=True)
+        async with runs.kept(run, evaluates=True):
             await stages.evaluate(run, 0)
     return reporting.score_table(run)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import subprocess
 import sys
 from typing import Any
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from agentr_core.errors import ConfigError
 from flows import server_guard
@@ -23,19 +22,14 @@ def reach() -> None:
     if address:
         _check(address)
         return
-    # Ctrl-C goes to all processes of a terminal. A server that obeys it is gone when the run wants to end in order,
-    # and Prefect's client asks for it for a minute; the server ends with this process in any case.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        _guard_what_is_started()
+        _use_a_server_of_its_own_session()
         get_client(sync_client=True)
     except RuntimeError as error:
         raise ConfigError(
             f"Prefect's own server does not start: {error} Try again, or start one with `prefect server start` and "
             "set PREFECT_API_URL"
         ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def require(who: str) -> None:
@@ -49,8 +43,12 @@ def require(who: str) -> None:
     _check(address)
 
 
-def _guard_what_is_started() -> None:
-    """See to it that Prefect's server ends with this process also where that is killed, and Prefect cannot stop it."""
+def _use_a_server_of_its_own_session() -> None:
+    """See to it that Prefect's server ends with this process, not before it, also where this process is killed.
+
+    Ctrl-C, and SIGTERM of many service managers, go to a whole group of processes. A server that obeys them is gone
+    when the run wants to end in order, and Prefect's client asks for it for a minute and more.
+    """
     # Not with the other imports: this one brings the whole server, a second that only a run needs.
     from prefect.server.api.server import SubprocessASGIServer
 
@@ -58,7 +56,7 @@ def _guard_what_is_started() -> None:
 
     class Guarded(SubprocessASGIServer):
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            process = super()._run_uvicorn_command()
+            process = _start(self.port)
             guards.extend(_guard(process))
             return process
 
@@ -67,6 +65,21 @@ def _guard_what_is_started() -> None:
 
     # Prefect keeps one object for all servers without a wish for a port, whoever makes it first.
     Guarded()
+
+
+def _start(port: int | None) -> subprocess.Popen[Any]:
+    """Start Prefect's server as Prefect itself does, but in a session of its own."""
+    options = {"host": "127.0.0.1", "port": str(port), "log-level": "error", "lifespan": "on"}
+    marks = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    settings = get_current_settings().to_environment_variables(exclude_unset=True)
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
+            *(part for name, value in options.items() for part in (f"--{name}", value)),
+        ],
+        env={**os.environ, **marks, **settings},
+        start_new_session=True,
+    )
 
 
 def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
@@ -98,9 +111,15 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
 def _check(address: str) -> None:
     # Not with Prefect's client: it tries for a minute.
     try:
-        httpx.get(f"{address.rstrip('/')}/health", timeout=10)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+        answer = httpx.get(f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
             "PREFECT_API_URL"
         ) from error
+    # A server that wants a key says no more than that to us; Prefect's client has it.
+    if answer.status_code not in (401, 403) and not (answer.status_code == 200 and answer.text.strip() == "true"):
+        raise ConfigError(
+            f"what answers at {address} is no Prefect server (status {answer.status_code}); the address ends with "
+            "/api, as in http://127.0.0.1:4200/api; set PREFECT_API_URL to it, or unset it"
+        )

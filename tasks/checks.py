@@ -78,7 +78,7 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
         stages = pool_stages(recipe)
         paired, wanted = "prefer" in stages, "demonstrate" in stages
     else:
-        phases = {recipe.phase(iteration) for iteration in range(1, recipe.iterations + 1)}
+        phases = {recipe.phase(iteration) for iteration in recipe.told_apart()}
         paired = "dpo" in phases
         contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
         cloned = any(eto.clones(iteration) for iteration in range(1, recipe.iterations + 1))

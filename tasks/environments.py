@@ -6,9 +6,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from agentr_core import answers
+from agentr_core.config_text import read_yaml
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
@@ -29,12 +28,12 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     options = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
-        try:
-            options[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            separator = ""
         if not (name and separator):
             raise ConfigError(f"option {pair!r} must look like name=value, with a value in YAML")
+        try:
+            options[name] = read_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(f"option {name} must have a value in YAML: {error}") from None
     return options
 
 
@@ -135,5 +134,9 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": name, "ok": False, "status": "missing", "detail": str(error)}
     except AgentrError as error:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
+    except (Exception, SystemExit) as error:
+        # A third party's class may raise anything, also when it is imported.
+        said = " ".join(str(error).split())
+        return {"name": name, "ok": False, "status": "broken", "detail": f"{type(error).__name__}: {said}"}
     detail = "; ".join(f"{v.rule}: {v.detail}" for v in violations) or "keeps the contract"
     return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}

@@ -15,6 +15,8 @@ from agentr_core.stages.instances import episode_count, training_instances
 from agentr_core.stages.start import run_id_of
 from tasks.wiring import load_recipe, make_environment, open_store
 
+MOST_NAMED = 10
+"""Iterations that are as the one before them, each named by itself."""
 _AGENT_R: dict[str, tuple[str, ...]] = {
     "evaluate base": ("model", "evaluation"),
     "collect": ("environment", "model", "instances", "search", "errors", "scale"),
@@ -78,7 +80,7 @@ def _of_agent_r(recipe: Recipe, train: int, test: int) -> list[str]:
         return [f"each iteration: the expert's episodes of {train} instances, then {test} held-out episodes"]
     return [
         f"each iteration: {train} trees, then {test} held-out episodes",
-        f"alpha by iteration: {', '.join(f'{recipe.alpha(i):g}' for i in range(1, recipe.iterations + 1))}",
+        f"alpha by iteration: {_by_iteration(recipe, [f'{recipe.alpha(i):g}' for i in recipe.told_apart()])}",
     ]
 
 
@@ -108,12 +110,20 @@ def _budget(recipe: Recipe) -> str:
 
 def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:
     each = recipe.eto.explore.samples + recipe.eto.explore.greedy
-    phases = ", ".join(str(recipe.phase(i)) for i in range(1, recipe.iterations + 1))
+    phases = _by_iteration(recipe, [str(recipe.phase(i)) for i in recipe.told_apart()])
     return [
         f"iterations: {phases}; each ends with {test} held-out episodes",
         f"an iteration that explores plays {train} instances, {each} times each"
         + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
     ]
+
+
+def _by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
+    """Return a value for each iteration as text; of a long run, those that differ and "from then on"."""
+    more = recipe.iterations - len(values)
+    if more <= MOST_NAMED:
+        return ", ".join([*values, *[values[-1]] * more])
+    return f"{', '.join(values)} from then on"
 
 
 def _needs(recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], train: int, test: int, gpu: float) -> list[str]:

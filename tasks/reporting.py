@@ -19,6 +19,7 @@ from agentr_core.reports.summary import report_name, summary_markdown, summary_t
 from agentr_core.stages.compare import build_comparison
 from agentr_core.stages.report import build_report, finished_at, roles
 from agentr_core.stages.report_scores import scores
+from agentr_core.writing import write_text
 from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
@@ -67,28 +68,26 @@ def arm_table(run: RunRef) -> str:
 
 def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
     html = report_folder(run) / "comparison.html"
-    html.parent.mkdir(parents=True, exist_ok=True)
-    html.write_text(render_comparison(built), encoding="utf-8")
-    html.with_suffix(".md").write_text(render_comparison_markdown(built), encoding="utf-8")
+    write_text(html, render_comparison(built))
+    write_text(html.with_suffix(".md"), render_comparison_markdown(built))
     return html
 
 
 def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
     """Write the reports of some iterations of a run, and the index of all; return the paths of the HTML files."""
     folder = report_folder(run)
-    folder.mkdir(parents=True, exist_ok=True)
     place = quiet_workplace(run)
     written = []
     for iteration in iterations:
         built = build_report(place, iteration)
         html = folder / f"{report_name(built)}.html"
-        html.write_text(render_html(built), encoding="utf-8")
-        html.with_suffix(".md").write_text(render_markdown(built), encoding="utf-8")
+        write_text(html, render_html(built))
+        write_text(html.with_suffix(".md"), render_markdown(built))
         written.append(html)
     earlier = (i for i in _finished(run) if (folder / f"iteration-{i:02d}.html").exists())
     reported = sorted({*earlier, *iterations})
     index = render_index([_score_report(run, iteration) for iteration in reported])
-    (folder / "index.html").write_text(index, encoding="utf-8")
+    write_text(folder / "index.html", index)
     return written
 
 

@@ -6,25 +6,36 @@ import asyncio
 import fcntl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
 
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.stages.start import finish
 from tasks.wiring import RunRef, quiet_workplace
+
+_HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
+"""The lock files that a block around the present code holds."""
 
 
 @contextmanager
 def alone(run: RunRef) -> Iterator[None]:
     """Hold the lock of a run for the length of the block; it is free again when the process ends, however it ends.
 
-    Other runs of the workspace are not kept out. Raises `RunBusy` at once when another process holds the lock.
+    Within such a block the same run is held already: the stages of a wheel share its lock. Other runs of the workspace
+    are not kept out. Raises `RunBusy` at once when somebody else holds the lock, in this process or another.
     """
     file = Path(run.workspace) / "locks" / run.run_id
+    name = str(file.absolute())
+    if name in _HELD.get():
+        yield
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         stream = file.open("a+")
-    except OSError as error:
-        raise StoreError(f"{file} cannot be made ({error.strerror}); name another workspace") from error
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{file} cannot be made ({said}); name another workspace") from error
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,17 +43,32 @@ def alone(run: RunRef) -> Iterator[None]:
             raise RunBusy(
                 f"run {run.run_id} is already under way in {run.workspace}, in another process; wait for it or stop it"
             ) from None
-        yield
+        held = _HELD.set(_HELD.get() | {name})
+        try:
+            yield
+        finally:
+            _HELD.reset(held)
 
 
 @asynccontextmanager
-async def kept(run: RunRef) -> AsyncIterator[None]:
-    """Write the outcome of the block as the status of the run; an interrupted run stays "running"."""
+async def kept(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
+    """Write the outcome of the block as the status of the run; an interrupted run stays "running".
+
+    With `evaluates` the block is but an evaluation, which says nothing of how a run that was begun before ended.
+    """
     try:
         yield
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
     except Exception:
-        await finish(quiet_workplace(run), "failed")
+        if not evaluates:
+            await _end(run, "failed")
         raise
-    await finish(quiet_workplace(run), "finished")
+    await _end(run, "finished", evaluates=evaluates)
+
+
+async def _end(run: RunRef, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
+    place = quiet_workplace(run)
+    await finish(place, status, evaluates=evaluates)
+    # People copy the one file when a run has ended, and take it for the store.
+    place.store.checkpoint()

@@ -26,9 +26,9 @@ from tasks.wiring import RunRef, quiet_workplace, workplace
 
 
 @task(task_run_name="start", **OPTIONS)
-async def start(run: RunRef, recipe: Recipe) -> dict[str, Any]:
-    """Write a run and the model it begins with to the store."""
-    return await starting.start(quiet_workplace(run, recipe))
+async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False) -> dict[str, Any]:
+    """Write a run and the model it begins with to the store; with `evaluates` it is only evaluated."""
+    return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates)
 
 
 @task(task_run_name="begin-{iteration}", **OPTIONS)

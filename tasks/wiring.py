@@ -42,9 +42,21 @@ class RunRef:
 
 
 def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
-    """Return the store of a workspace. Raises `StoreError` where one must exist and does not."""
+    """Return the store of a workspace.
+
+    Raises `StoreError` where one must exist and does not, or where the folder cannot be looked into or be a name.
+    """
     path = workspace / STORE_FILE
-    if must_exist and not path.exists():
+    try:
+        # DuckDB puts the name of its log before a question mark.
+        if "?" in str(path.absolute()) or "\0" in str(path):
+            raise ValueError
+        str(path).encode()
+        there = path.exists()
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "a character in it is none for the name of a store"
+        raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({said}); name another one") from error
+    if must_exist and not there:
         raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
     return Store(path)
 

@@ -9,11 +9,12 @@ environment variables, an option that the recipe leaves out comes from its varia
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment
 
 GROUP = "agentr.environments"
@@ -29,6 +30,7 @@ def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | N
 
     Raises:
         ConfigError: there is no environment of that name, or it has no such option.
+        EnvironmentFault: its class cannot be imported or made, for a reason of its own.
     """
     kind = _kind(name)
     if kind is None:
@@ -41,7 +43,8 @@ def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | N
         )
     named: Mapping[str, str] = getattr(kind, "variables", {})
     told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
-    environment: Environment = kind(**{**told, **options})
+    with _told(name):
+        environment: Environment = kind(**{**told, **options})
     return environment
 
 
@@ -61,5 +64,20 @@ def _kind(name: str) -> Any:
     """Return the class of an environment, or None where none has that name."""
     # Looking through all installed packages takes a tenth of a second, and hundreds of environments are opened at once.
     if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
-        _KINDS[name] = next(iter(found)).load()
+        with _told(name):
+            _KINDS[name] = next(iter(found)).load()
     return _KINDS.get(name)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Name the environment whose class raises something that is no error of ours."""
+    try:
+        yield
+    except AgentrError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())
+        raise EnvironmentFault(
+            f"environment {name} cannot be made ({type(error).__name__}: {said}); mend or uninstall what provides it"
+        ) from error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.stages.instances import separate_instances, training_instances
@@ -11,7 +14,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
 from agentr_core.store import Store, Writer
-from agentr_core.store.codec import load_trees, stored_trees, unfinished_trees
+from agentr_core.store.codec import claim_trees, load_trees, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -57,6 +60,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
         DataFault: training and test instances meet, or the policy is not there.
+        RunBusy: another process grows one of the trees, too.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     recipe = place.recipe
@@ -66,6 +70,9 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     wanted = tree_ids(place, iteration)
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
+        # The lock of the run keeps others out where locks work; the mark does also where they do not.
+        mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
         policy = place.policy(iteration)
         first_ids = {key: tree_id(place, iteration, policy.id, wanted[key]) for key in missing}
@@ -78,6 +85,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
             ),
             done=len(wanted) - len(missing),
             total=len(wanted),
+            writer=mark,
         )
         with place.timed(STAGE, iteration) as clock:
             async with Writer(place.store) as writer:

@@ -25,6 +25,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
 from agentr_core.store.tables import merge
 from agentr_core.types import Sample
+from agentr_core.writing import writing
 
 STAGE = "dataset"
 
@@ -163,7 +164,6 @@ def _sides(built: Dataset) -> dict[str, Sequence[TokenRow]]:
 
 
 def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {
             f"{side}{name}": pa.array([list(getattr(row, name)) for row in rows], pa.list_(pa.int32()))
@@ -172,5 +172,11 @@ def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path) -> None:
         }
     )
     draft = path.with_suffix(".new")
-    pq.write_table(table, draft)
-    draft.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            pq.write_table(table, draft)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        draft.replace(path)

@@ -18,6 +18,7 @@ from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows
+from agentr_core.store.codec.ledger import Status
 from agentr_core.store.tables import merge
 
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
@@ -70,9 +71,10 @@ def identity(model: ModelConfig) -> str:
     return weights_sha256(Path(model.path))
 
 
-async def start(place: Workplace) -> dict[str, Any]:
+async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
     """Write the run, its iteration 0 and the model it begins with to the store; what is there already stays.
 
+    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps its status.
     Raises `ModelDirectoryError` when the model is unsound.
     """
     model = place.recipe.model
@@ -80,21 +82,23 @@ async def start(place: Workplace) -> dict[str, Any]:
         check_model_directory(Path(model.path))
     digest = identity(model)
     checkpoint_id = fingerprint("checkpoint", digest)
-    place.store.write(
-        merge(
-            [
-                run_rows(
-                    place.run_id,
-                    recipe=place.recipe.name,
-                    method=place.recipe.method,
-                    config=resolved(place.recipe),
-                    versions=versions(),
-                    workspace=str(place.root),
-                ),
-                checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={}),
-            ]
-        )
+    config = resolved(place.recipe)
+    status: Status = "evaluating" if evaluates else "running"
+    ended: datetime | None = None
+    if evaluates and (known := _stored(place)) is not None:
+        # How far the run goes, and how it ended, is not the evaluation's to say.
+        status, ended, config["iterations"] = known
+    own = run_rows(
+        place.run_id,
+        recipe=place.recipe.name,
+        method=place.recipe.method,
+        config=config,
+        versions=versions(),
+        workspace=str(place.root),
+        status=status,
+        finished_at=ended,
     )
+    place.store.write(merge([own, checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={})]))
     base = place.iteration_id(0)
     if place.one("select status from iteration where iteration_id = ?", base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -122,9 +126,25 @@ async def end(place: Workplace, iteration: int) -> None:
         place.store.update("iteration", {"iteration_id": key, "status": "finished", "finished_at": _now()})
 
 
-async def finish(place: Workplace, status: Literal["finished", "failed"]) -> None:
-    """Write how a run ended."""
+async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
+    """Write how a run ended; with `evaluates`, only of one that was nothing but an evaluation."""
+    known = _stored(place)
+    if evaluates and known is not None and known[0] != "evaluating":
+        return
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def _stored(place: Workplace) -> tuple[Status, datetime | None, int] | None:
+    """Return status, end and number of iterations of a run that the store knows."""
+    if not place.store.path.exists():
+        return None
+    row = place.one(
+        "select status, finished_at, (config->>'$.iterations')::bigint from run where run_id = ?", place.run_id
+    )
+    if row is None:
+        return None
+    status, ended, iterations = row
+    return status, None if ended is None else ended.replace(tzinfo=UTC), iterations
 
 
 def versions() -> Mapping[str, str]:

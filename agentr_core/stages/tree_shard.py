@@ -57,13 +57,14 @@ def restarts_of(work: TreeWork) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShard:
-    """Trees of one iteration that are not finished. See `shards.Shard`."""
+    """Trees of one iteration that are not finished, claimed by `writer`. See `shards.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
     trees: tuple[TreeWork, ...]
     done: int
     total: int
+    writer: str | None = None
 
     def __len__(self) -> int:
         return len(self.trees)
@@ -150,6 +151,7 @@ class TreeShard:
                             instance=instance,
                             first_observation=first if stored is None else stored.first_observation,
                             seed=derive_seed(recipe.seed, "tree", self.iteration, instance.key),
+                            writer=self.writer,
                         )
                         if stored is None:
                             stored = Arena(instance=instance, first_observation=first, seed=head.seed).tree()

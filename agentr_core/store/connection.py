@@ -34,13 +34,16 @@ def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
         duckdb.Error: the file cannot be opened.
     """
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
-    name = str(path).replace("'", "''")
+    # From the root: DuckDB takes what stands before a first colon for a kind of database.
+    name = str(path.absolute()).replace("'", "''")
     con = duckdb.connect(
         config={
             "threads": 1,
             "checkpoint_threshold": _LOG_LIMIT,
             "temp_directory": f"{path}.tmp",
             "autoinstall_known_extensions": False,
+            # A name in a query means a table of the store, never a variable of the program around it.
+            "python_enable_replacements": False,
         }
     )
     try:

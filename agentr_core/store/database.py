@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from agentr_core.errors import ConfigError, CorruptStore, StoreError
-from agentr_core.store import faults, lock, migrations
+from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreError
+from agentr_core.store import copies, faults, lock, migrations, questions
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
 
@@ -79,8 +79,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at the path yet.
         """
         deadline = time.monotonic() + self.wait_s
-        if not self.path.exists():
-            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
+        self._must_exist()
         with self._read(deadline) as con:
             if migrations.check(con, self.path, self._newest):
                 yield con
@@ -90,22 +89,31 @@ class Store:
         with self._read(deadline) as con:
             yield con
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> pd.DataFrame:
-        """Return the rows of a user's query. Nothing in the store can be changed by it.
+    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
+        """Return the rows of a user's query as a frame whose columns are backed by Arrow. Raises as `answer`."""
+        import pandas as pd
+
+        frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
+        """Return the rows of a user's query, exactly. Nothing in the store can be changed by it.
+
+        Integers keep 64 bits; intervals and what else Arrow lacks are their text in SQL. Other files are neither read
+        nor written, unless `files` is given.
 
         Raises:
-            ConfigError: the SQL is wrong, or wants to write.
+            ConfigError: the SQL is wrong, or does more than ask.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         with self.reading() as con:
             try:
-                result = con.execute(sql, params)
-                frame: pd.DataFrame | None = None if result is None else result.to_arrow_table().to_pandas()
+                found = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
-                raise faults.query_fault(error, self.path) from error
-        if frame is None:
+                raise questions.closed_door(error) or faults.query_fault(error, self.path) from error
+        if found is None:
             raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
-        return frame
+        return found
 
     def write(self, rows: Rows) -> None:
         """Store the rows of many tables in one transaction.
@@ -116,6 +124,7 @@ class Store:
         Raises:
             KeyError: a table is unknown.
             ValueError: rows of one table differ in their columns.
+            RunBusy: a row is stored already and was made by another writer.
             StoreBusy, CorruptStore, StoreError: as in `transaction`; then nothing of it is stored.
         """
         unknown = rows.keys() - TABLES.keys()
@@ -180,6 +189,28 @@ class Store:
                 migrations.migrate(con, self.path, self._migrations)
                 con.execute("checkpoint")
 
+    def backup(self, target: Path) -> None:
+        """Write the whole store, as it is now, to one file at `target`; other processes wait meanwhile.
+
+        The file appears under its name once it is complete and could be opened.
+
+        Raises:
+            StoreError: there is no store, `target` exists or cannot be written, or the disk is full.
+            StoreBusy, CorruptStore: as in `transaction`.
+        """
+        self._must_exist()
+        self.checkpoint()
+        deadline = time.monotonic() + self.wait_s
+        with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
+            # Others may have written since; the log must be empty while the file is copied.
+            with connected(self.path, deadline, read_only=False) as con:
+                con.execute("checkpoint")
+            copies.copy_sound(self.path, target, self._newest)
+
+    def _must_exist(self) -> None:
+        if not self.path.exists():
+            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
+
     @contextmanager
     def _read(self, deadline: float) -> Iterator[Any]:
         with (
@@ -225,6 +256,24 @@ def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) 
         action = "on conflict do nothing"
     con.register("incoming", data)
     try:
+        _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
         con.execute(f"insert into {table} by name select * from incoming {action}")
     finally:
         con.unregister("incoming")
+
+
+def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
+    """Raise `RunBusy` when rows of `incoming` were made by another writer than those stored under their keys."""
+    if not fixed:
+        return
+    key = TABLES[table].key
+    other = con.execute(
+        f"select {', '.join(key)} from incoming join {table} stored using ({', '.join(key)}) where "
+        + " or ".join(f"incoming.{column} is distinct from stored.{column}" for column in fixed)
+        + " limit 1"
+    ).fetchone()
+    if other is not None:
+        raise RunBusy(
+            f"{table} {', '.join(map(str, other))} is written by another process too; let one of the two go on alone, "
+            "and run the same command again when it has ended"
+        )

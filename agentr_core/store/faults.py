@@ -54,9 +54,7 @@ def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
     """Return what is wrong with a user's SQL, in one sentence, or with the file at `path` that it reads."""
     text = " ".join(str(error).split())
     if "read-only mode" in text:
-        return ConfigError(
-            "SQL: the store is opened for reading only; use a SELECT (COPY (SELECT ...) TO a file works, too)"
-        )
+        return ConfigError("SQL: the store is opened for reading only; use a SELECT")
     if any(sign in text for sign in (*_FULL, *_DAMAGE)) or isinstance(error, _BROKEN):
         fault = storage_fault(error, path)
         if fault is not None:

@@ -14,10 +14,14 @@ Rows = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`key` identifies a row; `mutable` are the columns that a later row of the same key replaces."""
+    """`key` identifies a row; `mutable` are the columns that a later row of the same key replaces.
+
+    A row whose `fixed` columns are not as they are stored for its key comes from another writer, and is refused.
+    """
 
     key: tuple[str, ...]
     mutable: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
 
 TABLES: Mapping[str, Table] = MappingProxyType(
@@ -26,11 +30,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "iteration": Table(("iteration_id",), ("checkpoint_in", "checkpoint_out", "status", "finished_at")),
         "instance": Table(("instance_id",)),
         "text": Table(("text_id",)),
-        "tree": Table(("tree_id",), ("dives_done", "finished")),
+        "tree": Table(("tree_id",), ("dives_done", "finished"), ("writer",)),
         "node": Table(("tree_id", "node_index"), ("visits", "value_sum", "terminal", "stop")),
         "generation": Table(("kind", "owner_id", "position", "draw")),
         "judgement": Table(("tree_id", "node_index")),
-        "trajectory": Table(("trajectory_id",)),
+        "trajectory": Table(("trajectory_id",), (), ("reward", "success", "stop", "num_steps")),
         "step": Table(("trajectory_id", "position")),
         "pair": Table(("pair_id",)),
         "critique": Table(("pair_id",)),

@@ -31,6 +31,7 @@ from agentr_core.model_files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
 from agentr_core.training.launch import PLACES
+from agentr_core.writing import writing
 
 WORKER = "agentr_core.training.worker"
 POLL = 0.2
@@ -84,12 +85,14 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
         DataFault: the dataset is missing or has broken rows.
         ModelDirectoryError: the model directory cannot be loaded.
         ConfigError: the settings ask for a package, a device or a name that is not there.
+        DiskError: its folder cannot be made or written to.
     """
     if job.output_dir.exists():
         return _finished(job, reused=True)
     _check_inputs(job)
-    job.work.root.mkdir(parents=True, exist_ok=True)
-    write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
+    with writing(job.work.root):
+        job.work.root.mkdir(parents=True, exist_ok=True)
+        write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
     exit_status, fault = await _run(job, on_progress)
     if exit_status:
         raise _translate(exit_status, fault, job.work)

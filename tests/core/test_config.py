@@ -176,6 +176,78 @@ def test_only_the_model_in_this_process_has_a_prefix_cache_of_ours(backend: str)
     assert "model.prefix_cache_gib: " in faults({"name": "r", "model": {"path": "m", "prefix_cache_gib": -1}})
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: r\nseed: 1\nmodel: {path: m}\nseed: 2\n", r"seed is there twice, on lines 2 and 4"),
+        ("name: r\nmodel: {path: m, path: n}\n", r"path is there twice, on lines 2 and 2"),
+        ("name: r\nenvironment: {options: {yes: 1, true: 2}}\n", r"true is there twice"),
+        ("name: r\nmodel: &m\n  path: *m\n", r"the value of line 2 holds itself, by an alias"),
+        ("&r\nname: r\nmodel: [*r]\n", r"holds itself, by an alias"),
+        ("name: r\nseed: " + "1" * 5000 + "\n", r"the number on line 2 has 5,000 digits"),
+        ("name: r\nseed: 0x" + "f" * 5000 + "\n", r"the number on line 2 has 5,002 digits"),
+        ("name: r\nseed: 2026-02-31\n", r"a value in it cannot be read \(day is out of range"),
+        ("name: " + "[" * 5000, r"it is nested too deeply"),
+        (
+            "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),
+            r"more than 100,000 values once its aliases are written out",
+        ),
+    ],
+)
+def test_yaml_that_would_lose_something_or_never_end_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(file)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_aliases_and_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "name: r\nmodel: &m {path: m, max_batch: 4}\nmodels:\n  judge: {<<: *m, path: j}\n  editor: {<<: *m}\n",
+        encoding="utf-8",
+    )
+    recipe = load(file)
+    judge, editor = recipe.models.judge, recipe.models.editor
+    assert judge is not None
+    assert (judge.path, judge.max_batch) == ("j", 4)
+    assert editor == recipe.model
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=true", "seed: give a number, not true"),
+        ("iterations=yes", "iterations: give a number, not true"),
+        ("search.temperature=off", "search.temperature: give a number, not false"),
+        ("pairs.alpha=[0.5, true]", "pairs.alpha.1: give a number, not true"),
+        ("data.replay=1", "data.replay: give true or false, not 1"),
+        ("seed=" + "9" * 30, "seed: give a number of at most 9223372036854775807"),
+        ("iterations=1" + "0" * 30, "iterations: give a number of at most 9223372036854775807"),
+        ("environment.options.rooms=" + "9" * 30, "environment.options.rooms: give a number of at most"),
+        ("seed=" + "9" * 5000, "override 'seed': the value is not YAML: the number on line 1 has 5,000 digits"),
+        ("search={dives: 1, dives: 2}", "dives is there twice"),
+    ],
+)
+def test_no_value_is_taken_for_one_of_another_kind(override: str, said: str) -> None:
+    message = faults(LEAST, override)
+    assert said in message
+    assert len(message) < 300
+
+
+def test_options_of_an_environment_keep_their_kind() -> None:
+    recipe = parse(LEAST, ["environment.options={loud: true, rooms: 3, names: [yes, 1]}"])
+    assert recipe.environment.options == {"loud": True, "rooms": 3, "names": [True, 1]}
+
+
+def test_what_differs_between_iterations_is_known_without_going_through_them() -> None:
+    recipe = parse(LEAST, ["iterations=1" + "0" * 18])
+    assert list(recipe.told_apart()) == [1, 2, 3]
+    assert list(parse(LEAST, ["iterations=2"]).told_apart()) == [1, 2]
+
+
 def test_fields_that_came_later_are_in_no_id_while_they_have_their_default() -> None:
     # As at the version before them, which made workspaces that are still in use.
     ids = {"agent-r": "6fbac9cb4678c44d", "eto": "dea8b3c04f7e6f59", "compare": "574c297287f4399e"}

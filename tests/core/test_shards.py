@@ -33,7 +33,7 @@ from agentr_core.store import Store
 from agentr_core.types import Instance, Transition
 
 CONTENT = (
-    "select * exclude (created_at) from tree order by all",
+    "select * exclude (created_at, writer) from tree order by all",
     "select * exclude (created_at) from node order by all",
     "select * exclude (created_at) from generation order by all",
     "select * exclude (created_at) from text order by all",

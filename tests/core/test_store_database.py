@@ -297,3 +297,55 @@ else:
     assert store.missing("text", ["before", *stored]) == []
     store.insert("text", [text("after")])
     assert store.missing("text", ["after"]) == []
+
+
+def test_a_backup_is_one_sound_file_with_all_that_was_written(store: Store, tmp_path: Path) -> None:
+    store.insert("text", [text("a")])
+    assert store.path.with_name(store.path.name + ".wal").exists()
+    copy = tmp_path / "copy.duckdb"
+    store.backup(copy)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.duckdb", "ws"]
+    with duckdb.connect(str(copy), read_only=True) as con:
+        assert con.execute("select text_id from text").fetchall() == [("a",)]
+    store.insert("text", [text("b")])
+    assert Store(copy).missing("text", ["a", "b"]) == ["b"]
+
+
+def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        store.backup(tmp_path / "a.duckdb")
+    store.insert("text", [text("a")])
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    with pytest.raises(StoreError, match="exists already"):
+        store.backup(taken)
+    with pytest.raises(StoreError, match="exists already"):
+        store.backup(store.path)
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.backup(tmp_path / "none" / "a.duckdb")
+    assert taken.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken", "ws"]
+
+
+def test_a_backup_waits_for_a_writer_and_a_writer_for_it(store: Store, tmp_path: Path) -> None:
+    store.insert("text", [text("a")])
+    code = """
+import sys, time
+from pathlib import Path
+from agentr_core.store import Store
+store = Store(Path(sys.argv[1]))
+for number in range(200):
+    store.insert("text", [{"text_id": f"w{number}", "text": "x" * 1000}])
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(store.path)], cwd=ROOT, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        counts = []
+        for number in range(3):
+            writer.stdout.readline()
+            copy = tmp_path / f"copy-{number}.duckdb"
+            Store(store.path, wait_s=60).backup(copy)
+            counts.append(Store(copy).query("select count(*) as n from text")["n"][0])
+        writer.stdout.read()
+    assert counts == sorted(counts)
+    assert store.query("select count(*) as n from text")["n"][0] == 201

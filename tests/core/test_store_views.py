@@ -76,8 +76,17 @@ TREE = Tree(
     nodes=(
         Node(index=0, parent=-1, depth=0, step=None, visits=2, value_sum=1.0),
         Node(index=1, parent=0, depth=1, step=step("look"), visits=2, value_sum=1.0),
-        Node(index=2, parent=1, depth=2, step=step("win", 1.0, success=True), terminal=True, stop=StopReason.SUCCESS),
-        Node(index=3, parent=1, depth=2, step=step("lose"), terminal=True, stop=StopReason.FAILURE),
+        Node(
+            index=2,
+            parent=1,
+            depth=2,
+            step=step("win", 1.0, success=True),
+            visits=1,
+            value_sum=1.0,
+            terminal=True,
+            stop=StopReason.SUCCESS,
+        ),
+        Node(index=3, parent=1, depth=2, step=step("lose"), visits=1, terminal=True, stop=StopReason.FAILURE),
     ),
     dives_done=1,
     seed=99,
@@ -305,3 +314,7 @@ def test_records_come_back(store: Store) -> None:
     assert (event["class"], event["message"], event["level"]) == ("ValueError", "odd", "error")
     assert 'raise ValueError("odd")' in event["traceback"]
     assert store.query("select depth from instance where split = 'train'")["depth"].tolist() == [2]
+
+
+def test_a_sound_store_has_no_contradictions(store: Store) -> None:
+    assert store.query("select * from v_contradictions").empty

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Sending large graph:UserWarning"),
 ]
 CONTENT = (
-    "select * exclude (created_at) from tree order by all",
+    "select * exclude (created_at, writer) from tree order by all",
     "select * exclude (created_at) from node order by all",
     "select * exclude (created_at) from generation order by all",
     "select * exclude (created_at) from text order by all",

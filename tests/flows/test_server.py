@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,24 @@ from flows import server
 server.reach()
 print("reached", flush=True)
 time.sleep(float(sys.argv[1]))
+"""
+
+
+OUTLIVES = """
+import signal, sys, time
+import httpx
+from prefect.server.api.server import SubprocessASGIServer
+from flows import server
+server.reach()
+def look(*_):
+    time.sleep(3)
+    address = f"http://127.0.0.1:{next(iter(SubprocessASGIServer._instances.values())).port}/api/health"
+    print(httpx.get(address, timeout=30).text, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, look)
+signal.signal(signal.SIGINT, look)
+print("reached", flush=True)
+time.sleep(600)
 """
 
 
@@ -75,3 +94,17 @@ def test_a_process_that_ends_in_order_leaves_nobody_behind(process_env: dict[str
         process.communicate(timeout=PATIENCE / 10)
         assert process.returncode == 0
         assert not [one for one in left if one.is_running()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_outlives_what_ends_the_whole_group(process_env: dict[str, str], number: signal.Signals) -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    with launched([sys.executable, "-c", OUTLIVES], env={**process_env, "PYTHONPATH": path}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reached\n"
+        left = family(process)
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=PATIENCE / 10)
+        assert (process.returncode, out) == (0, "true\n"), err
+        _, alive = psutil.wait_procs(left, timeout=PATIENCE / 10)
+        assert not alive

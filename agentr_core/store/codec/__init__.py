@@ -45,6 +45,7 @@ from agentr_core.store.codec.trajectories import (
 )
 from agentr_core.store.codec.trees import (
     TreeHead,
+    claim_trees,
     finished_rows,
     growth_rows,
     load_tree,
@@ -60,6 +61,7 @@ __all__ = [
     "StoredJudgement",
     "TreeHead",
     "checkpoint_rows",
+    "claim_trees",
     "critique_rows",
     "dataset_rows",
     "episode_rows",

@@ -16,7 +16,8 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
 from agentr_core.types import Rejection
 
-Status = Literal["running", "finished", "failed"]
+Status = Literal["running", "evaluating", "finished", "failed"]
+"""`evaluating`: there is nothing of the run but `agentr eval`, which is under way or was interrupted."""
 Part = Literal["generate", "environment", "train", "store", "other"]
 SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
 """What preference training measures in each step, as columns of table training_step."""

@@ -44,7 +44,10 @@ class Growth(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeHead:
-    """What does not change while a tree grows. `checkpoint_id` is the policy that searches, `config` plain data."""
+    """What does not change while a tree grows. `checkpoint_id` is the policy that searches, `config` plain data.
+
+    `writer` marks the process that stores the rows; those of another are refused.
+    """
 
     tree_id: str
     iteration_id: str
@@ -53,6 +56,16 @@ class TreeHead:
     instance: Instance
     first_observation: str
     seed: int
+    writer: str | None = None
+
+
+def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
+    """Make a writer the one that grows those of the trees that are begun; rows of an earlier one are refused then.
+
+    Raises as `Store.transaction`.
+    """
+    with store.transaction() as con:
+        con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
 
 
 def tree_rows(head: TreeHead, tree: Tree, *, finished: bool = False) -> Rows:
@@ -147,6 +160,7 @@ def _tree_row(head: TreeHead, dives_done: int, finished: bool) -> Row:
         "first_observation_id": text_id(head.first_observation),
         "dives_done": dives_done,
         "finished": finished,
+        "writer": head.writer,
     }
 
 

@@ -1,0 +1,124 @@
+"""YAML as a person writes it, read so that nothing of it vanishes and none of it takes for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from agentr_core.errors import ConfigError
+
+MOST_VALUES = 100_000
+"""Values that a document may hold once its aliases are written out."""
+MOST_DIGITS = 1_000
+"""Python refuses to write numbers of some thousand digits, and so to show them in a message."""
+LARGEST = 2**63 - 1
+"""Seeds and counts are stored in 64 bits."""
+_INTEGER = "tag:yaml.org,2002:int"
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML document.
+
+    Raises:
+        ConfigError: the text is not YAML, a mapping has a key twice, an alias holds itself, the document is nested
+            too deeply or too large, or a number has too many digits; the message is the cause alone.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        if _check(root, loader, {}) > MOST_VALUES:
+            raise ConfigError(f"it holds more than {MOST_VALUES:,} values once its aliases are written out")
+        return loader.construct_document(root)
+    except yaml.YAMLError as error:
+        raise ConfigError(_said(error)) from None
+    except RecursionError:
+        raise ConfigError("it is nested too deeply") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        # Such as dates that no calendar has.
+        raise ConfigError(f"a value in it cannot be read ({error})") from None
+    finally:
+        loader.dispose()
+
+
+def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
+    """Return what was taken for another kind of value than it is, one phrase each: `given` was parsed to `parsed`.
+
+    Booleans are no numbers, numbers are no booleans, and whole numbers have 64 bits.
+    """
+    if isinstance(given, Mapping) and isinstance(parsed, Mapping):
+        pairs = [(str(key), value, parsed[key]) for key, value in given.items() if key in parsed]
+    elif _listed(given) and _listed(parsed) and len(given) == len(parsed):
+        pairs = [(str(number), *both) for number, both in enumerate(zip(given, parsed, strict=True))]
+    else:
+        fault = _fault_of_kind(given, parsed)
+        return [f"{where}: {fault}"] if fault else []
+    return [
+        fault
+        for name, value, other in pairs
+        for fault in faults_of_kind(value, other, f"{where}.{name}" if where else name)
+    ]
+
+
+def _fault_of_kind(given: Any, parsed: Any) -> str | None:
+    if isinstance(given, bool) and _is_number(parsed):
+        return f"give a number, not {str(given).lower()}"
+    if _is_number(given) and isinstance(parsed, bool):
+        return f"give true or false, not {given}"
+    if isinstance(given, int) and abs(given) > LARGEST:
+        return f"give a number of at most {LARGEST}, which fits into 64 bits"
+    return None
+
+
+def _said(error: yaml.YAMLError) -> str:
+    """Return what is wrong and where, without the text around it, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "a character that YAML does not allow"
+    return f"{problem}, on line {mark.line + 1}" if mark else str(problem)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
+    """Return how many values a node holds; `sizes` are those of known nodes, 0 while one is being counted."""
+    known = sizes.get(id(node))
+    if known == 0:
+        raise ConfigError(f"the value of line {node.start_mark.line + 1} holds itself, by an alias")
+    if known is not None:
+        return known
+    if isinstance(node, yaml.ScalarNode) and node.tag == _INTEGER and len(node.value) > MOST_DIGITS:
+        raise ConfigError(f"the number on line {node.start_mark.line + 1} has {len(node.value):,} digits")
+    sizes[id(node)] = 0
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node, loader)
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    sizes[id(node)] = 1 + sum(_check(part, loader, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
+    """Raise `ConfigError` for a key that a mapping has twice, of which YAML's own loader drops the first."""
+    lines: dict[Any, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+            continue
+        name = loader.construct_object(key)
+        line = key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(f"{key.value} is there twice, on lines {lines[name]} and {line}; leave one out")
+        lines[name] = line

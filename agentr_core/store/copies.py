@@ -1,0 +1,39 @@
+"""A copy of a database file whose log is empty."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from agentr_core.errors import StoreError
+from agentr_core.store import migrations
+from agentr_core.store.connection import connected, storage_faults
+
+
+def copy_sound(source: Path, target: Path, newest: int) -> None:
+    """Copy a database that nobody writes to `target`, which appears once the copy is complete and opens.
+
+    Args:
+        newest: the schema version of the source.
+
+    Raises:
+        StoreError: `target` exists, its folder does not, or the disk is full.
+        CorruptStore: the copy cannot be opened.
+    """
+    if target.exists():
+        raise StoreError(f"{target} exists already; name another file")
+    draft = target.with_name(f"{target.name}.part-{os.getpid()}")
+    try:
+        shutil.copyfile(source, draft)
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        with storage_faults(draft), connected(draft, time.monotonic(), read_only=True) as con:
+            migrations.check(con, draft, newest)
+        # A link fails where a rename would replace what came there meanwhile.
+        os.link(draft, target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written ({error.strerror}); name another file, or free space") from error
+    finally:
+        draft.unlink(missing_ok=True)

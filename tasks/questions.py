@@ -1,0 +1,43 @@
+"""What a person wants of the store of a workspace: answers to questions, and a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentr_core.store.answers import FORMATS
+from tasks.wiring import open_store
+
+
+def answer(workspace: Path, sql: str, form: str, *, files: bool = False) -> str:
+    """Return the answer to a question in SQL in one of the `FORMATS`; with `files` it may read and write files.
+
+    Raises `ConfigError` for wrong SQL, and `StoreError` where there is no store.
+    """
+    return FORMATS[form](open_store(workspace, must_exist=True).answer(sql, files=files))
+
+
+def runs_of(workspace: Path) -> str:
+    """Return the runs of a workspace as a table. Raises `StoreError` where there is no store."""
+    return answer(
+        workspace, "select run_id, recipe, status, started_at, finished_at from run order by started_at", "table"
+    )
+
+
+def back_up(workspace: Path, file: Path) -> str:
+    """Write the store of a workspace to one file and say how large it is. Raises `StoreError`."""
+    open_store(workspace, must_exist=True).backup(file)
+    return f"{file}: {file.stat().st_size / 2**20:.1f} MiB, the whole store of {workspace}"
+
+
+def faults(workspace: Path) -> list[str]:
+    """Return what is wrong with the rows of a workspace's store, a line each; nothing of a sound one.
+
+    Raises `StoreError` where there is no store.
+    """
+    store = open_store(workspace, must_exist=True)
+    dangling = store.answer("select * from v_orphans").to_pylist()
+    contradictions = store.answer("select * from v_contradictions order by all").to_pylist()
+    return [
+        *(" ".join(str(value) for value in row.values()) + " points nowhere" for row in dangling),
+        *(f"{row['kind']} {row['id']}, {row['position']}: {row['what']}" for row in contradictions),
+    ]

@@ -1,0 +1,177 @@
+"""One process works on a run, and one grows a tree: a second one is refused, and what two have mixed is found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import fcntl
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import Line, Policy, instance
+
+from agentr_core.config import SearchConfig
+from agentr_core.errors import RunBusy
+from agentr_core.search.grow import grow
+from agentr_core.search.tree import Arena, Expansion
+from agentr_core.store import Store, Writer
+from agentr_core.store.codec import (
+    TreeHead,
+    checkpoint_rows,
+    claim_trees,
+    finished_rows,
+    growth_rows,
+    iteration_rows,
+    load_tree,
+    run_rows,
+    tree_rows,
+)
+from agentr_core.store.tables import merge
+from agentr_core.types import Tree
+from flows import stages
+from tasks import questions, runs
+from tasks.wiring import STORE_FILE, RunRef
+
+WRITING = ("collect", "critique", "splice", "demonstrate", "explore", "prefer", "dataset", "train", "evaluate")
+CONFIG = SearchConfig(dives=4, width=3, depth=6)
+SEED = 11
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunRef:
+    return RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=1)
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_stage_by_itself_holds_the_lock_of_its_run(run: RunRef, name: str) -> None:
+    lock = Path(run.workspace) / "locks" / run.run_id
+    lock.parent.mkdir(parents=True)
+    with lock.open("a+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(RunBusy, match="run r is already under way"):
+            asyncio.run(getattr(stages, name).fn(run.run_id, 1, run.workspace))
+
+
+def test_a_wheel_shares_its_lock_with_its_own_stages_alone(run: RunRef) -> None:
+    with runs.alone(run):
+        with runs.alone(run), runs.alone(replace(run, run_id="arm")):
+            pass
+        # Another flow of the same process began outside.
+        with pytest.raises(RunBusy):
+            contextvars.Context().run(lambda: runs.alone(run).__enter__())
+    with runs.alone(run):
+        pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "ws" / STORE_FILE)
+    run = run_rows("r", recipe="x", method="agent-r", config={}, versions={}, workspace="ws")
+    made.write(
+        merge(
+            [
+                run,
+                iteration_rows("i", run_id="r", iteration=1, checkpoint_in="c"),
+                checkpoint_rows("c", path="m", weights_sha256="aa", config={}),
+            ]
+        )
+    )
+    return made
+
+
+def head_of(writer: str | None) -> TreeHead:
+    return TreeHead(
+        tree_id="t",
+        iteration_id="i",
+        checkpoint_id="c",
+        config=CONFIG.method,
+        instance=instance(3),
+        first_observation=Line().reset(instance(3)),
+        seed=SEED,
+        writer=writer,
+    )
+
+
+async def expansions(sampling_seed: int) -> tuple[Tree, list[Expansion]]:
+    """A whole tree of the same id, as a collector grows it whose replies fall otherwise."""
+    log: list[Expansion] = []
+    tree = await grow(instance(3), Line(), Policy(), CONFIG, seed=sampling_seed, on_expansion=log.append)
+    return tree, log
+
+
+def root(seed: int) -> Tree:
+    return Arena(instance=instance(3), first_observation=Line().reset(instance(3)), seed=seed).tree()
+
+
+async def test_rows_of_a_second_collector_are_refused_and_nothing_is_mixed(store: Store) -> None:
+    first, log = await expansions(SEED)
+    other, others = await expansions(SEED + 1)
+    assert other.nodes != first.nodes
+    mine, theirs = head_of("one"), head_of("two")
+    store.write(tree_rows(mine, root(SEED)))
+    store.write(growth_rows(mine, log[0]))
+    for unit in (tree_rows(theirs, root(SEED)), *(growth_rows(theirs, each) for each in others)):
+        with pytest.raises(RunBusy, match="tree t is written by another process too"):
+            store.write(unit)
+    for each in log[1:]:
+        store.write(growth_rows(mine, each))
+    store.write(finished_rows(mine, first))
+    assert load_tree(store, "t") == first
+    assert questions.faults(store.path.parent) == []
+
+
+async def test_a_tree_goes_on_under_the_writer_that_claims_it(store: Store) -> None:
+    first, log = await expansions(SEED)
+    store.write(tree_rows(head_of(None), root(SEED)))
+    store.write(growth_rows(head_of(None), log[0]))
+    claim_trees(store, ["t", "not begun"], "two")
+    with pytest.raises(RunBusy):
+        store.write(growth_rows(head_of(None), log[1]))
+    for each in log[1:]:
+        store.write(growth_rows(head_of("two"), each))
+    store.write(finished_rows(head_of("two"), first))
+    assert load_tree(store, "t") == first
+
+
+async def test_the_writer_of_a_stage_ends_with_the_refusal(store: Store) -> None:
+    _, log = await expansions(SEED)
+    store.write(tree_rows(head_of("one"), root(SEED)))
+    with pytest.raises(RunBusy):
+        async with Writer(store, interval_s=0.01) as writer:
+            writer.add(growth_rows(head_of("two"), log[0]))
+
+
+async def test_a_tree_that_two_wrote_is_found(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    _, log = await expansions(SEED)
+    _, others = await expansions(SEED + 1)
+    store.write(tree_rows(head_of(None), root(SEED)))
+    # As before writers were told apart: what is there stays, but for statistics and stops.
+    for mine, theirs in zip(log, others, strict=False):
+        store.write(growth_rows(head_of(None), mine))
+        store.write(growth_rows(head_of(None), theirs))
+    assert store.query("select * from v_orphans").empty
+    found = questions.faults(store.path.parent)
+    assert found
+    assert all(line.startswith("node t, ") for line in found)
+
+
+def test_a_trajectory_that_another_played_is_refused(store: Store) -> None:
+    row = {
+        "trajectory_id": "a",
+        "source": "rollout",
+        "iteration_id": "i",
+        "evaluation_id": None,
+        "instance_id": "x",
+        "first_observation_id": "o",
+        "reward": 1.0,
+        "success": True,
+        "stop": "success",
+        "num_steps": 3,
+        "tree_id": None,
+        "leaf": None,
+    }
+    store.write({"trajectory": [row]})
+    store.write({"trajectory": [row]})
+    with pytest.raises(RunBusy, match="trajectory a is written by another process too"):
+        store.write({"trajectory": [row | {"num_steps": 5, "stop": "failure", "success": False}]})

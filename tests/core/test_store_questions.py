@@ -1,0 +1,175 @@
+"""Questions in SQL: answers to the last digit in every format, and nothing that a question can break."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from agentr_core.store.answers import FORMATS, to_csv, to_json, to_table
+
+SEED = 9_007_199_254_740_993
+"""The first whole number that a float of 64 bits does not hold."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "ws" / "store.duckdb", wait_s=2)
+    made.insert("text", [{"text_id": "kept", "text": "x"}])
+    return made
+
+
+def cells(store: Store, sql: str) -> dict[str, list[str]]:
+    """Return the first row of an answer as JSON, CSV and the words of a table."""
+    answer = store.answer(sql)
+    (_, *rows) = csv.reader(io.StringIO(to_csv(answer)))
+    return {
+        "json": [str(value) for value in json.loads(to_json(answer), parse_float=str)[0].values()],
+        "csv": rows[0],
+        "table": [to_table(answer).splitlines()[1].strip()],
+    }
+
+
+@pytest.mark.parametrize(
+    ("sql", "exact"),
+    [
+        (f"select {SEED}::bigint as seed union all select null order by 1 nulls last", str(SEED)),
+        ("select 18446744073709551615::ubigint", "18446744073709551615"),
+        ("select 340282366920938463463374607431768211455::uhugeint", "340282366920938463463374607431768211455"),
+        ("select 2e-11::double", "2e-11"),
+        ("select 0.1::double + 0.2::double", "0.30000000000000004"),
+        ("select 1.10::decimal(10, 2)", "1.10"),
+        (r"select '\xAA\x00'::blob", "aa00"),
+        ("select interval '1 month 2 days 3.5 seconds'", "1 month 2 days 00:00:03.5"),
+        ("select '12:00:00+02'::timetz", "12:00:00+02"),
+        ("select '0101'::bit", "0101"),
+        ("select 'nan'::double", "nan"),
+        ("select '2026-01-02'::date", "2026-01-02"),
+    ],
+)
+def test_a_value_is_exact_in_every_format(store: Store, sql: str, exact: str) -> None:
+    assert cells(store, sql) == {form: [exact] for form in ("json", "csv", "table")}
+
+
+def test_json_has_numbers_where_they_are_numbers(store: Store) -> None:
+    sql = (
+        f"select {SEED} as n, 2e-11 as x, 1.10::decimal(5,2) as d, true as b, null as z, [1, null] as l, "
+        "{'a': 1} as s"
+    )
+    assert to_json(store.answer(sql)) == (
+        f'[{{"n":{SEED},"x":2e-11,"d":1.10,"b":true,"z":null,"l":[1,null],"s":{{"a":1}}}}]'
+    )
+
+
+def test_column_names_are_distinct(store: Store) -> None:
+    answer = store.answer("select 1 as a, 2 as a, 3 as a_1, 4 as A")
+    assert answer.column_names == ["a", "a_2", "a_1", "A"]
+    assert [column.to_pylist() for column in answer.columns] == [[1], [2], [3], [4]]
+    for form in FORMATS:
+        assert FORMATS[form](answer)
+
+
+def test_frames_are_backed_by_arrow_and_exact(store: Store) -> None:
+    frame = store.query(f"select {SEED} as seed, 'x' as t union all select null, null order by 1 nulls last")
+    assert frame["seed"].dtype.name == "int64[pyarrow]"
+    assert frame["seed"][0] == SEED
+    assert frame["seed"].isna().tolist() == [False, True]
+    assert store.query("select interval '1 day' as i, 1 as a, 2 as a")["a"].tolist() == [1]
+
+
+def test_a_table_shows_control_characters_as_marks(store: Store) -> None:
+    text = to_table(store.answer("select 'a' || chr(27) || '[2J' || chr(10) || chr(8238) || 'b' as t, 1 as n"))
+    assert text == "t                  n\na\\x1b[2J\\n\\u202eb  1\n"
+
+
+def test_an_answer_without_rows_has_its_names(store: Store) -> None:
+    answer = store.answer("select 1 as a, 2 as b where false")
+    assert {form: make(answer) for form, make in FORMATS.items()} == {
+        "table": "a  b\n",
+        "json": "[]\n",
+        "csv": "a,b\n",
+    }
+
+
+def test_times_beyond_the_calendar_are_no_traceback(store: Store) -> None:
+    assert to_csv(store.answer("select timestamp 'infinity' as t")).startswith("t\n")
+
+
+@pytest.mark.parametrize("sql", ["show tables", "describe text", "explain select 1", "pragma table_info('text')"])
+def test_other_questions_are_answered(store: Store, sql: str) -> None:
+    assert store.answer(sql).num_rows
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "use memory; detach store; attach '{path}' as store; use store; delete from text",
+        "detach store",
+        "copy text to '{path}'",
+        "copy (select 1) to '{folder}/out.csv'",
+        "export database '{folder}/out'",
+        "select * from read_text('{folder}/secret')",
+        "select * from '{folder}/secret'",
+        "select * from glob('{folder}/*')",
+        "set threads = 2",
+        "set enable_external_access = true",
+        "prepare p as delete from text",
+        "checkpoint store",
+        "delete from text",
+        "create table z as select 1",
+        "create temp table z as select 1",
+        "install httpfs",
+    ],
+)
+def test_a_question_breaks_nothing_and_reaches_no_file(store: Store, tmp_path: Path, sql: str) -> None:
+    store.checkpoint()
+    (tmp_path / "secret").write_text("s")
+    before = store.path.read_bytes()
+    with pytest.raises(ConfigError, match="SQL: ") as caught:
+        store.query(sql.format(path=store.path, folder=tmp_path))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "ws"]
+    assert store.path.read_bytes() == before
+    assert store.missing("text", ["kept"]) == []
+
+
+def test_variables_of_the_program_are_no_tables(store: Store) -> None:
+    secret = pa.table({"a": [1]})
+    with pytest.raises(ConfigError, match="secret"):
+        store.query("select * from secret")
+    assert secret.num_rows == 1
+
+
+def test_files_are_opened_on_request_but_never_the_store_itself(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    store.query(f"copy (select {SEED} as n) to '{out}'", files=True)
+    assert out.read_text() == f"n\n{SEED}\n"
+    assert store.query(f"select n from '{out}'", files=True)["n"].tolist() == [SEED]
+    for sql in (f"copy text to '{store.path}'", f"copy text to '{store.path.parent}/../ws/{store.path.name}'"):
+        with pytest.raises(ConfigError, match="is the store itself"):
+            store.query(sql, files=True)
+    with pytest.raises(ConfigError, match="no question"):
+        store.query("set threads = 2", files=True)
+    with pytest.raises(ConfigError, match="reading only"):
+        store.query("delete from text", files=True)
+    assert store.missing("text", ["kept"]) == []
+
+
+def test_decimals_and_nested_values_keep_their_digits(store: Store) -> None:
+    answer = store.answer("select [12345678901234567890.12::decimal(38,2)] as l, map{'k': 2e-11} as m")
+    assert json.loads(to_json(answer), parse_float=Decimal) == [
+        {"l": [Decimal("12345678901234567890.12")], "m": [["k", Decimal("2e-11")]]}
+    ]
+
+
+@pytest.mark.parametrize("value", [SEED, -SEED, 2**63 - 1, -(2**63)])
+def test_parameters_are_exact(store: Store, value: Any) -> None:
+    assert store.query("select $v::bigint as v", {"v": value})["v"].tolist() == [value]
