@@ -18,7 +18,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.models.transformers import TransformersModel
 from agentr_core.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.expert import demonstrate
+from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
@@ -107,7 +107,7 @@ def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
             "instances": {"train_limit": 2},
             "workspace": str(tmp_path / "runs"),
             "model": {"path": str(dated_model_dir)},
-            "data": {"use": "expert", "max_length": 4096},
+            "data": {"use": "expert", "max_length": 0},
         }
     )
     return Workplace(
@@ -126,7 +126,7 @@ async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(plac
     await begin(place, 1)
     with place.store.transaction() as con:
         con.execute("update run set started_at = ?", [THEN.replace(tzinfo=None)])
-    await demonstrate(place, 1)
+    await expert_samples(place, 1)
     made = await dataset(place, 1)
     tokenizer = load_tokenizer(place.policy(1).path)
     rows = pq.read_table(dataset_file(place, 1))["input_ids"].to_pylist()
