@@ -66,7 +66,8 @@ def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterato
 
 def has_tokens(step: Step) -> bool:
     """Return whether anything is known about how the reply of a step was sampled."""
-    return bool(step.token_ids) or step.logprobs is not None or step.finish_reason is not None
+    known = (step.logprobs, step.finish_reason, step.tokenizer)
+    return bool(step.token_ids) or any(value is not None for value in known)
 
 
 def sampled(
