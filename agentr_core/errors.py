@@ -19,6 +19,7 @@
     │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
     │   ├── IllTypedAnswer            what a world returned is of a wrong type, or out of its range
     │   └── ReplayDiverged            replaying recorded actions gave another observation
+    │       └── ReplayDrifted (Transient) in a world that does not promise to repeat itself
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
     │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, empty, or has too few replies

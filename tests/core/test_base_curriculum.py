@@ -34,6 +34,7 @@ def make(
     renamed: float = 0.5,
     shaped: float = 0.0,
     depths: tuple[float, ...] = (1, 1, 1, 1),
+    max_steps: int = 0,
     drills: int = 0,
     questions: int = 100,
 ) -> Curriculum:
@@ -45,6 +46,7 @@ def make(
         rename_share=renamed,
         shaped_share=shaped,
         depths=depths,
+        max_steps=max_steps,
         drills=drills,
         drill_questions=questions,
     )
@@ -116,6 +118,9 @@ def test_worlds_in_the_official_shape_alone_are_no_official_instances(env: TextC
     assert set(depths) == {1, 2}
     assert depths.count(2) / len(depths) == pytest.approx(0.4, abs=0.07)
     assert all(sample.instance.index >= 10**6 - 4 for sample in samples if sample.instance)
+    short = make(shaped=1.0, depths=(0.4, 0.4, 0.2), max_steps=5, judge=0.0, mistakes=0.0)
+    replies = [sum(m.train for m in s.messages) for i in range(200) if (s := short.sample(i)) is not None]
+    assert max(replies) == 5
     drills = [curriculum.sample(i) for i in range(50)]
     assert max(sum(m.train for m in drill.messages) for drill in drills if drill) == 6
 

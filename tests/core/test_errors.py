@@ -52,5 +52,6 @@ def test_the_users_mistakes_are_told_from_ours() -> None:
         errors.ModelUnavailable,
         errors.MalformedReply,
         errors.MalformedAnswer,
+        errors.ReplayDrifted,
         errors.WorkerLost,
     }

@@ -15,6 +15,7 @@ from toy_paths import tokenizer as toy_tokenizer
 
 from agentr_core.chat_file import read_chat
 from agentr_core.expert_file import read_demonstrations
+from agentr_core.json_lines import World
 from agentr_core.pairs_file import read_pairs
 from agentr_core.rendering import Renderer
 from agentr_core.types import Message
@@ -154,8 +155,8 @@ def test_texts_of_files_make_no_turns(tmp_path: Path, renderer: Renderer, tokeni
     ((chat,), _) = read_chat(written("chat.jsonl", {"messages": [asked, turn]}))
     assert control(tokenizer, renderer.render_sample(chat.messages).input_ids) == honest
     pairs = written("pairs.jsonl", {"id": 1, "prompt": [asked], "chosen": [turn], "rejected": [dict(turn, content="")]})
-    ((pair,), _) = read_pairs(pairs, environment="line", split="train")
+    ((pair,), _) = read_pairs(pairs, world=World("line"), split="train")
     assert control(tokenizer, renderer.render_sample(pair.chosen.messages).input_ids) == honest
     experts = written("expert.jsonl", {"id": 1, "messages": [asked, turn]})
-    (shown,) = read_demonstrations(experts, environment="line", split="train", opening=0).values()
+    (shown,) = read_demonstrations(experts, world=World("line"), split="train", opening=0).values()
     assert control(tokenizer, renderer.render_sample((user("?"), reply(shown.replies[0]))).input_ids) == honest

@@ -124,6 +124,7 @@ def test_a_strangers_world_may_raise_anything(
                 fail()
 
     entry = EntryPoint(name="world", value="nowhere:World", group=registry.GROUP)
+    monkeypatch.setattr(registry, "_KINDS", {})
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry])
     monkeypatch.setattr(EntryPoint, "load", fail if when == "load" else lambda self: World)
     (found,) = environments.diagnose("world", {})

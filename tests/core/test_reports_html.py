@@ -220,7 +220,7 @@ def test_zero_counts_do_not_divide() -> None:
         errors=ErrorRecord(),
     )
     Page(render_html(report))
-    assert "no critique found an error" in render_markdown(report)
+    assert "no spliced pair has a step judged bad" in render_markdown(report)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
