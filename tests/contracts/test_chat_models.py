@@ -184,7 +184,9 @@ async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> No
 
 async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai: OpenAIModel) -> None:
     asked = [request(words, seed=2**62 + words, n=3, logprobs=True) for words in (3, 12, 30)]
-    assert await answer(openai, *asked) == await answer(tiny, *asked)
+    # A server sends ids, and does not say whose they are.
+    ours = [[replace(g, tokenizer=None) for g in group] for group in await answer(tiny, *asked)]
+    assert await answer(openai, *asked) == ours
     assert [openai.count_tokens(one) for one in asked] == [tiny.count_tokens(one) for one in asked]
     assert openai.context_length == tiny.context_length
 

@@ -154,7 +154,7 @@ def test_pairs_are_exported(turned: Turned) -> None:
 
 def test_the_plan_names_phases_and_fields(turned: Turned) -> None:
     text = describe(turned.recipe, [])
-    assert "iterations: rft, dpo; each ends with 6 held-out episodes" in text
+    assert "iterations: rft, dpo; each ends with 12 held-out episodes" in text
     assert "plays 6 instances, 9 times each" in text
     assert "  eto.dpo.learning_rate = [0.001]" in text
     assert "already done: 2 iterations" in text
