@@ -103,6 +103,14 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
     return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
 
 
+def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
+    """Return the mean of values in [0, 1] with its interval over clusters, which ends where shares end."""
+    found = clustered_mean(values, clusters)
+    # Comparisons with NaN are false, so an interval that is not known stays so.
+    low, high = (0.0 if found.low < 0 else found.low), (1.0 if found.high > 1 else found.high)
+    return Estimate(mean=found.mean, low=low, high=high, n=found.n)
+
+
 def pass_at(k: int, episodes: int, successes: int) -> float:
     """Return the unbiased estimate of the chance that one of `k` episodes succeeds, of which `episodes` were played.
 

@@ -12,7 +12,7 @@ from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import (
     Estimate,
-    clustered_mean,
+    clustered_share,
     counted_reward,
     mean_reward,
     pass_at,
@@ -209,7 +209,7 @@ def sampled_metrics(key: str, played: Sequence[Episode], *, disaster_counts: flo
 def pass_at_k(groups: Iterable[Sequence[Episode]], k: int) -> Estimate:
     """Return pass@k over groups of episodes of one instance each; groups of fewer than k are left out."""
     counted = [group for group in groups if len(group) >= k]
-    return clustered_mean(
+    return clustered_share(
         [pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in counted],
         [group[0].origin for group in counted],
     )

@@ -93,7 +93,7 @@ def _share(episodes: Sequence[Episode]) -> Estimate:
     clusters = [e.origin for e in episodes]
     if len(set(clusters)) == len(clusters):
         return _estimate(metrics.success_rate(successes))
-    found = _finite(metrics.clustered_mean([float(success) for success in successes], clusters))
+    found = _finite(metrics.clustered_share([float(success) for success in successes], clusters))
     return found or _estimate(metrics.success_rate(successes))
 
 

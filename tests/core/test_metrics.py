@@ -11,6 +11,7 @@ import pytest
 
 from agentr_core.evaluation.metrics import (
     clustered_mean,
+    clustered_share,
     count_loops,
     counted_reward,
     invalid_share,
@@ -135,6 +136,10 @@ def test_an_interval_over_clusters_is_the_usual_one_where_each_value_is_its_own(
     copies = clustered_mean([v for v in values for _ in range(4)], [c for c in "abcdefgh" for _ in range(4)])
     assert (copies.low, copies.high, copies.n) == pytest.approx((alone.low, alone.high, 32))
     assert math.isnan(clustered_mean([1.0, 0.0], ["a", "a"]).low)
+    few = clustered_share([0.0, 0.0, 0.0, 1.0], list("abcd"))
+    assert (few.low, few.mean, few.high) == (0.0, 0.25, 1.0)
+    assert clustered_mean([0.0, 0.0, 0.0, 1.0], list("abcd")).high > 1
+    assert math.isnan(clustered_share([1.0, 0.0], ["a", "a"]).high)
     assert clustered_mean([], []).n == 0
 
 
