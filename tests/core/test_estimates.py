@@ -217,9 +217,9 @@ def recipe(name: str, *changes: str) -> Recipe:
 def test_tokens_are_those_of_the_stages_that_run() -> None:
     tiny = estimates.tokens(recipe("textcraft-tiny"), 120, 100)
     assert [(one.stage, one.replies, one.tokens) for one in tiny] == [
-        ("search", 120 * 3 * 4 * 11, 120 * 3 * 4 * 11 * 56),
-        ("critique", 120 * 6 * 10, 120 * 6 * 10 * 120),
-        ("evaluate", 100 * 20, 100 * 20 * 56),
+        ("search", 120 * 3 * 4 * 15, 120 * 3 * 4 * 15 * 72),
+        ("critique", 120 * 6 * 14, 120 * 6 * 14 * 120),
+        ("evaluate", 100 * 20, 100 * 20 * 72),
     ]
     assert [one.stage for one in estimates.tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
     eto = estimates.tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
