@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,6 +20,7 @@ from agentr_core.models import openai_endpoint as endpoints
 from agentr_core.models.connections import allow_connections, limits
 from agentr_core.models.openai_endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai_wire import bodies, read_completion, read_prompt_tokens
+from agentr_core.models.together import all_or_none
 from agentr_core.rendering import Renderer, load_renderer
 from agentr_core.retrying import RetryPolicy, wait_before_retry
 from agentr_core.secret_values import filled
@@ -100,7 +101,7 @@ class OpenAIModel:
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; connect again")
-        return await _all_or_none([self._replies(request) for request in requests])
+        return await all_or_none([self._replies(request) for request in requests])
 
     def count_tokens(self, request: Request) -> int:
         """Return the number of prompt tokens: exact with a tokenizer, else the estimate."""
@@ -141,7 +142,7 @@ class OpenAIModel:
 
     async def _parts(self, request: Request, limit: int) -> list[Generation]:
         parts = [self._part(body, request, limit) for body in bodies(request, self._server, limit)]
-        return [generation for part in await _all_or_none(parts) for generation in part]
+        return [generation for part in await all_or_none(parts) for generation in part]
 
     async def _part(self, body: dict[str, Any], request: Request, limit: int) -> list[Generation]:
         return await self._ask(body, lambda payload: read_completion(payload, request, n=body["n"], limit=limit))
@@ -216,17 +217,6 @@ class OpenAIModel:
             return sum(_TOKENS_A_TURN - -len(message.text.encode()) // _BYTES_A_TOKEN for message in messages)
         # The server is sent texts, and tokenises them anew.
         return len(self._renderer.render_prompt([Message(role=m.role, text=m.text) for m in messages]))
-
-
-async def _all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; the first fault ends the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _tries(failures: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.connections import allow_connections, limits
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.stopping import cut_at_stop
+from agentr_core.models.together import all_or_none
 from agentr_core.models.vllm_command import Launch
 from agentr_core.models.vllm_replicas import Fleet
 from agentr_core.models.vllm_wire import Choice, body, read_choices
@@ -100,7 +101,7 @@ class VllmModel:
                     f"{self.name}"
                 )
         addresses = await self.ready()
-        return await _all_or_none(
+        return await all_or_none(
             [self._reply(request, prompt, addresses) for request, prompt in zip(requests, prompts, strict=True)]
         )
 
@@ -165,14 +166,3 @@ class VllmModel:
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         return tuple(self.renderer.render_prompt(messages))
-
-
-async def _all_or_none(works: Sequence[Coroutine[Any, Any, list[Generation]]]) -> list[list[Generation]]:
-    """Return all results; the first fault ends the others, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from agentr_core.evaluation.metrics import (
 )
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.episode_shard import EpisodeShard, EpisodeShards
-from agentr_core.stages.instances import held_out_instances, set_instances, stored_rows, test_instances
+from agentr_core.stages.instances import set_instances, stored_rows, test_instances
 from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
 from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.revision_states import revision_states
@@ -83,7 +84,8 @@ def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
     try:
         instances = test_instances(recipe, env)
         others = {name: set_instances(chosen, env) for name, chosen in further.items()}
-        place.store.write({"instance": stored_rows(env, held_out_instances(recipe, env))})
+        played = dict.fromkeys(itertools.chain(instances, *others.values()))
+        place.store.write({"instance": stored_rows(env, played)})
     finally:
         env.close()
     seed = derive_seed(recipe.seed, "evaluate", iteration)
