@@ -108,6 +108,11 @@ class ModelConfig:
     """Memory for keys and values of prompt beginnings that may be met again, in GiB (backend `transformers`). Hundreds
     of trees want room for the path of each: a 4B model takes 144 KiB a token, so 1 GiB holds 7,000. 0 keeps none. It is
     no part of a run's identity."""
+    workers: Count | Literal["auto"] = 1
+    """Processes that share the work of backend `transformers`. `auto`: one for each processor, with one thread each, or
+    one for each GPU. Small models gain by it, for threads of one process wait for each other at every operation; a
+    model whose products keep all processors busy does not, and each process holds all weights. No part of a run's
+    identity."""
     context_length: Natural = 0
     """0 means: what the model's own configuration, or its server, says. A server's context is never exceeded."""
     vllm: VllmConfig = VllmConfig()
@@ -141,6 +146,11 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         faults.append(
             f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
             f"{section}.backend"
+        )
+    if model.backend != "transformers" and model.workers != 1:
+        faults.append(
+            f"{section}.workers: only backend transformers has workers; leave it out, or set {section}.backend"
+            + (" (vllm has vllm.replicas)" if model.backend == "vllm" else "")
         )
     if model.backend != "openai":
         if not model.path:

@@ -18,9 +18,10 @@ from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.models.openai_chat import OpenAIModel
 from agentr_core.models.openai_endpoint import endpoint
-from agentr_core.models.transformers import TransformersModel
 from agentr_core.models.vllm_door import RemoteFleet
 from agentr_core.models.vllm_start import make_launch, start
+from agentr_core.models.worker_messages import Loading
+from agentr_core.models.workers import load_local
 from agentr_core.protocols import ChatModel, Environment
 from agentr_core.stages.equipment import Equipment
 from agentr_core.stages.place import Workplace
@@ -168,14 +169,17 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
     if model.backend == "openai":
         where = endpoint(model.server, os.environ)
         return OpenAIModel.connect(where, model.server, context_length=model.context_length)
-    return TransformersModel.load(
-        path,
-        dtype=model.dtype,
-        device=model.device,
-        max_batch=model.max_batch,
-        context_length=model.context_length,
-        prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
-        at=at,
+    return load_local(
+        Loading(
+            path=path,
+            dtype=model.dtype,
+            device=model.device,
+            max_batch=model.max_batch,
+            context_length=model.context_length,
+            prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
+            at=at,
+        ),
+        workers=model.workers,
     )
 
 

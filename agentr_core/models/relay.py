@@ -7,9 +7,8 @@ import time
 from dataclasses import replace
 
 from agentr_core.answers import checked_generations
-from agentr_core.config import ModelConfig
 from agentr_core.errors import ModelFault, PromptTooLong
-from agentr_core.models.batching import Batcher, BatchStats
+from agentr_core.models.batching import BatchStats
 from agentr_core.protocols import ChatModel, Estimating
 from agentr_core.types import Generation, Request
 
@@ -91,16 +90,3 @@ class Relay:
             completion_tokens=old.completion_tokens + sum(g.completion_tokens for g in generations),
             fill=old.fill + (fill - old.fill) / requests,
         )
-
-
-Sampler = Batcher | Relay
-"""What coroutines ask for replies."""
-
-
-def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
-    """Return what asks a model in the way that suits its backend."""
-    if config.backend == "openai":
-        return Relay(model, concurrency=config.server.concurrency)
-    if config.backend == "vllm":
-        return Relay(model, concurrency=config.vllm.replicas * config.max_batch)
-    return Batcher(model, max_batch=config.max_batch)

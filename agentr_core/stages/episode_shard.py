@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult
 from agentr_core.evaluation.episodes import evaluate as play_all
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.relay import Sampler
+from agentr_core.models.samplers import Sampler
 from agentr_core.pool import EnvironmentPool
 from agentr_core.stages.equipment import (
     Checkpoint,

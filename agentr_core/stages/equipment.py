@@ -13,7 +13,7 @@ from typing import Protocol
 from agentr_core.config import ModelRole, Recipe
 from agentr_core.conversation import Fits
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.relay import Sampler, sampler_of
+from agentr_core.models.samplers import Sampler, sampler_of
 from agentr_core.pool import UnitError
 from agentr_core.protocols import Caching, ChatModel, Environment, Starting
 from agentr_core.rollout import Sample

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFault
-from agentr_core.models.relay import Sampler
+from agentr_core.models.samplers import Sampler
 from agentr_core.stages.equipment import Checkpoint, Equipment, Progress
 from agentr_core.stages.shards import Effort, Spread
 from agentr_core.store import Store

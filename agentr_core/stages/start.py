@@ -46,8 +46,8 @@ def run_id_of(recipe: Recipe) -> str:
 def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data.
 
-    How far it goes, where, on how many machines, with how large a prefix cache and at what prices is not part of it,
-    nor to which comparison it belongs.
+    How far it goes, where, on how many machines and in how many processes, with how large a prefix cache and at what
+    prices is not part of it, nor to which comparison it belongs.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -57,7 +57,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
         del plain["training"], plain["eto"]["dpo"]
         plain["data"] = plain["data"]["use"]
     for section in (plain["model"], *filter(None, plain["models"].values())):
-        del section["prices"], section["prefix_cache_gib"]
+        del section["prices"], section["prefix_cache_gib"], section["workers"]
     return plain
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from agentr_core.lifetime import end_with_parent
 from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
 
 
@@ -43,18 +43,6 @@ def work(job: TrainingJob, events_file: Path) -> None:
             # Here and at once: the error's frames hold what is left of a group of processes, and to drop that, or to
             # take leave of the group, may be to wait for others that are gone.
             _leave(1)
-
-
-def end_with_parent() -> None:
-    """Make this process end as soon as the far end of its standard input is closed."""
-    threading.Thread(target=_wait_for_end, daemon=True).start()
-
-
-def _wait_for_end() -> None:
-    # Past Python's own buffer, whose lock a thread must not hold when the interpreter ends.
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(1)
 
 
 def _leave(status: int) -> NoReturn:

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentr_core.errors import TrainingFault
+from agentr_core.lifetime import end_with_parent
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import EVENT, JOB, Fault
 from agentr_core.training.launch import launched
-from agentr_core.training.rank import end_with_parent, work
+from agentr_core.training.rank import work
 
 LOCK_WAIT = 30.0
 """Seconds to wait for a trainer of the same job, whose parent was killed, to notice and end."""

@@ -20,6 +20,8 @@ from agentr_core.config import ServerConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.worker_messages import Loading
+from agentr_core.models.workers import Workers, load_local
 from agentr_core.protocols import ChatModel
 from agentr_core.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling
@@ -43,6 +45,12 @@ def request(words: int = 5, *, seed: int = 0, n: int = 1, **sampling: Any) -> Re
     text = " ".join(random.Random(words).choices(WORDS, k=words))
     options = {"max_new_tokens": 24} | sampling
     return Request(messages=(Message(role="user", text=text),), sampling=Sampling(**options), seed=seed, n=n)
+
+
+def loading(path: Path) -> Loading:
+    return Loading(
+        path=path, dtype="float32", device="cpu", max_batch=32, context_length=0, prefix_cache_bytes=1 << 20, at=None
+    )
 
 
 async def answer(model: ChatModel, *requests: Request) -> list[list[Generation]]:
@@ -79,7 +87,15 @@ async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIMo
     await model.close()
 
 
-BACKENDS = ("scripted", "tiny", "openai")
+@pytest.fixture(scope="module")
+def workers(tiny_model_dir: Path) -> Iterator[Workers]:
+    model = load_local(loading(tiny_model_dir), workers=2)
+    assert isinstance(model, Workers)
+    yield model
+    asyncio.run(model.close())
+
+
+BACKENDS = ("scripted", "tiny", "workers", "openai")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -172,7 +188,9 @@ async def test_a_cancelled_request_leaves_the_model_in_order(model: ChatModel) -
 
 async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> None:
     # The model in this process is shared by all tests.
-    closing = TransformersModel.load(tiny_model_dir) if isinstance(model, TransformersModel) else model
+    closing = model
+    if isinstance(model, TransformersModel | Workers):
+        closing = load_local(loading(tiny_model_dir), workers=2 if isinstance(model, Workers) else 1)
     await closing.close()
     await closing.close()
     with pytest.raises(ModelFault, match="is closed"):
@@ -189,6 +207,22 @@ async def test_a_server_of_ours_changes_nothing(tiny: TransformersModel, openai:
     assert await answer(openai, *asked) == ours
     assert [openai.count_tokens(one) for one in asked] == [tiny.count_tokens(one) for one in asked]
     assert openai.context_length == tiny.context_length
+
+
+# ---- the same model here and in other processes
+
+
+async def test_workers_change_nothing(tiny: TransformersModel, workers: Workers) -> None:
+    asked = [request(words, seed=words, n=1 + words % 3, logprobs=True) for words in range(1, 40)]
+    assert {workers.member(one) for one in asked} == set(workers.members)
+    alone, shared_out = await answer(tiny, *asked), await answer(workers, *asked)
+    for group, other in zip(alone, shared_out, strict=True):
+        for one, same in zip(group, other, strict=True):
+            assert replace(one, logprobs=None) == replace(same, logprobs=None)
+            assert one.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+    assert workers.fingerprint == tiny.fingerprint
+    assert workers.context_length == tiny.context_length
+    assert workers.name == tiny.name
 
 
 # ---- the in-process model

@@ -1,0 +1,164 @@
+"""Worker processes: who gets which request, and what becomes of one that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentr_core.config import ModelConfig, parse
+from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, ModelUnavailable
+from agentr_core.models import workers as module
+from agentr_core.models.samplers import Spread, sampler_of
+from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.worker_messages import Loading
+from agentr_core.models.workers import Workers, load_local
+from agentr_core.stages.start import asked_for
+from agentr_core.types import Message, Request, Sampling
+
+
+def loading(path: Path, *, max_batch: int = 128) -> Loading:
+    return Loading(
+        path=path,
+        dtype="float32",
+        device="cpu",
+        max_batch=max_batch,
+        context_length=0,
+        prefix_cache_bytes=1 << 20,
+        at=None,
+    )
+
+
+def ask(seed: int, session: str = "") -> Request:
+    messages = (Message(role="user", text="get oak log"),)
+    return Request(messages=messages, sampling=Sampling(max_new_tokens=8), seed=seed, session=session)
+
+
+def children() -> set[int]:
+    """Return the worker processes of this one."""
+    shown = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    return {int(line.split()[0]) for line in shown.stdout.splitlines() if "agentr_core.models.worker" in line}
+
+
+@pytest.fixture
+def model(tiny_model_dir: Path) -> Iterator[Workers]:
+    found = load_local(loading(tiny_model_dir), workers=2)
+    assert isinstance(found, Workers)
+    yield found
+    asyncio.run(found.close())
+    assert not children()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Workers) -> None:
+    sampler = sampler_of(model, ModelConfig(path="m"))
+    assert isinstance(sampler, Spread)
+    requests = [ask(seed, session=f"tree-{seed}") for seed in range(8)]
+    before = [await sampler.sample(one) for one in requests]
+    (victim, *_) = children()
+    os.kill(victim, signal.SIGKILL)
+    given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
+    lost = [one for one, said in zip(requests, given, strict=True) if isinstance(said, ModelUnavailable)]
+    assert 0 < len(lost) < len(requests)
+    assert len({model.member(one) for one in lost}) == 1
+    assert all("was killed" in str(said) for said in given if isinstance(said, Exception))
+    assert [await sampler.sample(one) for one in requests] == before
+    stats = sampler.stats()
+    assert stats.requests == len(requests) * 3 - len(lost)
+    assert stats.failures >= 1
+    await sampler.close()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RESTARTS", 1)
+    worker = model.members[0]
+    said = []
+    for _ in range(2):
+        worker._process.kill()
+        with pytest.raises(ModelFault) as caught:
+            await worker.generate([ask(0)])
+        said.append(caught.value)
+    assert isinstance(said[0], ModelUnavailable)
+    assert not isinstance(said[1], ModelUnavailable)
+    assert "has died 2 times" in str(said[1])
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; sys.path.insert(0, 'tests/core')\n"
+        "from test_workers import loading, load_local, children\n"
+        f"model = load_local(loading(Path({str(tiny_model_dir)!r})), workers=2)\n"
+        "print(*children(), flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    started = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert len(started) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.1)
+
+
+def test_a_directory_that_cannot_be_loaded_is_told_as_without_workers(tiny_model_dir: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_model_dir.iterdir():
+        if file.name != "model.safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelDirectoryError) as here:
+        load_local(loading(broken), workers=1)
+    with pytest.raises(ModelDirectoryError) as there:
+        load_local(loading(broken), workers=2)
+    assert str(here.value) == str(there.value)
+    assert not children()
+
+
+def test_one_worker_is_no_process(tiny_model_dir: Path) -> None:
+    assert isinstance(load_local(loading(tiny_model_dir), workers=1), TransformersModel)
+    assert isinstance(load_local(loading(tiny_model_dir, max_batch=32), workers="auto"), TransformersModel)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "processors", "gpus", "expected"),
+    [
+        ("auto", "auto", 2, 0, ["cpu", "cpu"]),
+        ("auto", "auto", 64, 0, ["cpu"] * 4),
+        ("cpu", 3, 2, 8, ["cpu"] * 3),
+        ("auto", "auto", 2, 2, ["cuda:0", "cuda:1"]),
+        ("auto", 3, 2, 2, ["cuda:0", "cuda:1", "cuda:0"]),
+        ("cuda:1", "auto", 2, 2, ["cuda:1"]),
+    ],
+)
+def test_workers_are_placed(
+    monkeypatch: pytest.MonkeyPatch, device: str, workers: int, processors: int, gpus: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr(module, "_processors", lambda: processors)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    asked = Loading(
+        path=Path(), dtype="float32", device=device, max_batch=128, context_length=0, prefix_cache_bytes=0, at=None
+    )
+    assert module._devices(asked, workers) == expected
+
+
+def test_workers_are_no_part_of_what_a_recipe_asks_for() -> None:
+    least = {"name": "r", "model": {"path": "m"}}
+    assert asked_for(parse(least)) == asked_for(parse(least, ["model.workers=auto"]))
+    assert parse(least, ["model.workers=3"]).model.workers == 3
+    for wrong in ("0", "many", "true"):
+        with pytest.raises(ConfigError, match=r"model\.workers"):
+            parse(least, [f"model.workers={wrong}"])
+    with pytest.raises(ConfigError, match="only backend transformers has workers"):
+        parse({"name": "r", "model": {"path": "m", "backend": "vllm"}}, ["model.workers=2"])
