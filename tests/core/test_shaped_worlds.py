@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from agentr_core.chat_file import read_chat
 from agentr_core.environments.crafting import plan
 from agentr_core.environments.shaped import PLANKS, ShapedWorlds
 from agentr_core.environments.textcraft import TextCraft
@@ -22,7 +23,12 @@ def env() -> TextCraft:
 
 @pytest.fixture(scope="module")
 def shapes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("textcraft_shapes", ROOT / "data" / "textcraft" / "shapes.py")
+    return script("shapes")
+
+
+def script(name: str) -> ModuleType:
+    """Return a script of the data folder as a module."""
+    spec = importlib.util.spec_from_file_location(f"textcraft_{name}", ROOT / "data" / "textcraft" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -80,3 +86,23 @@ def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None
     plans = [plan(env.task(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
     again = [p for p in plans if p is not None and any(times > 1 for times in p.crafts.values())]
     assert 0.35 < len(again) / len(plans) < 0.65
+
+
+def test_general_data_is_what_its_script_writes_and_has_nothing_official(env: TextCraft) -> None:
+    general = script("general")
+    text = general.FILE.read_text(encoding="utf-8")
+    assert text == general.conversations()
+    samples, useless = read_chat(general.FILE)
+    assert len(samples) == general.CONVERSATIONS
+    assert not useless
+    official = {
+        command
+        for split in ("train", "test", "rest")
+        for instance in env.instances(split)
+        for command in env.reset(instance).splitlines()
+        if command.startswith("craft ")
+    }
+    prompts = "\n".join(message.text for sample in samples for message in sample.messages if message.role == "user")
+    listed = {line for line in prompts.splitlines() if line.startswith("craft ")}
+    assert len(listed) > 2000
+    assert not listed & official

@@ -1,0 +1,50 @@
+"""Write the general data of the tiny recipes: what the shipped base learned from, in conversations that it never saw.
+
+    python data/textcraft/general.py
+
+Its settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with another seed. Drills and episodes with
+errors are left out: every assistant turn of general data is trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from agentr_core.base_model.curriculum import Curriculum
+from agentr_core.config import load
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "general.jsonl"
+RECIPE = HERE.parents[1] / "deployments" / "recipes" / "textcraft-tiny-base.yaml"
+SEED = 1
+CONVERSATIONS = 400
+
+
+def conversations() -> str:
+    """Return the file: a conversation on each line, as `data.general.file` takes it."""
+    base = load(RECIPE, []).base
+    curriculum = Curriculum(
+        seed=SEED,
+        judge_share=base.judge_share,
+        mistake_share=0.0,
+        shaped_share=base.shaped_share,
+        depths=base.depths,
+        max_steps=base.max_steps,
+        procedural_share=base.procedural_share,
+        rename_share=base.rename_share,
+        drills=0,
+        drill_questions=base.drill_questions,
+    )
+    lines = (
+        json.dumps({"messages": [{"role": message.role, "content": message.text} for message in sample.messages]})
+        for sample in itertools.islice(curriculum, CONVERSATIONS)
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    FILE.write_text(conversations(), encoding="utf-8")
+    sys.stdout.write(f"{CONVERSATIONS} conversations are in {FILE}\n")
