@@ -131,6 +131,9 @@ class BaseConfig:
     """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
     max_steps: Natural = later(0)
     """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means any."""
+    judge_depths: tuple[Annotated[float, Field(ge=0)], ...] = later(())
+    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps: what an agent tries is
+    longer than what it can do, and so is what it must judge. Empty: as the other examples."""
     procedural_share: Unit = 0.5
     """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
     rename_share: Unit = 0.65

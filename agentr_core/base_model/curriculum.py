@@ -56,6 +56,7 @@ class Curriculum:
         shaped_share: part of the samples that come from worlds in the shape of the official goals, in [0, 1].
         depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
         max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any number.
+        judge_depths: as `depths`, for the worlds of judge examples, with any number of steps; empty: as the others.
         procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
         drills: so many samples at the beginning only look up listed commands.
@@ -71,6 +72,7 @@ class Curriculum:
         shaped_share: float,
         depths: Sequence[float],
         max_steps: int,
+        judge_depths: Sequence[float],
         procedural_share: float,
         rename_share: float,
         drills: int,
@@ -82,6 +84,7 @@ class Curriculum:
         self._shaped_share = shaped_share
         self._depths = tuple(depths)
         self._max_steps = max_steps
+        self._judge_depths = tuple(judge_depths)
         self._judge_share = judge_share
         self._mistake_share = mistake_share
         self._procedural_share = procedural_share
@@ -115,6 +118,10 @@ class Curriculum:
             return drill_sample(task, instance, rng, self._drill_questions)
         world = build_book(task.commands, item_to_tag=task.item_to_tag)
         if rng.random() < self._judge_share:
+            if instance.split == "shaped" and self._judge_depths:
+                instance = self._draw_shaped(rng, self._judge_depths, max_steps=0)
+                task = self._env.task(instance)
+                world = build_book(task.commands, item_to_tag=task.item_to_tag)
             return judge_sample(task, world, instance, rng)
         if rng.random() < self._mistake_share:
             return mistake_sample(task, world, instance, rng)
@@ -122,15 +129,18 @@ class Curriculum:
 
     def _draw(self, rng: random.Random) -> Instance:
         if self._shaped_share and rng.random() < self._shaped_share:
-            depth = rng.choices(range(1, len(self._depths) + 1), self._depths)[0]
-            while True:
-                index = rng.randrange(FIRST_INDEX, 10**9) // MAX_DEPTH * MAX_DEPTH + depth - 1
-                instance = Instance(environment="textcraft", split="shaped", index=index)
-                if not self._max_steps or len(self._env.expert(instance) or ()) in range(1, self._max_steps + 1):
-                    return instance
+            return self._draw_shaped(rng, self._depths, max_steps=self._max_steps)
         if rng.random() < self._procedural_share:
             return Instance(environment="textcraft", split="procedural", index=rng.randrange(FIRST_INDEX, 10**9))
         return rng.choice(self._train)
+
+    def _draw_shaped(self, rng: random.Random, depths: Sequence[float], *, max_steps: int) -> Instance:
+        depth = rng.choices(range(1, len(depths) + 1), depths)[0]
+        while True:
+            index = rng.randrange(FIRST_INDEX, 10**9) // MAX_DEPTH * MAX_DEPTH + depth - 1
+            instance = Instance(environment="textcraft", split="shaped", index=index)
+            if not max_steps or len(self._env.expert(instance) or ()) in range(1, max_steps + 1):
+                return instance
 
 
 def shuffled(task: CraftingTask, rng: random.Random) -> CraftingTask:

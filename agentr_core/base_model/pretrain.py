@@ -40,6 +40,7 @@ def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum
         shaped_share=config.shaped_share,
         depths=config.depths,
         max_steps=config.max_steps,
+        judge_depths=config.judge_depths,
         drill_questions=config.drill_questions,
         procedural_share=config.procedural_share,
         rename_share=config.rename_share,

@@ -33,6 +33,7 @@ def conversations() -> str:
         shaped_share=base.shaped_share,
         depths=base.depths,
         max_steps=base.max_steps,
+        judge_depths=base.judge_depths,
         procedural_share=base.procedural_share,
         rename_share=base.rename_share,
         drills=0,

@@ -35,6 +35,7 @@ def make(
     shaped: float = 0.0,
     depths: tuple[float, ...] = (1, 1, 1, 1),
     max_steps: int = 0,
+    judge_depths: tuple[float, ...] = (),
     drills: int = 0,
     questions: int = 100,
 ) -> Curriculum:
@@ -47,6 +48,7 @@ def make(
         shaped_share=shaped,
         depths=depths,
         max_steps=max_steps,
+        judge_depths=judge_depths,
         drills=drills,
         drill_questions=questions,
     )
@@ -256,6 +258,21 @@ def test_a_judge_sample_ends_with_the_oracles_word() -> None:
         if (sample := curriculum.sample(i)) is not None
     )
     assert set(words) == {"Good", "Bad", "Uncertain"}
+
+
+def test_a_judge_reads_longer_worlds_than_the_expert_acts_in(env: TextCraft) -> None:
+    curriculum = make(shaped=1.0, depths=(0.5, 0.5), max_steps=4, judge=0.5, judge_depths=(0.0, 0.0, 1.0))
+    judged, played = [], []
+    for sample in filter(None, map(curriculum.sample, range(120))):
+        assert sample.instance is not None
+        goal = (env.depth(sample.instance), len(env.expert(sample.instance) or ()))
+        (judged if sample.kind is SampleKind.JUDGE else played).append(goal)
+    assert len(judged) > 30
+    assert len(played) > 30
+    assert {depth for depth, _ in judged} == {3}
+    assert max(steps for _, steps in judged) > 10
+    assert {depth for depth, _ in played} == {1, 2}
+    assert max(steps for _, steps in played) <= 4
 
 
 def test_a_judge_says_of_a_refused_action_that_it_came_to_nothing() -> None:
