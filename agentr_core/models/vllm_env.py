@@ -151,7 +151,7 @@ def _pins(constraints: str) -> list[str]:
 
 @contextmanager
 def _alone(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    with folder.with_name(f".{folder.name}.lock").open("w") as stream:
+    with folder.with_name(f"{folder.name}.lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
