@@ -163,8 +163,8 @@ def _check_context(model: ModelConfig) -> None:
 def _check_template(path: Path, *, trains: bool) -> None:
     """Raise `ModelDirectoryError` when nothing could be sampled, or several turns could, but not be trained on."""
     turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
-    renderer = load_renderer(path, at=datetime.now(UTC))
     try:
+        renderer = load_renderer(path, at=datetime.now(UTC))
         renderer.render_prompt(turns[:1])
         if trains:
             renderer.render_sample(turns)
