@@ -17,7 +17,7 @@ from agentr_core.errors import DataFault, ModelDirectoryError
 
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 """What Jinja has of chance: a filter and a function that no caller can fix."""
-_DATE = "strftime_now"
+DATE = "strftime_now"
 """The function by which templates ask for the date."""
 _DIRECTIVES = (
     *(f"%{sign}{letter}" for sign in ("-", "") for letter in "dmyYHIMSjUWGuVw"),
@@ -53,14 +53,14 @@ class ChatTemplate:
                 f"the chat template of {tokenizer.name_or_path!r} draws at random ({found[0]!r}), so nothing could be "
                 "trained on as it was sampled; take that out of its chat_template.jinja"
             )
-        if _DATE in source and at is None:
+        if DATE in source and at is None:
             raise ModelDirectoryError(
                 f"the chat template of {tokenizer.name_or_path!r} prints the date, and no run says which; start the "
                 "run first, or write a fixed date into its chat_template.jinja"
             )
         self._tokenizer = tokenizer
         self._options: dict[str, Any] = {}
-        if _DATE in source and at is not None:
+        if DATE in source and at is not None:
             date = [[directive, at.strftime(directive)] for directive in _DIRECTIVES]
             self._options = {"chat_template": _FIXED_DATE + source, "agentr_date": date}
 

@@ -6,7 +6,6 @@ from their widths. Measured against a real trainer's tensors by `tests/core/test
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +99,8 @@ def find_shape(model_dir: Path) -> Path:
 
 def read_shape(model_dir: Path) -> Shape:
     """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it cannot be read."""
+    from agentr_core.training.adapters import skeleton
+
     where = find_shape(model_dir)
     model = skeleton(where)
     config = model.config.get_text_config()
@@ -123,19 +124,6 @@ def read_shape(model_dir: Path) -> Shape:
         context_length=config.max_position_embeddings,
         where=where,
     )
-
-
-def skeleton(model_dir: Path) -> Any:
-    """Return the model of a configuration with weights that take no memory. Raises `ModelDirectoryError`."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
 
 
 def sampling(shape: Shape, model: ModelConfig) -> Sampling:
@@ -211,15 +199,10 @@ def _linear(model: Any) -> list[Any]:
 def _trained(shape: Shape, config: TrainingConfig) -> int:
     if not config.lora_r:
         return shape.parameters
-    from peft import get_peft_model
+    from agentr_core.training.adapters import adapted, skeleton
 
-    from agentr_core.training.parent import lora_config
-
-    with warnings.catch_warnings():
-        # PEFT asks for an attribute that Transformers has renamed.
-        warnings.simplefilter("ignore", FutureWarning)
-        adapted = get_peft_model(skeleton(shape.where), lora_config(config))
-    return sum(one.numel() for one in adapted.parameters() if one.requires_grad)
+    made = adapted(skeleton(shape.where), config)
+    return sum(one.numel() for one in made.parameters() if one.requires_grad)
 
 
 def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:

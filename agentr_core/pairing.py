@@ -40,7 +40,7 @@ def pairs_of_tree(
     if config.order == "shuffled":
         offered = _shuffled(different, config, alpha)
     else:
-        offered = _in_turns(different, config, alpha, random.Random(derive_seed(seed, STAGE, tree_id)))
+        offered = _in_turns(different, config, alpha, random.Random(derive_seed(seed, STAGE, different[0].seeded_by)))
     kept, over = _capped(offered, config)
     pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in kept)
     return pairs, (*rejections, *over)

@@ -45,6 +45,11 @@ def pair_key(pair: PathPair) -> str:
     return f"{pair.bad.tree_id}:{pair.good.leaf}:{pair.bad.leaf}"
 
 
+def pair_stream(pair: PathPair) -> str:
+    """Return what seeds of a pair are derived from: the same for the same pair of a tree's copy in another run."""
+    return f"{pair.bad.seeded_by}:{pair.good.leaf}:{pair.bad.leaf}"
+
+
 def splice(
     pair: PathPair,
     critique: Critique | None,
@@ -258,7 +263,7 @@ def _verified(
 
 
 def _turn(pair: PathPair, config: SpliceConfig, seed: int) -> Message:
-    return revision_turn(derive_seed(seed, "reflection", pair_key(pair)), config.action, config.reflections)
+    return revision_turn(derive_seed(seed, "reflection", pair_stream(pair)), config.action, config.reflections)
 
 
 def _pause(pair: PathPair, config: SpliceConfig, seed: int) -> Step:

@@ -259,11 +259,20 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the leaf."""
+    """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the leaf.
+
+    `stream` names the random streams of the tree, so that its copies in other runs have the same; empty: its id does.
+    """
 
     tree_id: str
     nodes: tuple[int, ...]
     trajectory: Trajectory
+    stream: str = ""
+
+    @property
+    def seeded_by(self) -> str:
+        """What seeds of the tree are derived from."""
+        return self.stream or self.tree_id
 
     @property
     def leaf(self) -> int:

@@ -15,6 +15,7 @@ from flows import stages
 from flows.flywheel import iterate
 from tasks import reporting, runs
 from tasks import stages as steps
+from tasks.checks import check
 from tasks.progress import tell
 from tasks.wiring import load_recipe, reference
 
@@ -30,8 +31,12 @@ async def compare(
         overrides: `section.field=value`, each.
         arms: only these of the recipe's arms.
         seeds: these instead of the recipe's seeds.
+
+    Raises `UserError` with all that stands against it, before anything is asked of a model.
     """
-    return await held_against(comparison(Path(recipe), overrides or [], arms or [], seeds or []))
+    parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
+    check(parsed)
+    return await held_against(parsed)
 
 
 def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:

@@ -13,6 +13,7 @@ from agentr_core.errors import ConfigError
 from flows import stages
 from tasks import reporting, runs
 from tasks import stages as steps
+from tasks.checks import check
 from tasks.wiring import RunRef, load_recipe, reference
 
 
@@ -24,8 +25,11 @@ async def flywheel(recipe: str, overrides: list[str] | None = None, iterations: 
         recipe: path of the recipe file.
         overrides: `section.field=value`, each.
         iterations: how far to turn the wheel; the recipe says it otherwise.
+
+    Raises `UserError` with all that stands against the run, before anything is asked of a model.
     """
     parsed = load_recipe(Path(recipe), overrides or [])
+    check(parsed)
     return await turn(replace(parsed, iterations=iterations) if iterations else parsed)
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core.arms import pool_stages
-from agentr_core.config import ModelConfig, Recipe
-from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault
+from agentr_core.config import Recipe
+from agentr_core.errors import ConfigError
 from agentr_core.expert_file import read_demonstrations
 from agentr_core.json_lines import World
-from agentr_core.models.checkpoint_dir import check_model_directory
-from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.pairs_file import read_pairs
 from agentr_core.protocols import Environment, Served, Stateful
-from agentr_core.rendering import load_renderer
 from agentr_core.stages.expert import no_expert
 from agentr_core.stages.instances import held_out_instances, training_instances
-from agentr_core.types import Instance, Message
+from agentr_core.types import Instance
+from tasks.requirements import Faults, file_requirements, model_requirements, training_requirements
 from tasks.wiring import make_environment, open_store
 
 LOOKED_AT = 20
@@ -27,25 +23,48 @@ LOOKED_AT = 20
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise `UserError` when the models, the environment, the splits or the store of a recipe cannot be used.
+    """Raise `UserError` when a stage of a recipe could not do its work; every fault is told, one sentence each.
 
-    Of model directories only headers are read; servers are asked for their list of models, those of environments for
-    any answer. `trains` says whether the actor is to be trained, which a served one cannot be.
+    Models, environment, splits, store, files, and what trainings need. Of model directories only headers are read;
+    servers are asked for their list of models, those of environments for any answer. `trains` says whether the actor is
+    to be trained, which a served one cannot be.
     """
+    faults_of(recipe, trains=trains).tell()
+
+
+def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:
+    """Return what `check` would tell. Without `asks` no server is asked, and models may be missing.
+
+    A model may then be missing whose shape is known, since its recipe is planned for another machine.
+    """
+    faults = Faults()
     if recipe.method == "base":
-        return
+        return faults
+    model_requirements(recipe, faults, trains=trains, asks=asks)
     if trains and recipe.model.backend == "openai":
-        raise ConfigError(
-            f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in model.path "
-            "and give the served model a role in models, or only evaluate it with `agentr eval`"
-        )
-    for model in recipe.own_models().values():
-        _check_model(model)
-    if trains:
-        _check_template(Path(recipe.model.path))
+        with faults.noted():
+            raise ConfigError(
+                f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in "
+                "model.path and give the served model a role in models, or only evaluate it with `agentr eval`"
+            )
+    elif trains:
+        training_requirements(recipe, faults)
+    file_requirements(recipe, faults)
+    with faults.noted():
+        _check_environment(recipe, trains=trains, asks=asks)
+    with faults.noted():
+        store = open_store(Path(recipe.workspace))
+        if store.path.exists():
+            with store.reading():
+                pass
+    return faults
+
+
+def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
+    """Raise `UserError` when the environment of a recipe lacks something, or its splits or files do."""
     env = make_environment(recipe)
     try:
-        if isinstance(env, Served):
+        if asks and isinstance(env, Served):
             env.reach()
         if recipe.evaluation.repeats and not isinstance(env, Stateful):
             raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
@@ -55,19 +74,6 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
             _check_expert(recipe, env, instances)
     finally:
         env.close()
-    store = open_store(Path(recipe.workspace))
-    if store.path.exists():
-        with store.reading():
-            pass
-
-
-def _check_template(path: Path) -> None:
-    """Raise `ModelDirectoryError` when a conversation of several turns could be sampled, but not trained on."""
-    turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
-    try:
-        load_renderer(path, at=datetime.now(UTC)).render_sample(turns)
-    except DataFault as fault:
-        raise ModelDirectoryError(f"the model in {path} cannot be trained: {fault}") from fault
 
 
 def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
@@ -91,13 +97,3 @@ def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance
         read_demonstrations(Path(eto.expert.file), world=world, split=split, opening=eto.expert.opening)
     elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
         raise ConfigError(no_expert(recipe))
-
-
-def _check_model(model: ModelConfig) -> None:
-    if model.backend != "openai":
-        check_model_directory(Path(model.path))
-        return
-    try:
-        context_length(endpoint(model.server, os.environ), model.server, model.context_length)
-    except ModelFault as error:
-        raise EndpointError(str(error)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from agentr_core.config import ModelConfig, ModelRole, Recipe, shown
 from agentr_core.estimates import GIB
 from agentr_core.stages.instances import episode_count, training_instances
 from agentr_core.stages.start import run_id_of
+from tasks.checks import faults_of
+from tasks.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment, open_store
 
 MOST_NAMED = 10
@@ -40,8 +43,9 @@ _ETO: dict[str, tuple[str, ...]] = {
 def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
     """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each stage.
 
-    A model's directory may still be missing if the shape of a model of its name comes along. Raises `UserError` for
-    what else would stop the run at once.
+    A model's directory may still be missing if the shape of a model of its name comes along: the recipe is then planned
+    for another machine, and what this one lacks is told in the plan. Raises `UserError` for what else would stop the
+    run, at once or later; servers are not asked.
 
     Args:
         gpu_gib: memory of a GPU, in GiB.
@@ -50,6 +54,10 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     plain = shown(recipe)
     if recipe.method == "base":
         return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
+    away = any(map(weights_missing, recipe.own_models().values()))
+    faults = faults_of(recipe, asks=False)
+    lacking = faults.machine if away else []
+    replace(faults, machine=[] if away else faults.machine).tell()
     env = make_environment(recipe)
     try:
         train, test = len(training_instances(recipe, env, 1)), episode_count(recipe, env)
@@ -60,13 +68,14 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
     paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
-    missing = [(path, shapes[role].where) for role, path in paths.items() if not any(path.glob("*.safetensors"))]
+    missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
     where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
         f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
         *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
+        *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
         *([] if missing else [f"already done: {_done(recipe)}"]),
         *_needs(recipe, shapes, train, test, gpu_gib * GIB),
     ]

@@ -90,7 +90,7 @@ def questions(
 
     The log holds actions and observations, never thoughts. Whole steps are dropped from its old end until the prompt
     leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or no log is left.
-    The seed of a question depends on `seed`, the tree and the node alone.
+    The seed of a question depends on `seed`, the stream of the tree and the node alone.
     """
     path = scan.path
 
@@ -179,7 +179,7 @@ def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *,
     return Request(
         messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
         sampling=Sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
-        seed=derive_seed(seed, "critique", path.tree_id, path.nodes[position]),
+        seed=derive_seed(seed, "critique", path.seeded_by, path.nodes[position]),
         n=config.votes,
         session=f"{path.tree_id}#judge",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agentr_core.chat_template import DATE
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import ADAPTER_CONFIG, adapter_base, file_sha256, read_json, weight_files
@@ -62,6 +63,12 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
     settings = read_json(path / ADAPTER_CONFIG)
     del settings["base_model_name_or_path"]
     return behaviour_files_sha256(base) | own | {ADAPTER_CONFIG: fingerprint(settings)}
+
+
+def prints_date(path: Path) -> bool:
+    """Return whether the chat template of a directory asks for the date."""
+    names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+    return any(DATE in (path / name).read_text(encoding="utf-8") for name in names if (path / name).is_file())
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:

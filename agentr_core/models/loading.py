@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.model_files import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.decoding import Decoder, Reply
+from agentr_core.models.devices import torch_device
 from agentr_core.models.grouped import use_grouped_attention
 from agentr_core.models.kv import KVShape
 from agentr_core.models.masks import Attention
@@ -53,7 +54,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
-    place = _device(device)
+    place = torch_device(device)
     # Stages show their own progress.
     transformers_logging.disable_progress_bar()
     base = adapter_base(path)
@@ -83,7 +84,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
         tokenizer=tokenizer,
         renderer=renderer,
         shape=shape,
-        attention=_attention(path, config, context),
+        attention=attention_of(path, config, context),
         context_length=context,
         vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
         end_ids=_end_ids(model, tokenizer) | {renderer.end_of_turn},
@@ -106,18 +107,6 @@ def _with_adapter(model: Any, path: Path) -> Any:
     return adapted.get_base_model()
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"model.device {name!r} is not a device; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"model.device is {name!r}, but torch sees no CUDA device; use auto or cpu")
-    return device
-
-
 def _context_length(path: Path, config: Any, wanted: int) -> int:
     own: Any = getattr(config, "max_position_embeddings", None)
     if own is None and not wanted:
@@ -128,7 +117,11 @@ def _context_length(path: Path, config: Any, wanted: int) -> int:
     return context
 
 
-def _attention(path: Path, config: Any, context: int) -> Attention:
+def attention_of(path: Path, config: Any, context: int) -> Attention:
+    """Return what the layers of a text configuration see in a context of so many tokens.
+
+    Raises `ModelDirectoryError` for layers that are no attention, full or sliding.
+    """
     # Without a list, a model that has a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)

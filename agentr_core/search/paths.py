@@ -8,10 +8,11 @@ from agentr_core.search.tree import steps_to, way_to
 from agentr_core.types import Path, Trajectory, Tree
 
 
-def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
+def leaf_paths(tree: Tree, tree_id: str, *, stream: str = "") -> tuple[Path, ...]:
     """Return a path for each leaf at which an episode ended, in the order of the leaves' creation.
 
     Open leaves, which the search never expanded, end no episode; neither does a root whose prompt was too long.
+    `stream` is that of the paths.
     """
     return tuple(
         Path(
@@ -25,6 +26,7 @@ def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
                 success=node.step.success,
                 stop=node.stop,
             ),
+            stream=stream,
         )
         for node in tree.nodes
         if node.stop is not None and node.step is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
 from agentr_core.store import Store, Writer
-from agentr_core.store.codec import claim_trees, load_trees, stored_trees, unfinished_trees
+from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_alike, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -55,6 +56,7 @@ def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
 
+    Finished trees of another run that asked for the same are copied; `copied` tells how many, if any.
     With `data.use: expert` nothing is searched, and only the instances are checked and stored.
 
     Raises:
@@ -68,6 +70,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     if recipe.data.use == "expert":
         return {"trees": 0, "new": 0}
     wanted = tree_ids(place, iteration)
+    copied = _take_over(place, iteration, wanted)
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
         # The lock of the run keeps others out where locks work; the mark does also where they do not.
@@ -91,4 +94,20 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
             async with Writer(place.store) as writer:
                 clock.add_effort(await carry_out(shard, place, place.spread, writer, "trees"))
             clock.add({"store": writer.seconds})
-    return {"trees": len(wanted), "new": len(missing)}
+    return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
+
+
+def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
+    """Copy finished trees of runs whose search asks for the same, where an iteration has none; return their number."""
+    others = runs_alike(place.store, place.run_id, STAGE)
+    policy, copied = place.policy(iteration), 0
+    for run in others:
+        begun = stored_trees(place.store, list(wanted))
+        missing = {key: instance for key, instance in wanted.items() if key not in begun}
+        if not missing:
+            break
+        other = replace(place, run_id=run)
+        theirs = [tree_id(other, iteration, policy.id, instance) for instance in missing.values()]
+        originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
+        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
+    return copied

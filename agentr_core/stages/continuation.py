@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.splicing import pair_key, turned_back
+from agentr_core.splicing import pair_stream, turned_back
 from agentr_core.stages.critique import pair_id
 from agentr_core.stages.episode_shard import EpisodeShard, rollout_id
 from agentr_core.stages.place import Workplace
@@ -84,7 +84,7 @@ def _plans(
                     instance=pair.bad.trajectory.instance,
                     # Pairs of an instance may be cut at the same length: numbers tell their episodes apart.
                     number=index * samples + number,
-                    seed=derive_seed(recipe.seed, STAGE, iteration, pair_key(pair), number),
+                    seed=derive_seed(recipe.seed, STAGE, iteration, pair_stream(pair), number),
                     prefix=prefix,
                 )
                 found[rollout_id(iteration_id, policy.id, plan)] = key, plan

@@ -17,11 +17,14 @@ from agentr_core.store import Writer
 from agentr_core.store.codec import (
     Draw,
     StoredJudgement,
+    copy_judgements,
     critique_rows,
     judgement_rows,
+    knows_inputs,
     load_judgements,
     pair_rows,
     rejection_rows,
+    runs_alike,
 )
 from agentr_core.store.tables import Rows
 from agentr_core.types import PathPair, Rejection, Tree
@@ -38,10 +41,12 @@ def pairs_of(place: Workplace, iteration: int, trees: dict[str, Tree]) -> tuple[
     """Return the pairs of all trees of an iteration, and what was turned away."""
     pairs: list[PathPair] = []
     rejections: list[Rejection] = []
+    # A run that an earlier version began goes on with the seeds that it began with.
+    shares = knows_inputs(place.store, place.run_id)
     for key, tree in trees.items():
         kept, rejected = pairs_of_tree(
             key,
-            leaf_paths(tree, key),
+            leaf_paths(tree, key, stream=tree.instance.key if shares else ""),
             place.recipe.pairs,
             alpha=place.recipe.alpha(iteration),
             seed=derive_seed(place.recipe.seed, "pairs", iteration),
@@ -54,6 +59,7 @@ def pairs_of(place: Workplace, iteration: int, trees: dict[str, Tree]) -> tuple[
 async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     """Pair the finished trees of an iteration and judge the bad paths that are not judged yet.
 
+    What the same judge said about the same trees in another run is taken over.
     In splice mode `direct` nobody is judged: pairs are stored, critiques are not. Without revision samples
     (`data.use` is `good` or `expert`) there are no pairs either.
     """
@@ -83,6 +89,8 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
     config = place.recipe.critique
     iteration_id = place.iteration_id(iteration)
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     with place.timed(STAGE, iteration) as clock:
         async with place.sampling(place.policy(iteration).path, "judge") as batcher, Writer(place.store) as writer:

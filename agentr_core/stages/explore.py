@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentr_core.conversation import opening, turns
@@ -14,7 +16,7 @@ from agentr_core.stages.instances import separate_instances, training_instances
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
-from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows
+from agentr_core.store.codec import copy_rollouts, load_trajectories, rejection_rows, runs_alike, sample_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.stretches import split
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, Sampling, Trajectory
@@ -43,7 +45,7 @@ def exploration(place: Workplace, iteration: int) -> dict[str, EpisodePlan]:
 
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration.
+    """Play what is missing of an iteration's exploration; episodes of another run that asked for the same are copied.
 
     In an rft iteration, and in the pool of a comparison, the successes become samples.
 
@@ -55,6 +57,7 @@ async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
     recipe = place.recipe
     await separate_instances(place, iteration)
     wanted = exploration(place, iteration)
+    _take_over(place, iteration, wanted)
     missing = place.store.missing("trajectory", list(wanted))
     config = recipe.eto.explore
     if missing:
@@ -79,6 +82,16 @@ async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
     if recipe.method == "compare" or recipe.phase(iteration) == "rft":
         _keep(place, iteration, successes)
     return {"episodes": len(wanted), "new": len(missing), "successes": len(successes)}
+
+
+def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan]) -> None:
+    """Copy episodes of runs whose exploration asks for the same, where an iteration has none."""
+    policy = place.policy(iteration)
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        theirs = replace(place, run_id=run).iteration_id(iteration)
+        missing = place.store.missing("trajectory", list(wanted))
+        originals = {key: rollout_id(theirs, policy.id, wanted[key]) for key in missing}
+        copy_rollouts(place.store, originals, iteration_id=place.iteration_id(iteration))
 
 
 def _plans(place: Workplace, iteration: int, instance: Instance, expert: Trajectory | None) -> list[EpisodePlan]:

@@ -27,7 +27,7 @@ from agentr_core.reports.records import (
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
-from agentr_core.stages.report_costs import bills
+from agentr_core.stages.report_costs import ASKED, bills
 from agentr_core.stages.report_examples import examples
 from agentr_core.stages.report_preferences import preference_record, treeless_funnel
 from agentr_core.stages.report_scores import difference, scores
@@ -184,11 +184,7 @@ def _time(place: Workplace, iteration: int) -> tuple[TimeSpent, ...]:
 
 def _tokens(place: Workplace, iteration: int) -> TokenCounts | None:
     row = place.one(
-        "select coalesce(sum(g.prompt_tokens), 0), coalesce(sum(g.completion_tokens), 0) from generation g "
-        "where (g.kind in ('node', 'judgement') "
-        "and g.owner_id in (select tree_id from tree where iteration_id = $1)) "
-        "or (g.kind = 'step' and g.owner_id in "
-        "(select trajectory_id from trajectory where iteration_id = $1 and source in ('episode', 'rollout')))",
+        f"select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from generation where {ASKED}",
         place.iteration_id(iteration),
     )
     counts = place.one(

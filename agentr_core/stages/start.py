@@ -10,16 +10,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from agentr_core.config import ModelConfig, Recipe, identifying, replace, resolved
+from agentr_core.config import ModelConfig, ModelRole, Recipe, identifying, replace, resolved
 from agentr_core.environments import registry
 from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.stages.inputs import input_ids
 from agentr_core.stages.place import Workplace
-from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows
+from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
 from agentr_core.store.codec.ledger import Status
-from agentr_core.store.tables import merge
+from agentr_core.store.tables import Rows, merge
 
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
 
@@ -36,7 +37,7 @@ def run_id_of(recipe: Recipe) -> str:
     behaviour = {
         role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
     }
-    files = {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
+    files = _files(recipe)
     models = {role: identity(model) for role, model in own.items()}
     version = registry.version_of(recipe.environment.name, recipe.environment.options)
     further = files, recipe.compare.pool, {"environment": version} if version > 1 else {}
@@ -88,6 +89,7 @@ async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
     if evaluates and (known := _stored(place)) is not None:
         # How far the run goes, and how it ended, is not the evaluation's to say.
         status, ended, config["iterations"] = known
+    now = datetime.now(UTC)
     own = run_rows(
         place.run_id,
         recipe=place.recipe.name,
@@ -96,9 +98,11 @@ async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
         versions=versions(),
         workspace=str(place.root),
         status=status,
+        started_at=now,
         finished_at=ended,
     )
-    place.store.write(merge([own, checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={})]))
+    base_model = checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={})
+    place.store.write(merge([own, base_model, *_inputs(place, now)]))
     base = place.iteration_id(0)
     if place.one("select status from iteration where iteration_id = ?", base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -132,6 +136,21 @@ async def finish(place: Workplace, status: Literal["finished", "failed"], *, eva
     if evaluates and known is not None and known[0] != "evaluating":
         return
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def _inputs(place: Workplace, now: datetime) -> list[Rows]:
+    """Return the rows of what decides a new run's replies; none for one that is stored, or takes those of a pool."""
+    recipe = place.recipe
+    if recipe.compare.pool or place.started_at() is not None:
+        return []
+    own = recipe.own_models()
+    weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
+    inputs = input_ids(recipe, asked_for(recipe), weights=weights, files=_files(recipe), at=now)
+    return [stage_input_rows(place.run_id, inputs)]
+
+
+def _files(recipe: Recipe) -> dict[str, str]:
+    return {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
 
 
 def _stored(place: Workplace) -> tuple[Status, datetime | None, int] | None:

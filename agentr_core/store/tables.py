@@ -27,6 +27,7 @@ class Table:
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         "run": Table(("run_id",), ("config", "status", "finished_at")),
+        "stage_input": Table(("run_id", "stage")),
         "iteration": Table(("iteration_id",), ("checkpoint_in", "checkpoint_out", "status", "finished_at")),
         "instance": Table(("instance_id",)),
         "text": Table(("text_id",)),

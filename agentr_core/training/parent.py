@@ -54,7 +54,8 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
         if base is None:
             return Parent(model, tokenizer, dtype, lora_config(config) if config.lora_r else None)
         if config.lora_r:
-            _check_shape(model_dir, config)
+            if faults := shape_faults(model_dir, config):
+                raise ConfigError("; ".join(faults))
         elif zero3:
             raise ConfigError(
                 f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; publish merged "
@@ -110,8 +111,11 @@ def _four_bits() -> Any:
     )
 
 
-def _check_shape(path: Path, config: TrainingConfig) -> None:
-    """Training goes on with the adapter that is there; a second one on top of it could not be published alone."""
+def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
+    """Return in what the adapter in a directory differs from the one that the settings ask for, one sentence each.
+
+    Training goes on with the adapter that is there; a second one on top of it could not be published alone.
+    """
     there = PeftConfig.from_pretrained(path)
     pairs = {
         "lora_r": (there.r, config.lora_r),
@@ -121,12 +125,12 @@ def _check_shape(path: Path, config: TrainingConfig) -> None:
     }
     if not isinstance(config.lora_target_modules, str):
         pairs["lora_target_modules"] = (set(there.target_modules), set(config.lora_target_modules))
-    for name, (old, new) in pairs.items():
-        if old != new:
-            raise ConfigError(
-                f"training.{name} is {new}, but training goes on with the adapter in {path}, where it is {old}; keep "
-                "it, or set training.start_from=base"
-            )
+    return [
+        f"training.{name} is {new}, but training goes on with the adapter in {path}, where it is {old}; keep it, or "
+        "set training.start_from=base"
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
 
 
 @contextmanager

@@ -1,62 +1,103 @@
-"""What a training's settings need of the machine and its packages, checked before anything heavy is done."""
+"""What a training's settings need: names that its libraries know, and what a machine must have.
+
+All of it is told together before a run's first reply, and once more by each process of a trainer, whose machine may be
+another one.
+"""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.optimization import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from agentr_core.config import TrainingConfig
-from agentr_core.errors import ConfigError, TrainingFault
+from agentr_core.errors import ConfigError
+from agentr_core.training.zero import read_zero, splits_weights
 
 
 def check_requirements(config: TrainingConfig) -> None:
-    """Do nothing if this process can do what the settings ask for.
+    """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which lists every fault."""
+    if faults := [*name_faults(config), *machine_faults(config)]:
+        raise ConfigError("; ".join(faults))
 
-    Raises:
-        ConfigError: a name is unknown, or a package or GPU that was asked for is not there.
-        TrainingFault: the GPU has no bfloat16.
+
+def name_faults(config: TrainingConfig, *, section: str = "training") -> list[str]:
+    """Return what no machine could do of the settings, one sentence each.
+
+    Args:
+        section: the section of the recipe that has the schedule.
     """
+    faults = [*_schedule_faults(config.lr_scheduler_type, f"{section}.lr_scheduler_type")]
+    for name in config.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            faults.append(f"training.report_to: {name!r} is unknown; choose among {known}")
+    if config.launch and config.launch.deepspeed:
+        try:
+            content = read_zero(config.launch.deepspeed)
+        except ConfigError as error:
+            return [*faults, str(error)]
+        if config.load_in_4bit and splits_weights(content) and not config.launch.deepspeed.startswith("zero3"):
+            faults.append(
+                f"training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3, as {config.launch.deepspeed} "
+                "asks for; use stage 2"
+            )
+    return faults
+
+
+def machine_faults(config: TrainingConfig) -> list[str]:
+    """Return what this machine lacks for the settings, one sentence each."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    faults = []
     if config.bf16 and gpus and not torch.cuda.is_bf16_supported():
-        raise TrainingFault(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
-    schedulers = [kind.value for kind in SchedulerType]
-    if config.lr_scheduler_type not in schedulers:
-        raise ConfigError(
-            f"training.lr_scheduler_type {config.lr_scheduler_type!r} is unknown; choose one of {', '.join(schedulers)}"
-        )
-    _check_loggers(config.report_to)
+        faults.append(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
+    there = get_available_reporting_integrations()
+    faults += [
+        f"training.report_to: {name} is not installed; install its package or leave it out"
+        for name in config.report_to
+        if name in INTEGRATION_TO_CALLBACK and name not in there
+    ]
     if config.load_in_4bit:
-        _check_four_bits(gpus)
-    if config.launch is None:
-        return
-    if config.launch.deepspeed and find_spec("deepspeed") is None:
-        raise ConfigError(
+        faults += _four_bit_faults(gpus)
+    launch = config.launch
+    if launch is None:
+        return faults
+    if launch.deepspeed and find_spec("deepspeed") is None:
+        faults.append(
             "training.launch.deepspeed needs the package deepspeed; in the checkout, "
             "`pip install -c constraints.txt -e '.[deepspeed]'`"
         )
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    here = launch.num_processes // launch.num_machines
     if gpus and here > gpus:
-        raise ConfigError(f"training.launch asks for {here} processes on this machine, which has {gpus} GPUs; lower it")
+        faults.append(f"training.launch asks for {here} processes on this machine, which has {gpus} GPUs; lower it")
+    return faults
 
 
-def _check_loggers(names: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            raise ConfigError(f"training.report_to: {name!r} is unknown; choose among {known}")
-        if name not in get_available_reporting_integrations():
-            raise ConfigError(f"training.report_to: {name} is not installed; install its package or leave it out")
+def _schedule_faults(name: str, field: str) -> list[str]:
+    """Return why a schedule cannot be followed; it is made as the Trainer makes it, on an optimizer of one number."""
+    kinds = [kind.value for kind in SchedulerType]
+    if name not in kinds:
+        return [f"{field} {name!r} is unknown; choose one of {', '.join(kinds)}"]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    try:
+        made = get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=2)
+    except (TypeError, ValueError) as error:
+        return [f"{field}: {name} needs arguments that a recipe cannot give ({error}); choose another, such as cosine"]
+    if not hasattr(made, "lr_lambdas"):
+        return [f"{field}: {name} follows the losses of evaluations, which no trainer makes here; choose another"]
+    return []
 
 
-def _check_four_bits(gpus: int) -> None:
+def _four_bit_faults(gpus: int) -> list[str]:
+    faults = []
     if not gpus:
-        raise ConfigError("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
+        faults.append("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
     if find_spec("bitsandbytes") is None:
-        raise ConfigError(
+        faults.append(
             "training.load_in_4bit (QLoRA) needs bitsandbytes; in the checkout, "
             "`pip install -c constraints.txt -e '.[qlora]'`"
         )
+    return faults

@@ -38,3 +38,9 @@ def read_zero(name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"training.launch.deepspeed: {file} must hold a JSON object")
     return content
+
+
+def splits_weights(content: dict[str, Any]) -> bool:
+    """Return whether a DeepSpeed configuration spreads the weights themselves over processes (ZeRO-3)."""
+    zero = content.get("zero_optimization")
+    return isinstance(zero, dict) and zero.get("stage") == 3

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import door
 import pytest
-from wheel import PATIENCE, environment
+from wheel import PATIENCE, environment, sentence, write_recipe
 
-from flows.cli import PREFECT_DEFAULTS
+from flows.cli import PREFECT_DEFAULTS, main
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +64,29 @@ def door_model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.Te
 def process_env(door_site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables for the command line as a process: the door is installed, Prefect's files are the tests' own."""
     return environment(door_site, tmp_path_factory.mktemp("prefect"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, door_model: Path, door_installed: None) -> Path:
+    """The file of a recipe of the door."""
+    return write_recipe(tmp_path, door_model)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """Run the command line in this process; return the one sentence with which it refuses."""
+    for name in ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_LOGGING_LEVEL", "DO_NOT_TRACK"):
+        monkeypatch.setenv(name, "")
+    for name in ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+
+    def ask(*words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["agentr", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        return sentence(err)
+
+    return ask

@@ -14,48 +14,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from wheel import PATIENCE, agentr, started, write_recipe
+from wheel import PATIENCE, agentr, sentence, started
 
 from agentr_core.store import Store
-from flows.cli import main
 from tasks import runners, wiring
 
 Answer = Callable[..., str]
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 )
-
-
-@pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answer:
-    """Run the command line in this process; return the one sentence with which it refuses."""
-    for name in ("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_LOGGING_LEVEL", "DO_NOT_TRACK"):
-        monkeypatch.setenv(name, "")
-    for name in ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-
-    def ask(*words: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["agentr", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        return sentence(err)
-
-    return ask
-
-
-def sentence(err: str) -> str:
-    """Return what the command line said, without its mark; fail if it is not one line."""
-    assert err.startswith("agentr: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("agentr: ").rstrip("\n")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, door_model: Path, door_installed: None) -> Path:
-    return write_recipe(tmp_path, door_model)
 
 
 @pytest.fixture

@@ -102,6 +102,13 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def sentence(err: str) -> str:
+    """Return what the command line said, without its mark; fail if it is not one line."""
+    assert err.startswith("agentr: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("agentr: ").rstrip("\n")
+
+
 def all_rows(store: Store) -> set[Row]:
     """Return the key of every row of the store with the time at which it was written."""
     with store.reading() as con:

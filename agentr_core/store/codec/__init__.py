@@ -1,5 +1,13 @@
 """Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or `Writer.add`."""
 
+from agentr_core.store.codec.copies import (
+    copy_judgements,
+    copy_rollouts,
+    copy_trees,
+    knows_inputs,
+    runs_alike,
+    stage_input_rows,
+)
 from agentr_core.store.codec.critiques import (
     StoredJudgement,
     critique_rows,
@@ -62,6 +70,9 @@ __all__ = [
     "TreeHead",
     "checkpoint_rows",
     "claim_trees",
+    "copy_judgements",
+    "copy_rollouts",
+    "copy_trees",
     "critique_rows",
     "dataset_rows",
     "episode_rows",
@@ -72,6 +83,7 @@ __all__ = [
     "instance_row",
     "iteration_rows",
     "judgement_rows",
+    "knows_inputs",
     "load_critiques",
     "load_dataset",
     "load_draws",
@@ -88,7 +100,9 @@ __all__ = [
     "preference_rows",
     "rejection_rows",
     "run_rows",
+    "runs_alike",
     "sample_rows",
+    "stage_input_rows",
     "started_at",
     "stored_trees",
     "text_id",

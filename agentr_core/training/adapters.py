@@ -1,0 +1,100 @@
+"""Whether adapters fit the model they are put on, found on its shape alone: no weight is read."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentr_core.config import TrainingConfig
+from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.model_files import adapter_base
+from agentr_core.training.parent import lora_config, shape_faults
+from agentr_core.training.zero import read_zero, splits_weights
+
+
+def skeleton(model_dir: Path) -> Any:
+    """Return the model of a configuration with weights that take no memory. Raises `ModelDirectoryError`."""
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
+
+
+def adapted(model: Any, config: TrainingConfig) -> Any:
+    """Return a model with the adapters of the settings on it. Raises as PEFT does where they do not fit."""
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that Transformers has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(model, lora_config(config))
+
+
+def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
+    """Return why the adapters that the settings ask for do not fit a model, one sentence each.
+
+    A model directory that is an adapter itself is trained on as it is. Raises `ModelDirectoryError` when there is no
+    shape in the directory.
+    """
+    if adapter_base(model_dir) is not None:
+        if config.lora_r:
+            return shape_faults(model_dir, config)
+        return [_cannot_merge(model_dir)] if _zero3(config) else []
+    if not config.lora_r:
+        return []
+    model = skeleton(model_dir)
+    targets = config.lora_target_modules
+    faults = [
+        *(_strangers("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
+        *_strangers("lora_modules_to_save", config.lora_modules_to_save, model),
+    ]
+    return faults or _refusal(model, config, model_dir)
+
+
+def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
+    """Return what PEFT says against the adapters of the settings, or TRL would."""
+    field = "training.lora_target_modules"
+    try:
+        made = adapted(model, config)
+    except (ValueError, TypeError, re.error) as error:
+        return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
+    if isinstance(made.get_output_embeddings(), BaseTunerLayer):
+        return [f"{field}: an adapter on the output layer of {model_dir} is never trained; leave that module out"]
+    return []
+
+
+def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:
+    """Return a sentence if some names are of no module; PEFT is content with one that is, and passes over the others.
+
+    Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
+    """
+    there = [path for path, _ in model.named_modules() if path]
+    strange = [name for name in names if not any(f".{path}".endswith(f".{name}") for path in there)]
+    if not strange:
+        return []
+    known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in there if not path.rpartition(".")[2].isdigit()))
+    return [f"training.{field}: the model has no module {', '.join(strange)}; it has {known}"]
+
+
+def _zero3(config: TrainingConfig) -> bool:
+    name = config.launch.deepspeed if config.launch else ""
+    try:
+        return bool(name) and splits_weights(read_zero(name))
+    except ConfigError:
+        # Told by `requirements`.
+        return False
+
+
+def _cannot_merge(model_dir: Path) -> str:
+    return (
+        f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; begin with a merged model, or "
+        "use zero2"
+    )
