@@ -108,7 +108,8 @@ def test_the_order_is_a_function_of_tree_and_seed() -> None:
     paths = ladder(1.0, 1.0, *[0.0] * 8)
 
     def order(tree: str, seed: int) -> tuple[tuple[int, int], ...]:
-        kept, _ = pairs_of_tree(tree, paths, PairsConfig(), alpha=1.0, seed=seed)
+        of_tree = [replace(path, tree_id=tree) for path in paths]
+        kept, _ = pairs_of_tree(tree, of_tree, PairsConfig(), alpha=1.0, seed=seed)
         return tuple((pair.good.leaf, pair.bad.leaf) for pair in kept)
 
     orders = {order(tree, seed) for tree in "ab" for seed in (0, 1)}
