@@ -13,13 +13,15 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
-from wheel import PATIENCE, agentr, kill_group, launched, started, write_recipe
+from servers import served
+from wheel import PATIENCE, agentr, all_rows, kill_group, launched, started, write_recipe
 
 from agentr_core.stages.start import start
 from agentr_core.store import Store
@@ -28,6 +30,8 @@ from tasks.wiring import load_recipe, quiet_workplace, reference
 
 pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("AGENTR_TEST_KILLS", "2"))
+KILLS = 4
+"""So often each run is killed."""
 SEED = 15
 PAUSE = ("-o", "environment.options.pause=0.03")
 STAGES = (
@@ -89,25 +93,26 @@ class Site:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run left: its answers, its reports without their times, and the seconds that it took."""
+    """What a run left: its answers, its reports without their times, and the number of its rows."""
 
     answers: tuple[str, ...]
     reports: Mapping[str, str]
-    seconds: float
+    rows: int
 
 
 @pytest.fixture(scope="module")
-def site(door_model: Path, process_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(door_model: Path, process_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One Prefect server serves all runs: starting one takes as long as a run."""
     folder = tmp_path_factory.mktemp("kills")
-    return Site(recipe=write_recipe(folder, door_model), root=folder / "runs", env=process_env)
+    with served(process_env) as env:
+        yield Site(recipe=write_recipe(folder, door_model), root=folder / "runs", env=env)
 
 
 @pytest.fixture(scope="module")
 def calm(site: Site) -> Ended:
     """What an undisturbed run leaves."""
-    began = time.monotonic()
     finish(site)
-    return ended(site, time.monotonic() - began)
+    return ended(site)
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +128,13 @@ def finish(site: Site) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def ended(site: Site, seconds: float) -> Ended:
+def ended(site: Site) -> Ended:
     """Look at a run that is over; its store must be sound."""
     # What `agentr store check` says.
     assert questions.faults(site.root) == []
     answers = tuple(site.store.query(question).to_json(orient="split") for question in OUTCOME)
     files = sorted(path for path in (site.root / "reports").rglob("*") if path.is_file())
-    return Ended(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, seconds)
+    return Ended(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, progress(site))
 
 
 def timeless(report: str) -> str:
@@ -147,28 +152,45 @@ def alike(found: Ended, calm: Ended) -> None:
         assert report == calm.reports[name], name
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
-def test_killed_at_any_time_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: Ended) -> None:
+@pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: Ended) -> None:
     rng = random.Random(f"{SEED} {number}")
-    # One time in each part of a whole run; every fourth kill waits for the report.
-    at = calm.seconds * (number + rng.random()) / ROUNDS
-    reporting = number % 4 == 1
-    with started(*site.command, env=site.env) as process:
-        if reporting:
-            deadline = time.monotonic() + PATIENCE
-            while not (site.store.path.exists() and len(site.store.query(REPORTED))):
-                assert process.poll() is None, process.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            at = rng.uniform(0, 2)
-        time.sleep(at)
-        over = process.poll() is not None
-        kill_group(process)
-    stage = reached(site)
+    # How far the run is at each kill, by the rows that it has written, wherever the time goes; the last one is the
+    # report, which writes none.
+    shares = sorted(rng.random() for _ in range(min(ROUNDS, KILLS) - 1))
+    for share in (*shares, None):
+        with started(*site.command, env=site.env) as process:
+            wait_for(process, moment(site, calm, share))
+            time.sleep(rng.uniform(0, 2))
+            over = process.poll() is not None
+            kill_group(process)
+        where = "the report" if share is None else f"{share:.0%} of the rows"
+        tell(f"run {number} killed at {where}, in {reached(site)}{', already over' if over else ''}")
     finish(site)
-    alike(ended(site, 0), calm)
-    where = "the report" if reporting else f"{at:.0f} of {calm.seconds:.0f} s"
-    tell(f"kill {number} in {where}, after {stage}{' and the end' if over else ''}: {equal(site)}")
+    alike(ended(site), calm)
+    tell(f"run {number}: {equal(site)}")
+
+
+def wait_for(process: Popen[str], what: Callable[[], bool]) -> None:
+    """Wait until something is so while a process goes on."""
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def moment(site: Site, calm: Ended, share: float | None) -> Callable[[], bool]:
+    """Return whether a run has come as far as a share of all rows; None is its report."""
+    return (lambda: reporting(site)) if share is None else (lambda: progress(site) >= share * calm.rows)
+
+
+def progress(site: Site) -> int:
+    return len(all_rows(site.store)) if site.store.path.exists() else 0
+
+
+def reporting(site: Site) -> bool:
+    return site.store.path.exists() and len(site.store.query(REPORTED)) > 0
 
 
 def reached(site: Site) -> str:
@@ -224,7 +246,7 @@ def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> 
         assert refused
         # What the wheel itself does at its end: it finds every stage done.
         finish(site)
-        alike(ended(site, 0), calm)
+        alike(ended(site), calm)
     tell(f"{passes * len(wanted)} stages asked for twice at once; refused: {dict(refused)}; {equal(site)}")
 
 
