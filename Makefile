@@ -11,7 +11,7 @@ WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: run test test-vllm test-alfworld test-deepspeed test-ray bench gpu-bench quick lint types contracts golden clean
+.PHONY: run test test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden clean
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -38,6 +38,10 @@ test-deepspeed: $(STAMP)
 test-ray: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest tests/flows/test_clusters.py tests/flows/test_spread.py -k ray
+
+# Kills at random times, and stages that two processes ask for at once: 20 of each, where `make test` has a few.
+test-kills: $(STAMP)
+	AGENTR_TEST_KILLS=20 $(BIN)/python -m pytest -s tests/flows/test_kills.py
 
 # Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
 bench: $(STAMP)

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentr_core.config import SpliceConfig
 from agentr_core.conversation import opening, turns
+from agentr_core.errors import IllTypedAnswer, ReplayDrifted
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.pruning import needed
@@ -38,6 +39,8 @@ from agentr_core.types import (
 )
 
 STAGE = "splice"
+UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
+"""What costs a path that is played again its sample, and nothing else."""
 
 
 def pair_key(pair: PathPair) -> str:

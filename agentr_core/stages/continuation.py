@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.splicing import pair_stream, turned_back
+from agentr_core.splicing import UNPLAYABLE, pair_stream, turned_back
 from agentr_core.stages.critique import pair_id
 from agentr_core.stages.episode_shard import EpisodeShard, rollout_id
 from agentr_core.stages.place import Workplace
@@ -76,7 +76,11 @@ def _plans(
             key = pair_id(pair)
             if key not in critiques:
                 continue
-            prefix = turned_back(pair, critiques[key], env, recipe.splice, seed=seed)
+            try:
+                prefix = turned_back(pair, critiques[key], env, recipe.splice, seed=seed)
+            except UNPLAYABLE:
+                # Whoever makes the samples meets it again, and says so.
+                continue
             if isinstance(prefix, Rejection):
                 continue
             for number in range(samples):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agentr_core.conversation import Fits
-from agentr_core.errors import IllTypedAnswer
+from agentr_core.errors import EnvironmentFault, IllTypedAnswer
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.pairing import good_paths
@@ -14,7 +14,7 @@ from agentr_core.protocols import Environment
 from agentr_core.rendering import load_renderer
 from agentr_core.samples import sample_id
 from agentr_core.search.paths import leaf_paths
-from agentr_core.splicing import continued, good_sample, pair_key, splice
+from agentr_core.splicing import UNPLAYABLE, continued, good_sample, pair_key, splice
 from agentr_core.stages.collect import finished_trees
 from agentr_core.stages.continuation import continuations
 from agentr_core.stages.critique import pair_id, pairs_of
@@ -59,8 +59,8 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
             key = pair_id(pair)
             try:
                 made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
-            except IllTypedAnswer as error:
-                made = _ill_typed(pair_key(pair), error)
+            except UNPLAYABLE as error:
+                made = _unplayable(pair_key(pair), error)
             if isinstance(made, Rejection):
                 rejections.append(made)
                 continue
@@ -129,8 +129,8 @@ def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | N
     subject = f"{path.tree_id}:{path.leaf}"
     try:
         sample = good_sample(path, env, prune=prune)
-    except IllTypedAnswer as error:
-        return _ill_typed(subject, error)
+    except UNPLAYABLE as error:
+        return _unplayable(subject, error)
     if prune:
         return _as_read(place, sample, fits, subject)
     dropped = [step.dropped for step in path.trajectory.steps]
@@ -166,8 +166,9 @@ def _revisions(
     return made if isinstance(made, Rejection) else [(None, made)]
 
 
-def _ill_typed(subject: str, error: IllTypedAnswer) -> Rejection:
-    return Rejection(stage=STAGE, subject=subject, reason="ill-typed-answer", detail=str(error))
+def _unplayable(subject: str, error: EnvironmentFault) -> Rejection:
+    reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
 
 
 def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:

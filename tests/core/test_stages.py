@@ -22,6 +22,7 @@ from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.repeating import Repeatability
 from agentr_core.reports.records import CutCount, Tally
 from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
@@ -324,6 +325,29 @@ async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site
     spliced = one.place.all("select distinct instance_id from sample order by 1")
     assert len(spliced) == 5
     assert ("door/train/1",) not in spliced
+
+
+@pytest.mark.parametrize("mode", ["verified", "continued"])
+async def test_a_pair_whose_replay_leads_elsewhere_is_lost_where_nothing_else_was_promised(
+    site: Callable[..., Site], mode: str
+) -> None:
+    one = site(f"splice.mode={mode}")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await critique(one.place, 1)
+
+    class Restarted(House):
+        repeatability = Repeatability.NEVER
+
+        def step(self, action: str) -> Transition:
+            transition = super().step(action)
+            return transition._replace(observation=f"{transition.observation} It is late.")
+
+    await splice_pairs(replace(one.place, make_environment=Restarted), 1)
+    lost = one.place.all("select detail from rejection where reason = 'replay-drifted'")
+    assert lost
+    assert all("does not promise to repeat itself" in detail for (detail,) in lost)
+    assert one.place.all("select distinct kind from sample") == [("good",)]
 
 
 @pytest.mark.slow

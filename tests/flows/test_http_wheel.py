@@ -1,17 +1,18 @@
-"""The recipe over HTTP, cut short: its server dies in the middle, and with a new one the same command goes on."""
+"""The recipe over HTTP, cut short: its server dies in the middle, or comes back and begins with other texts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 
 import httpx
 import pytest
+import restless
 from servers import free_port
-from wheel import PATIENCE, agentr, all_rows, kill_group, started
+from wheel import PATIENCE, agentr, all_rows, environment, kill_group, started
 
 from agentr_core.errors import EnvironmentServerError
 from agentr_core.store import Store
@@ -23,12 +24,21 @@ RECIPE = ROOT / "deployments" / "recipes" / "textcraft-http.yaml"
 
 
 @contextmanager
-def textcraft_server(port: int, env: dict[str, str]) -> Iterator[Popen[str]]:
-    """Run `agentr env serve textcraft` for the length of the block."""
-    with started("env", "serve", "textcraft", "--port", str(port), env=env) as process:
+def textcraft_server(port: int, env: dict[str, str], name: str = "textcraft") -> Iterator[Popen[str]]:
+    """Run `agentr env serve textcraft`, or of another world in its contract, for the length of the block."""
+    with started("env", "serve", name, "--port", str(port), env=env) as process:
         assert process.stdout is not None
-        assert f"textcraft is served at http://127.0.0.1:{port}" in process.stdout.readline()
+        assert f"{name} is served at http://127.0.0.1:{port}" in process.stdout.readline()
         yield process
+
+
+def wait_for(run: Popen[str], what: Callable[[], bool]) -> None:
+    """Wait until something is so while a run goes on."""
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_without_its_server_the_recipe_is_refused_before_anything_is_started(
@@ -38,6 +48,10 @@ def test_without_its_server_the_recipe_is_refused_before_anything_is_started(
     changes = [f"environment.options.url=http://127.0.0.1:{free_port()}", "environment.options.patience_s=0"]
     with pytest.raises(EnvironmentServerError, match="`agentr env serve textcraft` starts one"):
         check(load_recipe(RECIPE, [*changes, f"workspace={tmp_path}"]))
+
+
+def at_least(least: int, what: str, store: Store) -> Callable[[], bool]:
+    return lambda: store.path.exists() and int(store.query(f"select count(*) n from {what}")["n"][0]) >= least
 
 
 @pytest.mark.slow
@@ -62,11 +76,7 @@ def test_a_server_that_dies_ends_the_run_in_a_sentence_and_costs_nothing_that_wa
     store = Store(tmp_path / "runs" / "store.duckdb")
 
     with textcraft_server(port, process_env) as server, started(*command, env=process_env) as run:
-        deadline = time.monotonic() + PATIENCE
-        while not (store.path.exists() and store.query("select count(*) n from node")["n"][0] >= 12):
-            assert run.poll() is None, run.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(run, at_least(12, "node", store))
         kill_group(server)
         _, said = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1, said
@@ -87,3 +97,57 @@ def test_a_server_that_dies_ends_the_run_in_a_sentence_and_costs_nothing_that_wa
     assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]
     assert store.query("select distinct class from event")["class"].tolist() == ["EnvironmentUnavailable"]
     assert store.query("select * from v_orphans").empty
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    env = environment(restless.install(tmp_path / "site"), tmp_path / "prefect")
+    port = free_port()
+    changes = (
+        f"workspace={tmp_path / 'runs'}",
+        f"environment.options.url=http://127.0.0.1:{port}",
+        f"environment.options.patience_s={PATIENCE}",
+        "instances.train_limit=8",
+        "instances.test_limit=8",
+        "search.dives=2",
+        "search.width=3",
+        "training.max_tokens=500",
+        "evaluation.max_steps=5",
+        "evaluation.revision_test.max_steps=3",
+        # Few at a time, so that the server goes away under some with others still to come.
+        "scale.concurrency=3",
+        "errors.budget=0",
+    )
+    command = ("run", RECIPE, *(word for change in changes for word in ("-o", change)))
+    store = Store(tmp_path / "runs" / "store.duckdb")
+    moments = (
+        at_least(2, "episode", store),
+        at_least(30, "node", store),
+        at_least(
+            2,
+            "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1",
+            store,
+        ),
+    )
+
+    with started(*command, env=env) as run:
+        for moment in moments:
+            with textcraft_server(port, env, "restless") as server:
+                wait_for(run, moment)
+                kill_group(server)
+        with textcraft_server(port, env, "restless"):
+            _, said = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, said
+    assert "Traceback" not in said
+
+    assert store.query("select status from run")["status"].tolist() == ["finished"]
+    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [8, 8]
+    assert store.query("select count(*) n from tree where finished")["n"].tolist() == [8]
+    events = store.query("select distinct class, level from event order by 1").values.tolist()
+    assert ["TreeBegunAnew", "warning"] in events
+    assert "error" not in {level for _, level in events}
+    assert store.query("select * from v_orphans").empty
+    assert store.query("select * from v_contradictions").empty

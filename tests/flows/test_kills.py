@@ -1,0 +1,261 @@
+"""Kills at random times, and two processes that ask for the same stage at once: both end as if nothing had been.
+
+`make test-kills` does 20 of each and says what came out; without it there are a few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from servers import served
+from wheel import PATIENCE, agentr, all_rows, kill_group, launched, started, write_recipe
+
+from agentr_core.stages.start import start
+from agentr_core.store import Store
+from tasks import questions
+from tasks.wiring import load_recipe, quiet_workplace, reference
+
+pytestmark = pytest.mark.slow
+ROUNDS = int(os.environ.get("AGENTR_TEST_KILLS", "2"))
+KILLS = 4
+"""So often each run is killed."""
+SEED = 15
+PAUSE = ("-o", "environment.options.pause=0.03")
+STAGES = (
+    ("evaluate", 0),
+    *((name, 1) for name in ("collect", "critique", "splice", "dataset", "train", "evaluate", "report")),
+)
+REPORTED = "select 1 from iteration where iteration = 1 and status = 'finished'"
+OUTCOME = (
+    "select hash from dataset",
+    "select checkpoint_id, weights_sha256 from checkpoint order by 1",
+    "select iteration, success, reward, episodes, revision_success from v_iterations order by 1",
+    "select * exclude (created_at) from node order by tree_id, node_index",
+    "select * exclude (created_at) from judgement order by tree_id, node_index",
+    "select * exclude (created_at) from message order by sample_id, position",
+)
+# Two processes come to each stage together, and one that is refused asks again.
+STAGE_BY_STAGE = """
+import asyncio, json, random, sys, time
+from pathlib import Path
+from agentr_core.errors import RunBusy
+from flows import server, stages
+
+meeting, me, seed, run_id, workspace, everyone, *wanted = sys.argv[1:]
+rng = random.Random(f"{seed} {me}")
+server.reach()
+for number, words in enumerate(wanted):
+    name, iteration = words.split(":")
+    (Path(meeting) / f"{number}-{me}").touch()
+    while len(list(Path(meeting).glob(f"{number}-*"))) < int(everyone):
+        time.sleep(0.01)
+    time.sleep(rng.uniform(0, 0.2))
+    while True:
+        try:
+            asyncio.run(getattr(stages, name)(run_id, int(iteration), workspace))
+        except RunBusy as error:
+            print(json.dumps([words, str(error)]), flush=True)
+            time.sleep(rng.uniform(0.2, 1))
+        else:
+            break
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A recipe whose runs take place in one folder, so that nothing of a report depends on where it was written."""
+
+    recipe: Path
+    root: Path
+    env: Mapping[str, str]
+
+    @property
+    def command(self) -> tuple[str | Path, ...]:
+        return ("run", self.recipe, *PAUSE)
+
+    @property
+    def store(self) -> Store:
+        return Store(self.root / "store.duckdb")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run left: its answers, its reports without their times, and the number of its rows."""
+
+    answers: tuple[str, ...]
+    reports: Mapping[str, str]
+    rows: int
+
+
+@pytest.fixture(scope="module")
+def site(door_model: Path, process_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One Prefect server serves all runs: starting one takes as long as a run."""
+    folder = tmp_path_factory.mktemp("kills")
+    with served(process_env) as env:
+        yield Site(recipe=write_recipe(folder, door_model), root=folder / "runs", env=env)
+
+
+@pytest.fixture(scope="module")
+def calm(site: Site) -> Ended:
+    """What an undisturbed run leaves."""
+    finish(site)
+    return ended(site)
+
+
+@pytest.fixture(autouse=True)
+def _emptied(site: Site, calm: Ended) -> Iterator[None]:
+    shutil.rmtree(site.root)
+    yield
+    shutil.rmtree(site.root, ignore_errors=True)
+    site.root.mkdir()
+
+
+def finish(site: Site) -> None:
+    done = agentr(*site.command, env=site.env)
+    assert done.returncode == 0, done.stderr
+
+
+def ended(site: Site) -> Ended:
+    """Look at a run that is over; its store must be sound."""
+    # What `agentr store check` says.
+    assert questions.faults(site.root) == []
+    answers = tuple(site.store.query(question).to_json(orient="split") for question in OUTCOME)
+    files = sorted(path for path in (site.root / "reports").rglob("*") if path.is_file())
+    return Ended(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, progress(site))
+
+
+def timeless(report: str) -> str:
+    """Return a report without dates and without the section on where time went."""
+    report = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "TIME", report)
+    report = re.sub(r"## Where time went.*?(?=^## )", "", report, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"<h2[^>]*>Where time went.*?(?=<h2)", "", report, flags=re.DOTALL)
+
+
+def alike(found: Ended, calm: Ended) -> None:
+    for question, now, then in zip(OUTCOME, found.answers, calm.answers, strict=True):
+        assert now == then, question
+    assert found.reports.keys() == calm.reports.keys()
+    for name, report in found.reports.items():
+        assert report == calm.reports[name], name
+
+
+@pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
+def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: Ended) -> None:
+    rng = random.Random(f"{SEED} {number}")
+    # How far the run is at each kill, by the rows that it has written, wherever the time goes; the last one is the
+    # report, which writes none.
+    shares = sorted(rng.random() for _ in range(min(ROUNDS, KILLS) - 1))
+    for share in (*shares, None):
+        with started(*site.command, env=site.env) as process:
+            wait_for(process, moment(site, calm, share))
+            time.sleep(rng.uniform(0, 2))
+            over = process.poll() is not None
+            kill_group(process)
+        where = "the report" if share is None else f"{share:.0%} of the rows"
+        tell(f"run {number} killed at {where}, in {reached(site)}{', already over' if over else ''}")
+    finish(site)
+    alike(ended(site), calm)
+    tell(f"run {number}: {equal(site)}")
+
+
+def wait_for(process: Popen[str], what: Callable[[], bool]) -> None:
+    """Wait until something is so while a process goes on."""
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def moment(site: Site, calm: Ended, share: float | None) -> Callable[[], bool]:
+    """Return whether a run has come as far as a share of all rows; None is its report."""
+    return (lambda: reporting(site)) if share is None else (lambda: progress(site) >= share * calm.rows)
+
+
+def progress(site: Site) -> int:
+    return len(all_rows(site.store)) if site.store.path.exists() else 0
+
+
+def reporting(site: Site) -> bool:
+    return site.store.path.exists() and len(site.store.query(REPORTED)) > 0
+
+
+def reached(site: Site) -> str:
+    """Return the last stage that left something before a kill."""
+    if not site.store.path.exists():
+        return "start"
+    tables = {
+        "report": REPORTED,
+        "evaluate 1": "select 1 from evaluation join iteration using (iteration_id) where iteration = 1",
+        "train": "select 1 from training_step",
+        "dataset": "select 1 from dataset",
+        "splice": "select 1 from sample",
+        "critique": "select 1 from judgement",
+        "collect": "select 1 from tree",
+        "evaluate 0": "select 1 from evaluation",
+    }
+    return next((name for name, sql in tables.items() if len(site.store.query(sql))), "start")
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> None:
+    wanted = [f"{name}:{iteration}" for name, iteration in STAGES]
+    recipe = load_recipe(site.recipe, [PAUSE[1]])
+    run = reference(recipe)
+    refused: Counter[str] = Counter()
+    passes = 1 if ROUNDS < 20 else -(-ROUNDS // len(wanted))
+    for number in range(passes):
+        shutil.rmtree(site.root, ignore_errors=True)
+        site.root.mkdir()
+        asyncio.run(start(quiet_workplace(run, recipe)))
+        meeting = site.root.parent / f"meeting-{number}"
+        meeting.mkdir()
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(
+                    launched(
+                        [
+                            *(sys.executable, "-c", STAGE_BY_STAGE, str(meeting), me, f"{SEED} {number}"),
+                            *(run.run_id, run.workspace, "2", *wanted),
+                        ],
+                        env=site.env,
+                    )
+                )
+                for me in ("one", "other")
+            ]
+            said = [process.communicate(timeout=PATIENCE) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+        for out, _ in said:
+            for line in out.splitlines():
+                words, sentence = line.split(", ", 1)
+                assert re.search(rf"run {run.run_id} is already under way in .*; wait for it or stop it", sentence)
+                refused[words.strip('["')] += 1
+        assert refused
+        # What the wheel itself does at its end: it finds every stage done.
+        finish(site)
+        alike(ended(site), calm)
+    tell(f"{passes * len(wanted)} stages asked for twice at once; refused: {dict(refused)}; {equal(site)}")
+
+
+def equal(site: Site) -> str:
+    """Return what was found equal, with the hash of the dataset."""
+    return f"equal, dataset {site.store.query('select hash from dataset')['hash'][0]}"
+
+
+def tell(line: str) -> None:
+    """Say a line of the long series, for its log."""
+    if ROUNDS >= 20:
+        sys.stderr.write(f"{line}\n")

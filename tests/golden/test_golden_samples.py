@@ -1,0 +1,139 @@
+"""Samples of one iteration, beside those that version 269e248 made of the same recipe and model in float32.
+
+`samples/expected-LIMIT.json` were written by that version, and are never made anew by a later one:
+
+    PYTHONPATH=CHECKOUT_OF_269e248:tests/support python tests/golden/test_golden_samples.py
+
+What has changed since on purpose is said where it shows, with its number in issue 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from door import Door
+
+from agentr_core.config import parse
+from agentr_core.fingerprint import fingerprint
+from agentr_core.stages.collect import collect
+from agentr_core.stages.critique import critique
+from agentr_core.stages.dataset import dataset, stored_tokens
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.splice import splice_pairs
+from agentr_core.stages.start import begin, start
+from agentr_core.store.codec import load_samples
+from agentr_core.types import Message
+from tasks.wiring import quiet_workplace, reference
+
+FOLDER = Path(__file__).parent / "samples"
+ROOMY, TIGHT = 128, 24
+"""Limits of a reply: none reaches the first, and some reach the second."""
+
+Record = dict[str, Any]
+
+
+def recipe(workspace: Path, limit: int) -> dict[str, Any]:
+    """Return a small recipe with pairs, verdicts and splices; `limit` is the most tokens of a reply."""
+    return {
+        "name": "golden",
+        "workspace": str(workspace),
+        "seed": 3,
+        "environment": {"name": "door"},
+        # Ids of trees, and with them the order of samples, follow from how the model is named.
+        "model": {"path": "model", "dtype": "float32", "max_batch": 16, "device": "cpu"},
+        "search": {"dives": 3, "width": 3, "depth": 4, "max_new_tokens": limit},
+        "critique": {"max_new_tokens": 12, "unparsable": "bad"},
+        "pairs": {"alpha": [0.5], "beta": 0.2},
+        "splice": {"mode": "verified", "no_error": "reject"},
+    }
+
+
+def make(workspace: Path, limit: int) -> tuple[list[Record], Workplace]:
+    """Make the dataset of a first iteration; return its samples in their order, and where they were made."""
+    parsed = parse(recipe(workspace, limit))
+    place = replace(quiet_workplace(reference(parsed), parsed), make_environment=Door)
+    return asyncio.run(_make(place)), place
+
+
+async def _make(place: Workplace) -> list[Record]:
+    await start(place)
+    await begin(place, 1)
+    for stage in (collect, critique, splice_pairs, dataset):
+        await stage(place, 1)
+    order = [key for (key,) in place.all("select sample_id from dataset_row order by position")]
+    samples = load_samples(place.store, order)
+    return [
+        {
+            "kind": str(samples[key].kind),
+            "instance": "" if (found := samples[key].instance) is None else found.key,
+            "messages": [turn(message) for message in samples[key].messages],
+            "input_ids": fingerprint(ids),
+            "trained": spans(labels),
+        }
+        for key, (ids, labels) in zip(order, stored_tokens(place, 1), strict=True)
+    ]
+
+
+def turn(message: Message) -> list[Any]:
+    """Return role and train flag of a turn, and hashes of its text and of the ids it was sampled as."""
+    ids = message.token_ids
+    return [message.role, message.train, fingerprint(message.text), None if ids is None else fingerprint(list(ids))]
+
+
+def spans(labels: Sequence[int]) -> list[list[int]]:
+    """Return where tokens carry loss: first and last position of each stretch."""
+    trained = {position for position, label in enumerate(labels) if label >= 0}
+    starts, ends = ([p for p in sorted(trained) if p + step not in trained] for step in (-1, 1))
+    return [list(pair) for pair in zip(starts, ends, strict=True)]
+
+
+def expected(limit: int) -> list[Record]:
+    found: list[Record] = json.loads((FOLDER / f"expected-{limit}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def without_closing(record: Record, cut: set[str]) -> Record:
+    """Return a sample of 269e248 as it is trained now: a cut reply is not trained to end (number 4)."""
+    replies = [ids for _, trained, _, ids in record["messages"] if trained]
+    trained = [[first, last - (ids in cut)] for (first, last), ids in zip(record["trained"], replies, strict=True)]
+    return record | {"trained": trained}
+
+
+def test_samples_are_those_of_269e248_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    known = expected(ROOMY)
+    assert {record["kind"] for record in known} == {"good", "revision"}
+    assert make(tmp_path, ROOMY)[0] == known
+
+
+def test_samples_with_cut_replies_differ_by_the_ends_that_nobody_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    found, place = make(tmp_path, TIGHT)
+    rows = place.all("select token_ids from message where finish_reason = 'length'")
+    wanted = [without_closing(record, {fingerprint(ids) for (ids,) in rows}) for record in expected(TIGHT)]
+    assert wanted != expected(TIGHT)
+    # A cut reply is part of the id of its sample, and rows are shuffled from the order of ids.
+    assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, wanted))
+
+
+def main() -> None:
+    """Write what this version makes."""
+    os.chdir(FOLDER)
+    for limit in (ROOMY, TIGHT):
+        with tempfile.TemporaryDirectory() as workspace:
+            lines = map(json.dumps, make(Path(workspace), limit)[0])
+            Path(f"expected-{limit}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""TextCraft as its real server behaves: which commands of no use it lists differs from one process to the next."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from agentr_core.environments.textcraft import TextCraft
+from agentr_core.types import Instance
+
+GOAL = "\n\nGoal: "
+
+
+class Restless(TextCraft):
+    """Lists one command more than an instance has, which follows from the process, as from a hash seed."""
+
+    name = "restless"
+
+    def reset(self, instance: Instance) -> str:
+        further = self._further(instance)
+        commands, goal = super().reset(instance).split(GOAL)
+        return f"{commands}\n{further}{GOAL}{goal}"
+
+    def _further(self, instance: Instance) -> str:
+        others = [other for other in self.instances(instance.split) if other != instance]
+        chosen = random.Random(f"{os.getpid()} {instance.key}").choice(others)
+        return super().reset(chosen).split(GOAL)[0].splitlines()[1]
+
+
+def install(folder: Path) -> Path:
+    """Lay down a package that registers `Restless` as any third party would; put the folder on `sys.path`."""
+    info = folder / "agentr_restless-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agentr-restless\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[agentr.environments]\nrestless = restless:Restless\n")
+    return folder
