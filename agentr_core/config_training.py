@@ -80,7 +80,9 @@ class TrainingConfig:
     launch: LaunchConfig | None = None
     """None trains in one plain process, on the first GPU or the CPU."""
     num_threads: Natural = 0
-    """CPU threads of each process of the trainer; 0 leaves it to torch."""
+    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which it is one where there
+    is no GPU. Two threads are faster on an idle machine, and many times slower beside other programs; two processes
+    (`launch.num_processes`) are faster on both."""
 
     @property
     def num_processes(self) -> int:
