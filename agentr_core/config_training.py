@@ -58,7 +58,8 @@ class TrainingConfig:
     have no more tokens together than this. 0: it takes as many as the batch size, `gradient_accumulation_steps` and
     the number of processes make. Trainers that pack whole rows count so: 128 rows of 8192 tokens are 1048576."""
     packing: bool = True
-    bf16: bool = True
+    bf16: bool | Literal["auto"] = True
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     gradient_checkpointing: bool | None = None
     """Compute activations twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
@@ -143,6 +144,8 @@ class BaseConfig:
     """The most commands that one of them asks for."""
     output: str = ""
     """Where the finished model directory goes."""
+    bf16: bool | Literal["auto"] = later(True)
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     num_threads: Natural = 0
 
 

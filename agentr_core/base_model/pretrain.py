@@ -144,7 +144,7 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
         lr_scheduler_kwargs={"num_decay_steps": int(steps * DECAY_SHARE)},
         warmup_steps=config.warmup_steps,
         max_grad_norm=1.0,
-        bf16=True,
+        bf16=config.bf16,
         use_cpu=not torch.cuda.is_available(),
         logging_steps=20,
         save_steps=200,

@@ -21,6 +21,8 @@ def check_requirements(config: TrainingConfig) -> None:
         TrainingFault: the GPU has no bfloat16.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.bf16 == "auto":
+        raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
     if config.bf16 and gpus and not torch.cuda.is_bf16_supported():
         raise TrainingFault(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
     schedulers = [kind.value for kind in SchedulerType]
