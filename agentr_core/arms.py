@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agentr_core.config import EtoConfig, Recipe, parse, replace, resolved
 from agentr_core.config_compare import Use
 from agentr_core.errors import ConfigError
+from agentr_core.precision import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
@@ -98,7 +99,7 @@ def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
     plain = resolved(recipe)
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown"}}
     plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
-    return parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True)
+    return settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
 
 
 def _faults(recipe: Recipe) -> list[str]:

@@ -99,7 +99,9 @@ class ModelConfig:
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     path: str = ""
     """A Hugging Face model directory, relative to the working directory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """`auto` is bfloat16 where the GPU or processor computes it fast, else float32. What it came to is part of a run's
+    identity."""
     device: str = "auto"
     max_batch: Count = 128
     """The most sequences decoded at once. With backend vllm only a hint for how many trees and episodes are kept in

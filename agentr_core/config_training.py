@@ -58,7 +58,8 @@ class TrainingConfig:
     have no more tokens together than this. 0: it takes as many as the batch size, `gradient_accumulation_steps` and
     the number of processes make. Trainers that pack whole rows count so: 128 rows of 8192 tokens are 1048576."""
     packing: bool = True
-    bf16: bool = True
+    bf16: bool | Literal["auto"] = True
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     gradient_checkpointing: bool | None = None
     """Compute activations twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
@@ -80,7 +81,9 @@ class TrainingConfig:
     launch: LaunchConfig | None = None
     """None trains in one plain process, on the first GPU or the CPU."""
     num_threads: Natural = 0
-    """CPU threads of each process of the trainer; 0 leaves it to torch."""
+    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which it is one where there
+    is no GPU. Two threads are faster on an idle machine, and many times slower beside other programs; two processes
+    (`launch.num_processes`) are faster on both."""
 
     @property
     def num_processes(self) -> int:
@@ -144,6 +147,8 @@ class BaseConfig:
     """The most commands that one of them asks for."""
     output: str = ""
     """Where the finished model directory goes."""
+    bf16: bool | Literal["auto"] = later(True)
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     num_threads: Natural = 0
 
 

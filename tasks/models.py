@@ -17,6 +17,7 @@ from agentr_core.models.vllm_command import check_ports
 from agentr_core.models.vllm_door import Keeper, open_door
 from agentr_core.models.vllm_env import ensure
 from agentr_core.models.vllm_start import device_of, make_launch, start
+from agentr_core.precision import settled
 from tasks.wiring import vllm_environment
 
 _POLL_SECONDS = 0.5
@@ -30,7 +31,7 @@ def install(device: str, *, say: Callable[[str], Any]) -> Path:
 def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -> ModelConfig:
     """Return the model section of a recipe, as the command line says it. Raises `ConfigError`."""
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
-    return config.parse({"name": "serve", "model": model}, overrides, source="models serve").model
+    return settled(config.parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from prefect import task
 
 from agentr_core.config import Recipe
+from agentr_core.precision import formats
 from agentr_core.stages import collect as collecting
 from agentr_core.stages import critique as critiquing
 from agentr_core.stages import dataset as building
@@ -21,6 +22,7 @@ from agentr_core.stages import splice as splicing
 from agentr_core.stages import start as starting
 from agentr_core.stages import train as training
 from tasks.options import OPTIONS
+from tasks.progress import tell
 from tasks.shards import with_workers
 from tasks.wiring import RunRef, quiet_workplace, workplace
 
@@ -28,6 +30,7 @@ from tasks.wiring import RunRef, quiet_workplace, workplace
 @task(task_run_name="start", **OPTIONS)
 async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False) -> dict[str, Any]:
     """Write a run and the model it begins with to the store; with `evaluates` it is only evaluated."""
+    tell(formats(recipe))
     return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates)
 
 

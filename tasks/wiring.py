@@ -22,6 +22,7 @@ from agentr_core.models.vllm_door import RemoteFleet
 from agentr_core.models.vllm_start import make_launch, start
 from agentr_core.models.worker_messages import Loading
 from agentr_core.models.workers import load_local
+from agentr_core.precision import settled
 from agentr_core.protocols import ChatModel, Environment
 from agentr_core.stages.equipment import Equipment
 from agentr_core.stages.place import Workplace
@@ -87,11 +88,11 @@ def reference(recipe: Recipe) -> RunRef:
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file, its arms, its environment's options and its cluster's extra checked.
+    """Return the recipe in a file, its number formats settled; arms, environment's options and cluster are checked.
 
     Raises `ConfigError`.
     """
-    recipe = config.load(path, overrides)
+    recipe = settled(config.load(path, overrides))
     if recipe.method == "compare":
         arms_of(recipe)
     runners.check(recipe.scale)

@@ -21,6 +21,7 @@ from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.base_model.optimizer import MuonWithAdamW
 from agentr_core.base_model.tokenizer import build_tokenizer
 from agentr_core.config import BaseConfig
+from agentr_core.cpu_threads import use_threads
 from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.environments.crafting_text import INSTRUCTION
 from agentr_core.labels import IGNORED
@@ -131,8 +132,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
 
 def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any]) -> tuple[Any, Any]:
     """Return the trained (model, tokenizer); continues from the last checkpoint in `work` after an interruption."""
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    use_threads(config.num_threads)
     tokenizer = make_tokenizer(config, seed)
     model = make_model(config, tokenizer, seed)
     steps = config.tokens // config.batch_tokens
@@ -145,7 +145,7 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
         lr_scheduler_kwargs={"num_decay_steps": int(steps * DECAY_SHARE)},
         warmup_steps=config.warmup_steps,
         max_grad_norm=1.0,
-        bf16=True,
+        bf16=config.bf16,
         use_cpu=not torch.cuda.is_available(),
         logging_steps=20,
         save_steps=200,

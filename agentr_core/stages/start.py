@@ -16,6 +16,7 @@ from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.precision import bfloat16
 from agentr_core.stages.inputs import input_ids
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
@@ -95,7 +96,7 @@ async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
         recipe=place.recipe.name,
         method=place.recipe.method,
         config=config,
-        versions=versions(),
+        versions={**versions(), "bfloat16": bfloat16() or "not fast here"},
         workspace=str(place.root),
         status=status,
         started_at=now,

@@ -20,6 +20,8 @@ from agentr_core.training.zero import read_zero, splits_weights
 
 def check_requirements(config: TrainingConfig) -> None:
     """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which lists every fault."""
+    if config.bf16 == "auto":
+        raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
     if faults := [*name_faults(config), *machine_faults(config)]:
         raise ConfigError("; ".join(faults))
 
@@ -52,7 +54,7 @@ def machine_faults(config: TrainingConfig) -> list[str]:
     """Return what this machine lacks for the settings, one sentence each."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     faults = []
-    if config.bf16 and gpus and not torch.cuda.is_bf16_supported():
+    if config.bf16 is True and gpus and not torch.cuda.is_bf16_supported():
         faults.append(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
     there = get_available_reporting_integrations()
     faults += [

@@ -15,6 +15,7 @@ from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.cpu_memory import keep_freed_memory
+from agentr_core.cpu_threads import use_threads
 from agentr_core.errors import TrainingFault
 from agentr_core.training import dpo, trainer
 from agentr_core.training.checkpoints import Manifest, publish
@@ -44,8 +45,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         NonFiniteLoss: loss or gradient became NaN or infinite.
         TrainingFault: the device cannot do what the job asks for, or another process trains another job.
     """
-    if job.config.num_threads:
-        torch.set_num_threads(job.config.num_threads)
+    use_threads(job.config.num_threads)
     if not torch.cuda.is_available():
         keep_freed_memory()
     check_requirements(job.config)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import training_under_load
 from training_speed import model_flops
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -42,6 +43,12 @@ def find_spec(cls, name, path=None, target=None):
 PathFinder.find_spec = classmethod(find_spec)
 """
 """A start of Python in which some packages are not installed."""
+
+
+@pytest.mark.slow
+def test_a_training_step_beside_a_busy_loop_takes_at_most_twice_its_time(tmp_path: Path) -> None:
+    steps = training_under_load.measure(tmp_path, rounds=3)
+    assert 0 < steps.ratio <= 2, steps
 
 
 @pytest.mark.slow

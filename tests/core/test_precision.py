@@ -1,0 +1,96 @@
+"""What `auto` comes to: by the processor, in every model and training of a recipe, and in its id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentr_core import precision
+from agentr_core.config import Recipe, parse
+from agentr_core.errors import ConfigError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.precision import formats, instructions, settled
+from agentr_core.stages.start import asked_for
+from agentr_core.training.requirements import check_requirements
+
+WITH = "model name\t: One\nflags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n"
+WITHOUT = "model name\t: Other\nflags\t\t: fpu avx512f avx512_vnni\n"
+AUTO = {
+    "name": "x",
+    "model": {"path": "m", "dtype": "auto"},
+    "models": {"judge": {"path": "j", "dtype": "auto"}},
+    "training": {"bf16": "auto"},
+}
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Make the machine one without a GPU, whose processor Linux describes so."""
+
+    def describe(processor: str) -> None:
+        (tmp_path / "cpuinfo").write_text(processor)
+
+    monkeypatch.setattr(precision, "_PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        (WITH, "avx512_bf16"),
+        (WITHOUT, ""),
+        ("flags\t: amx_bf16 avx512_bf16 amx_tile", "amx_bf16"),
+        ("Features\t: fp asimd i8mm bf16 dgh", "bf16"),
+        ("Features\t: fp asimd asimdhp", ""),
+    ],
+)
+def test_the_processor_says_what_it_has(processor: str, said: str) -> None:
+    assert instructions(processor) == said
+
+
+def test_every_auto_is_settled_alike(on) -> None:
+    on(WITH)
+    fast = settled(parse(AUTO))
+    assert (fast.model.dtype, fast.models.judge.dtype, fast.training.bf16) == ("bfloat16", "bfloat16", True)
+    on(WITHOUT)
+    slow = settled(parse(AUTO))
+    assert (slow.model.dtype, slow.models.judge.dtype, slow.training.bf16) == ("float32", "float32", False)
+    assert formats(slow).startswith("number formats: actor float32, judge float32, training float32; ")
+
+
+def test_an_id_is_that_of_what_auto_came_to(on) -> None:
+    def key(recipe: Recipe) -> str:
+        return fingerprint(asked_for(recipe))
+
+    written = {**AUTO, "model": {"path": "m", "dtype": "bfloat16"}, "models": {"judge": {"path": "j"}}}
+    written["models"]["judge"]["dtype"] = "bfloat16"
+    on(WITH)
+    here = key(settled(parse(AUTO)))
+    assert here == key(parse({**written, "training": {}}))
+    on(WITHOUT)
+    assert key(settled(parse(AUTO))) != here
+
+
+def test_what_is_written_stays(on) -> None:
+    on(WITHOUT)
+    recipe = parse({"name": "x", "model": {"path": "m", "dtype": "bfloat16"}})
+    assert settled(recipe) == recipe
+    assert recipe.training.bf16
+
+
+def test_a_served_model_has_no_format_of_ours(on) -> None:
+    on(WITH)
+    served = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
+    assert settled(served).model.dtype == "float32"
+    assert "actor" not in formats(settled(served))
+
+
+def test_a_trainer_refuses_what_nobody_settled() -> None:
+    training = parse(AUTO).training
+    with pytest.raises(ConfigError, match="still auto"):
+        check_requirements(training)
+    check_requirements(replace(training, bf16=False))
