@@ -113,6 +113,7 @@ def test_all_faults_are_told_together_and_each_once(
     assert str(folder / "mute") in said
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_deployment_tells_them_too(prefect_server: None, recipe: Path, folder: Path) -> None:
     wrong = ["training.lr_scheduler_type=cosin", "training.report_to=[tensorbord]"]
     with pytest.raises(ConfigError, match=r"'cosin' is unknown.*; training\.report_to: 'tensorbord' is unknown"):
