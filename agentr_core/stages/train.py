@@ -26,27 +26,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for the next try.
         DataFault: the dataset is not there.
     """
-    recipe = place.recipe
-    key = dataset_id(place, iteration)
-    row = place.one("select hash from dataset where dataset_id = ?", key)
-    if row is None:
-        raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
-    config, epochs, loss = training_of(recipe, iteration)
-    parent = place.trained(0) if begins_anew(recipe, iteration) else place.policy(iteration)
-    seed = derive_seed(recipe.seed, "train", iteration) % 2**31
-    about = (parent.id, row[0], config.anywhere(), epochs, seed)
-    checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
-    job = TrainingJob(
-        model_dir=parent.path,
-        dataset_file=dataset_file(place, iteration),
-        output_dir=place.root / "checkpoints" / checkpoint_id,
-        config=config,
-        num_train_epochs=epochs,
-        seed=seed,
-        parent=parent.id,
-        dataset_hash=row[0],
-        preference=loss,
-    )
+    job = job_of(place, iteration)
 
     def show(step: TrainingStep) -> None:
         place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
@@ -55,6 +35,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         result = await fine_tune(job, on_progress=show)
         clock.add({"train": result.seconds})
         clock.tokens = result.trained_tokens
+    checkpoint_id, loss = job.output_dir.name, job.preference
     iteration_id = place.iteration_id(iteration)
     place.store.write(
         merge(
@@ -63,9 +44,9 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
                     checkpoint_id,
                     path=str(_relative(result.path)),
                     weights_sha256=result.weights_sha256,
-                    config=config if loss is None else {**vars(config), "preference": loss},
-                    parent_id=parent.id,
-                    dataset_id=key,
+                    config=job.config if loss is None else {**vars(job.config), "preference": loss},
+                    parent_id=job.parent,
+                    dataset_id=dataset_id(place, iteration),
                     iteration_id=iteration_id,
                 ),
                 *_steps(checkpoint_id, result.path),
@@ -81,6 +62,33 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         "trained_tokens": result.trained_tokens,
         "ended_by": result.ended_by,
     }
+
+
+def job_of(place: Workplace, iteration: int) -> TrainingJob:
+    """Return the training of an iteration; its output folder has the name of the checkpoint that it makes.
+
+    Raises `DataFault` when the dataset is not there.
+    """
+    recipe = place.recipe
+    row = place.one("select hash from dataset where dataset_id = ?", dataset_id(place, iteration))
+    if row is None:
+        raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
+    config, epochs, loss = training_of(recipe, iteration)
+    parent = place.trained(0) if begins_anew(recipe, iteration) else place.policy(iteration)
+    seed = derive_seed(recipe.seed, "train", iteration) % 2**31
+    about = (parent.id, row[0], config.anywhere(), epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
+    return TrainingJob(
+        model_dir=parent.path,
+        dataset_file=dataset_file(place, iteration),
+        output_dir=place.root / "checkpoints" / checkpoint_id,
+        config=config,
+        num_train_epochs=epochs,
+        seed=seed,
+        parent=parent.id,
+        dataset_hash=row[0],
+        preference=loss,
+    )
 
 
 def begins_anew(recipe: Recipe, iteration: int) -> bool:

@@ -19,7 +19,7 @@ class Door:
     """Say something; one in four replies opens the door. After four wrong ones it is locked for good.
 
     `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE says it to processes
-    whose recipe must not differ.
+    whose recipe must not differ. `knows` says whether there is an expert: it says one wrong word and then the right one.
     """
 
     name = "door"
@@ -28,7 +28,8 @@ class Door:
     step_limit = 6
     can_snapshot = True
 
-    def __init__(self, pause: float = 0.0) -> None:
+    def __init__(self, pause: float = 0.0, knows: bool = False) -> None:
+        self._knows = knows
         self._pause = pause or float(os.environ.get("DOOR_PAUSE", "0"))
         self.blocking = self._pause > 0
         self._wrong = 0
@@ -69,7 +70,9 @@ class Door:
         return 1 + instance.index % 2
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        return None
+        words = [str(number) for number in range(99)]
+        wanted = ("wrong", "open") if self._knows else ()
+        return [next(word for word in words if self.parse(word) == said) for said in wanted] or None
 
     def close(self) -> None:
         pass
