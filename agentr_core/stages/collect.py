@@ -55,18 +55,13 @@ def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
 
-    With `data.use: expert` nothing is searched, and only the instances are checked and stored.
-
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
         DataFault: training and test instances meet, or the policy is not there.
         RunBusy: another process grows one of the trees, too.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    recipe = place.recipe
     await separate_instances(place, iteration)
-    if recipe.data.use == "expert":
-        return {"trees": 0, "new": 0}
     wanted = tree_ids(place, iteration)
     missing = unfinished_trees(place.store, list(wanted))
     if missing:

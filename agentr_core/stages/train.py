@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentr_core.config import Recipe, TrainingConfig
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.dataset import dataset_file, dataset_id
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import PreferenceLoss, TrainingJob, TrainingStep, read_history
+from agentr_core.training import TrainingJob, TrainingStep, read_history
 from agentr_core.training import train as fine_tune
 
 STAGE = "train"
@@ -69,13 +67,15 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
 
     Raises `DataFault` when the dataset is not there.
     """
-    recipe = place.recipe
     row = place.one("select hash from dataset where dataset_id = ?", dataset_id(place, iteration))
     if row is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
-    config, epochs, loss = training_of(recipe, iteration)
-    parent = place.trained(0) if begins_anew(recipe, iteration) else place.policy(iteration)
-    seed = derive_seed(recipe.seed, "train", iteration) % 2**31
+    objective = place.plan(iteration).objective
+    if objective is None:
+        raise DataFault(f"iteration {iteration} of run {place.run_id} trains nothing; train one of its arms")
+    config, epochs, loss = objective.config, objective.num_train_epochs, objective.preference
+    parent = place.trained(0) if objective.anew else place.policy(iteration)
+    seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
     about = (parent.id, row[0], config.anywhere(), epochs, seed)
     checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
     return TrainingJob(
@@ -89,47 +89,6 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         dataset_hash=row[0],
         preference=loss,
     )
-
-
-def begins_anew(recipe: Recipe, iteration: int) -> bool:
-    """Return whether an iteration trains the model that the run began with, and not the last policy."""
-    phase = recipe.phase(iteration)
-    if phase == "dpo":
-        # Pairs are made of what the policy did: it goes on from there, and is its own reference.
-        return False
-    return recipe.training.start_from == "base" or (phase == "rft" and recipe.eto.clones(iteration))
-
-
-def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:
-    """Return the settings, epochs and preference loss of an iteration's training.
-
-    What section `eto.dpo` sets goes before section `training`.
-    """
-    if recipe.phase(iteration) != "dpo":
-        return recipe.training, recipe.num_train_epochs(iteration), None
-    dpo, turn = recipe.eto.dpo, recipe.eto.round(iteration)
-    config = replace(  # type: ignore[type-var]
-        recipe.training,
-        learning_rate=_at(dpo.learning_rate, turn),
-        max_tokens=dpo.max_tokens,
-        step_tokens=0,
-        per_device_train_batch_size=dpo.per_device_train_batch_size,
-        gradient_accumulation_steps=dpo.gradient_accumulation_steps,
-        lr_scheduler_type=dpo.lr_scheduler_type,
-        warmup_ratio=dpo.warmup_ratio,
-    )
-    loss = PreferenceLoss(
-        beta=_at(dpo.beta, turn),
-        loss_type=tuple(dpo.loss_type),
-        loss_weights=dpo.loss_weights,
-        label_smoothing=dpo.label_smoothing,
-        ld_alpha=dpo.ld_alpha,
-    )
-    return config, _at(dpo.num_train_epochs, turn), loss
-
-
-def _at(values: tuple[float, ...], turn: int) -> float:
-    return values[min(turn, len(values) - 1)]
 
 
 def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
