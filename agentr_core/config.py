@@ -6,7 +6,7 @@ Defaults are the numbers of the Agent-R paper (arXiv 2501.11425, sections 4 and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,6 @@ from agentr_core.config_eto import (
     ExploreConfig,
     Phase,
     PreferencesConfig,
-    eto_faults,
 )
 from agentr_core.config_evaluation import (
     EvaluationConfig,
@@ -195,7 +194,8 @@ class Recipe:
     """One runnable configuration."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    method: Literal["agent-r", "eto", "base", "compare"] = "agent-r"
+    method: str = "agent-r"
+    """One that comes along (agent-r, eto, compare, base) or that another package adds."""
     description: str = ""
     workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""
@@ -216,6 +216,8 @@ class Recipe:
     splice: SpliceConfig = SpliceConfig()
     eto: EtoConfig = EtoConfig()
     compare: CompareConfig = CompareConfig()
+    options: dict[str, Any] = later(default_factory=dict)
+    """Settings of a method that another package adds, which checks them; those that come along have sections."""
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -237,15 +239,6 @@ class Recipe:
         }
         return {role: model for role, model in named.items() if model is not None}
 
-    def phase(self, iteration: int) -> Phase | None:
-        """Return what an iteration of method `eto`, counted from 1, trains on.
-
-        None with other methods, but for the arm of a comparison that trains on preferences.
-        """
-        if self.method == "eto":
-            return self.eto.phase(iteration)
-        return "dpo" if self.data.use == "preferences" else None
-
     def told_apart(self) -> range:
         """Return the iterations, counted from 1, after which nothing new comes: all later ones are as the last."""
         by_iteration = (self.pairs.alpha, self.training.num_train_epochs, self.eto.phases)
@@ -261,6 +254,8 @@ class Recipe:
 
 
 _ADAPTER = TypeAdapter(Recipe)
+OPTIONAL = ("search", "critique", "pairs", "splice", "eto", "compare", "iterations", "options")
+"""The sections of a recipe that not every method reads."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -345,20 +340,25 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
 
 
 def _cross_check(recipe: Recipe) -> list[str]:
+    # Methods stand above recipes, and the table imports none before it is asked for.
+    from agentr_core.methods.table import method_of
+
     faults = []
-    if recipe.method != "base":
+    try:
+        method = method_of(recipe)
+    except ConfigError as error:
+        return [f"method: {error}"]
+    if method.acts:
         for role, model in recipe.own_models().items():
             faults += model_faults(_section_of(role), model)
-    faults += _foreign_sections(recipe)
-    faults += eto_faults(recipe.eto, own_trees=recipe.method == "compare")
-    if recipe.method == "base" and not recipe.base.output:
-        faults.append("base.output: name the directory in which the finished model goes")
+        faults += _faults_of_served_adapters(recipe)
+    faults += _foreign_sections(recipe, method.name, method.sections)
+    faults += method.faults(recipe)
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
     faults += training_faults(recipe.training)
-    faults += _faults_of_served_adapters(recipe)
     if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
@@ -382,7 +382,7 @@ def _cross_check(recipe: Recipe) -> list[str]:
 def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
     """Checkpoints that vLLM could not serve would end the run only after its first training."""
     training, model = recipe.training, recipe.model
-    if recipe.method == "base" or model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
+    if model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
         return []
     faults = vllm_adapter_faults(training)
     if model.dtype == "float32" and model.device != "cpu":
@@ -393,31 +393,14 @@ def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _foreign_sections(recipe: Recipe) -> list[str]:
+def _foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
     """A section of another method would be read by nobody."""
     plain = _ADAPTER.validate_python({"name": recipe.name})
-    foreign = {
-        "agent-r": ("eto", "compare"),
-        "eto": ("search", "critique", "pairs", "splice", "compare"),
-        "base": ("compare",),
-        "compare": ("iterations",),
-    }[recipe.method]
-    faults = [
-        f"{section}: belongs to another method than {recipe.method}; leave it out"
-        for section in foreign
-        if getattr(recipe, section) != getattr(plain, section)
+    return [
+        f"{section}: belongs to another method than {method}; leave it out"
+        for section in OPTIONAL
+        if section not in read and getattr(recipe, section) != getattr(plain, section)
     ]
-    if recipe.method == "eto":
-        faults += [
-            f"data.{name}: belongs to method agent-r; leave it out"
-            for name in ("use", "good_per_tree")
-            if getattr(recipe.data, name) != getattr(plain.data, name)
-        ]
-    if recipe.method != "compare" and recipe.data.use in ("successes", "rft", "preferences"):
-        faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
-    if recipe.method == "compare" and recipe.data.replay:
-        faults.append("data.replay: a comparison has no earlier iterations; leave it out")
-    return faults
 
 
 def _say(error: Any) -> str:

@@ -113,19 +113,6 @@ class EtoConfig:
     preferences: PreferencesConfig = PreferencesConfig()
     dpo: DpoConfig = DpoConfig()
 
-    def phase(self, iteration: int) -> Phase:
-        """Return what an iteration, counted from 1, trains on."""
-        return self.phases[min(iteration, len(self.phases)) - 1]
-
-    def clones(self, iteration: int) -> bool:
-        """Return whether an iteration, counted from 1, trains on the expert's episodes."""
-        phase = self.phase(iteration)
-        return phase == "sft" or (phase == "rft" and self.rft == "with_expert")
-
-    def round(self, iteration: int) -> int:
-        """Return the number of a preference iteration among those of its kind, from 0."""
-        return sum(self.phase(earlier) == "dpo" for earlier in range(1, iteration))
-
 
 def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
     """Return what is wrong with the section `eto` of a recipe, one sentence each.

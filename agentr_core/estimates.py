@@ -6,6 +6,7 @@ from their widths. Measured against a real trainer's tensors by `tests/core/test
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,23 +170,14 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     )
 
 
-def tokens(recipe: Recipe, train: int, test: int) -> list[Tokens]:
-    """Return the most replies and tokens that an iteration samples from `train` instances and in `test` episodes.
+def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int) -> list[Tokens]:
+    """Return the most replies and tokens that an iteration samples, with `test` held-out episodes.
 
-    ETO's exploration from every step of the expert, which depends on the expert, and splices that are played on are not
-    counted.
+    Args:
+        sampled: the most replies, and the most tokens of each, that its method samples, by what they are for.
     """
-    search, critique, evaluation, explore = recipe.search, recipe.critique, recipe.evaluation, recipe.eto.explore
-    replies: dict[str, tuple[int, int]] = {}
-    if recipe.method == "eto":
-        episodes = train * (explore.samples + explore.greedy)
-        replies["explore"] = episodes * explore.max_steps, explore.max_new_tokens
-    elif recipe.data.use != "expert":
-        leaves = train * search.dives * search.width
-        bad = min(leaves, train * recipe.pairs.per_tree) if recipe.pairs.per_tree else leaves
-        replies["search"] = leaves * (search.depth + 1), search.max_new_tokens
-        replies["critique"] = bad * search.depth * critique.votes, critique.max_new_tokens
-    replies["evaluate"] = test * evaluation.max_steps, evaluation.max_new_tokens
+    evaluation = recipe.evaluation
+    replies = {**sampled, "evaluate": (test * evaluation.max_steps, evaluation.max_new_tokens)}
     return [Tokens(stage=stage, replies=count, tokens=count * most) for stage, (count, most) in replies.items()]
 
 

@@ -29,21 +29,6 @@ class Filtered(NamedTuple, Generic[T]):
     rejected: tuple[Rejection, ...]
 
 
-def of_use(samples: Iterable[Sample], use: Use) -> tuple[Sample, ...]:
-    """Return the samples of a pool that an arm of a comparison trains on; none for preferences, which are pairs.
-
-    A good path of a tree and a success of an explored episode are of one kind, and only the former has a tree.
-    """
-
-    def role(sample: Sample) -> str:
-        if sample.kind is SampleKind.GOOD:
-            return "good" if sample.provenance.tree_id else "successes"
-        return str(sample.kind)
-
-    wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
-    return tuple(sample for sample in samples if role(sample) in wanted)
-
-
 def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
     """Return the samples without the kinds that the recipe does not train on: revision or good ones, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD

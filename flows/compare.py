@@ -8,11 +8,11 @@ from typing import Any
 
 from prefect import flow
 
-from agentr_core.arms import Arm, arms_of, chosen, pool_stages
 from agentr_core.config import Recipe
 from agentr_core.errors import ConfigError
-from flows import stages
-from flows.flywheel import iterate
+from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
+from agentr_core.methods.table import method_of
+from flows.flywheel import iterate, prepare
 from tasks import reporting, runs
 from tasks import stages as steps
 from tasks.checks import check
@@ -46,8 +46,9 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
     """
     changes = [*overrides, f"compare.seeds={list(seeds)}"] if seeds else overrides
     recipe = load_recipe(path, changes)
-    if recipe.method != "compare":
-        raise ConfigError(f"recipe {path} is of method {recipe.method} and has no arms; run it with `agentr run`")
+    method = method_of(recipe)
+    if method.flow != "compare":
+        raise ConfigError(f"recipe {path} is of method {method.name} and has no arms; run it with `agentr run`")
     return chosen(recipe, arms) if arms else recipe
 
 
@@ -60,12 +61,8 @@ async def held_against(recipe: Recipe) -> dict[str, Any]:
     with runs.alone(pool):
         await steps.start(pool, recipe)
         async with runs.kept(pool):
-            await stages.evaluate(pool.run_id, 0, pool.workspace)
-            await steps.end(pool, 0)
-            await steps.begin(pool, 1)
-            for name in pool_stages(recipe):
-                await getattr(stages, name)(pool.run_id, 1, pool.workspace)
-            await steps.end(pool, 1)
+            await prepare(pool, recipe)
+            await iterate(pool, recipe, 1)
             for arm in arms_of(recipe, pool.run_id):
                 await _learn(arm)
             report = await reporting.compared(pool)
@@ -78,4 +75,4 @@ async def _learn(arm: Arm) -> None:
     with runs.alone(run):
         await steps.start(run, arm.recipe)
         async with runs.kept(run):
-            await iterate(run, 1, [])
+            await iterate(run, arm.recipe, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from prefect import flow
 
 from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of, plan_of
 from flows import stages
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -38,50 +38,37 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
 
     Raises `RunBusy` when another process is at the same run, and `ConfigError` for a comparison.
     """
-    if recipe.method == "compare":
+    if method_of(recipe).flow == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
     run = reference(recipe)
     with runs.alone(run):
         return await _turn(run, recipe)
 
 
-def construction(recipe: Recipe, iteration: int) -> list[Any]:
-    """Return the stages that make the data of an iteration, in their order."""
-    phase = recipe.phase(iteration)
-    if phase is None:
-        return [
-            *([stages.collect] if recipe.data.use != "expert" else []),
-            *([stages.critique] if recipe.data.use in ("revision", "both") else []),
-            stages.splice,
-        ]
-    if phase == "sft":
-        return [stages.demonstrate]
-    if phase == "rft":
-        return [*([stages.demonstrate] if recipe.eto.clones(iteration) else []), stages.explore]
-    made = recipe.eto.preferences
-    if made.source != "exploration":
-        return [stages.prefer]
-    return [*([stages.demonstrate] if made.against == "expert" else []), stages.explore, stages.prefer]
+async def prepare(run: RunRef, recipe: Recipe) -> None:
+    """Do what comes before the first iteration: evaluate the model that the run begins with."""
+    await _perform(run, recipe, 0)
+    await steps.end(run, 0)
 
 
-async def iterate(run: RunRef, iteration: int, constructs: Sequence[Any]) -> None:
-    """Make the data of an iteration by the given stages, build its dataset, train on it and evaluate."""
+async def iterate(run: RunRef, recipe: Recipe, iteration: int) -> None:
+    """Do the stages of an iteration, counted from 1, in their order."""
     await steps.begin(run, iteration)
-    for construct in constructs:
-        await construct(run.run_id, iteration, run.workspace)
-    await stages.dataset(run.run_id, iteration, run.workspace)
-    await stages.train(run.run_id, iteration, run.workspace)
-    await stages.evaluate(run.run_id, iteration, run.workspace)
+    await _perform(run, recipe, iteration)
     await steps.end(run, iteration)
+
+
+async def _perform(run: RunRef, recipe: Recipe, iteration: int) -> None:
+    for stage in plan_of(recipe, iteration).stages:
+        await stages.of(stage.name)(run.run_id, iteration, run.workspace)
 
 
 async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
     await steps.start(run, recipe)
     async with runs.kept(run):
-        await stages.evaluate(run.run_id, 0, run.workspace)
-        await steps.end(run, 0)
+        await prepare(run, recipe)
         report = ""
         for iteration in range(1, recipe.iterations + 1):
-            await iterate(run, iteration, construction(recipe, iteration))
+            await iterate(run, recipe, iteration)
             report = await stages.report(run.run_id, iteration, run.workspace)
     return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}

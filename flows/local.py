@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of, plan_of, plans_of
 from flows import server
 from flows.base import make_base
 from flows.compare import comparison, held_against
@@ -46,13 +47,14 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
                 f"what {recipe.environment.name} says are not those it began with; bring the model back, or run the "
                 "recipe anew"
             )
-    if recipe.method == "compare":
+    kind = method_of(recipe).flow
+    if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
-    if recipe.method == "base":
+    if kind == "base-model":
         return f"model in {_run(_base_model, recipe)}"
     result = _run(_flywheel, recipe)
     # The funnel begins with trees, and a run on preference pairs grows none.
-    pairs = any(recipe.phase(number) == "dpo" for number in recipe.told_apart())
+    pairs = any(plan.pairs for plan in plans_of(recipe))
     question = "select * from v_preferences limit 10" if pairs else "select * from v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
@@ -82,7 +84,7 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> s
     if states:
         run_id = find_run(Path(recipe.workspace), states)
         recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
-    if recipe.method == "base":
+    if not method_of(recipe).acts:
         raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of another method and --model")
     return str(_run(_evaluation, recipe, trains=False))
 
@@ -108,7 +110,8 @@ async def _evaluation(recipe: Recipe) -> str:
     with runs.alone(run):
         await stages.start(run, recipe, evaluates=True)
         async with runs.kept(run, evaluates=True):
-            await stages.evaluate(run, 0)
+            for stage in plan_of(recipe, 0).stages:
+                await stages.perform(run, 0, stage.name)
     return reporting.score_table(run)
 
 

@@ -10,12 +10,14 @@ from prefect import serve
 
 from agentr_core import config
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of
 from flows import server, stages
 from flows.base import make_base_from
 from flows.compare import compare
 from flows.flywheel import flywheel
 
 RECIPES = Path("deployments/recipes")
+FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model": make_base_from}
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
@@ -26,25 +28,13 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     made = []
     for path in paths:
         recipe = config.load(path)
-        flow: Any = {"base": make_base_from, "compare": compare}.get(recipe.method, flywheel)
+        flow = FLOWS[method_of(recipe).flow]
         made.append(
             flow.to_deployment(
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
             )
         )
-    for each in (
-        stages.collect,
-        stages.critique,
-        stages.splice,
-        stages.demonstrate,
-        stages.explore,
-        stages.prefer,
-        stages.dataset,
-        stages.train,
-        stages.evaluate,
-        stages.report,
-    ):
-        made.append(each.to_deployment(name="stage", tags=["agentr"]))
+    made += [each.to_deployment(name="stage", tags=["agentr"]) for each in stages.every()]
     return made
 
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from agentr_core.arms import pool_stages
 from agentr_core.config import Recipe
 from agentr_core.errors import ConfigError
-from agentr_core.expert_file import read_demonstrations
-from agentr_core.json_lines import World
-from agentr_core.pairs_file import read_pairs
-from agentr_core.protocols import Environment, Served, Stateful
-from agentr_core.stages.expert import no_expert
+from agentr_core.methods.table import method_of, plans_of
+from agentr_core.protocols import Served, Stateful
 from agentr_core.stages.instances import held_out_instances, training_instances
-from agentr_core.types import Instance
 from tasks.requirements import Faults, file_requirements, model_requirements, training_requirements
 from tasks.wiring import make_environment, open_store
-
-LOOKED_AT = 20
-"""Training instances that are asked for an expert before anything is started."""
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
@@ -38,7 +29,7 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     A model may then be missing whose shape is known, since its recipe is planned for another machine.
     """
     faults = Faults()
-    if recipe.method == "base":
+    if not method_of(recipe).acts:
         return faults
     model_requirements(recipe, faults, trains=trains, asks=asks)
     if trains and recipe.model.backend == "openai":
@@ -70,30 +61,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
             raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
         instances = training_instances(recipe, env, 1)
         held_out_instances(recipe, env)
-        if trains and recipe.method in ("eto", "compare"):
-            _check_expert(recipe, env, instances)
+        if trains:
+            for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
+                stage.check(recipe, env, instances)
     finally:
         env.close()
-
-
-def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `UserError` when an iteration wants an expert that is not there, or a file is malformed."""
-    eto = recipe.eto
-    world, split = World(env.name, recipe.environment.name), recipe.instances.train
-    if recipe.method == "compare":
-        stages = pool_stages(recipe)
-        paired, wanted = "prefer" in stages, "demonstrate" in stages
-    else:
-        phases = {recipe.phase(iteration) for iteration in recipe.told_apart()}
-        paired = "dpo" in phases
-        contrast = (eto.preferences.source, eto.preferences.against) == ("exploration", "expert")
-        cloned = any(eto.clones(iteration) for iteration in range(1, recipe.iterations + 1))
-        wanted = cloned or (paired and contrast)
-    if paired and eto.preferences.source == "file":
-        read_pairs(Path(eto.preferences.file), world=world, split=split)
-    if not wanted:
-        return
-    if eto.expert.file:
-        read_demonstrations(Path(eto.expert.file), world=world, split=split, opening=eto.expert.opening)
-    elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
-        raise ConfigError(no_expert(recipe))

@@ -9,35 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import estimates
-from agentr_core.arms import arms_of, pool_stages
 from agentr_core.config import ModelConfig, ModelRole, Recipe, shown
 from agentr_core.estimates import GIB
+from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.table import method_of, plan_of
 from agentr_core.stages.instances import episode_count, training_instances
 from agentr_core.stages.start import run_id_of
 from tasks.checks import faults_of
 from tasks.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment, open_store
-
-MOST_NAMED = 10
-"""Iterations that are as the one before them, each named by itself."""
-_AGENT_R: dict[str, tuple[str, ...]] = {
-    "evaluate base": ("model", "evaluation"),
-    "collect": ("environment", "model", "instances", "search", "errors", "scale"),
-    "critique": ("model", "models", "pairs", "critique"),
-    "splice": ("environment", "splice"),
-    "dataset": ("data",),
-    "train": ("training",),
-    "evaluate": ("model", "evaluation", "scale"),
-}
-_ETO: dict[str, tuple[str, ...]] = {
-    "evaluate base": ("model", "evaluation"),
-    "demonstrate": ("environment", "instances", "eto.expert"),
-    "explore": ("environment", "model", "instances", "eto.explore", "errors", "scale"),
-    "prefer": ("eto.preferences",),
-    "dataset": ("data",),
-    "train": ("training", "eto.dpo"),
-    "evaluate": ("model", "evaluation", "scale"),
-}
 
 
 def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
@@ -52,7 +32,8 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     """
     recipe = load_recipe(path, list(overrides))
     plain = shown(recipe)
-    if recipe.method == "base":
+    method = method_of(recipe)
+    if not method.acts:
         return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
     away = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
@@ -63,52 +44,43 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
         train, test = len(training_instances(recipe, env, 1)), episode_count(recipe, env)
     finally:
         env.close()
-    if recipe.method == "compare":
+    if method.flow == "compare":
         return "\n".join(_of_comparison(recipe, train, test, plain))
-    method, stages = ("ETO", _ETO) if recipe.method == "eto" else ("Agent-R", _AGENT_R)
-    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path}
+    asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
+    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
     where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
-        f"recipe {recipe.name}: {method}, {recipe.iterations} iterations, {where}",
-        *(_of_eto(recipe, train, test) if recipe.method == "eto" else _of_agent_r(recipe, train, test)),
+        f"recipe {recipe.name}: {method.title}, {recipe.iterations} iterations, {where}",
+        *method.describe(recipe, train, test),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
         *([] if missing else [f"already done: {_done(recipe)}"]),
         *_needs(recipe, shapes, train, test, gpu_gib * GIB),
     ]
-    for stage, sections in stages.items():
-        lines += _section(stage, sections, plain)
+    for stage in method.before:
+        lines += _section(f"{stage.name} base", stage.reads, plain)
+    for stage in method.stages:
+        lines += _section(stage.name, stage.reads, plain)
     return "\n".join(lines)
 
 
-def _of_agent_r(recipe: Recipe, train: int, test: int) -> list[str]:
-    if recipe.data.use == "expert":
-        return [f"each iteration: the expert's episodes of {train} instances, then {test} held-out episodes"]
-    return [
-        f"each iteration: {train} trees, then {test} held-out episodes",
-        f"alpha by iteration: {_by_iteration(recipe, [f'{recipe.alpha(i):g}' for i in recipe.told_apart()])}",
-    ]
-
-
 def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any]) -> list[str]:
-    run_id, made = run_id_of(recipe), pool_stages(recipe)
+    run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
-    sections = dict.fromkeys(
-        section for stage in made for section in (_AGENT_R | _ETO)[stage] if section not in ("data", "training")
-    )
+    sections = dict.fromkeys(section for stage in made for section in stage.reads)
     lines = [
         f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}",
-        f"the pool: {', '.join(made)} on {train} instances, once",
+        f"the pool: {', '.join(stage.name for stage in made)} on {train} instances, once",
         f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
         *(f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()),
         f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings",
         *_section("pool", tuple(sections), plain),
     ]
-    for stage, names in (("dataset", ("data",)), ("train", _ETO["train"]), ("evaluate", _ETO["evaluate"])):
-        lines += _section(stage, names, plain)
+    for stage in plan_of(arms[0].recipe, 1).stages:
+        lines += _section(stage.name, stage.reads, plain)
     return lines
 
 
@@ -117,28 +89,10 @@ def _budget(recipe: Recipe) -> str:
     return f"{training.max_tokens} trained tokens" if training.max_tokens else f"{training.max_seconds:g} s of training"
 
 
-def _of_eto(recipe: Recipe, train: int, test: int) -> list[str]:
-    each = recipe.eto.explore.samples + recipe.eto.explore.greedy
-    phases = _by_iteration(recipe, [str(recipe.phase(i)) for i in recipe.told_apart()])
-    return [
-        f"iterations: {phases}; each ends with {test} held-out episodes",
-        f"an iteration that explores plays {train} instances, {each} times each"
-        + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
-    ]
-
-
-def _by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
-    """Return a value for each iteration as text; of a long run, those that differ and "from then on"."""
-    more = recipe.iterations - len(values)
-    if more <= MOST_NAMED:
-        return ", ".join([*values, *[values[-1]] * more])
-    return f"{', '.join(values)} from then on"
-
-
 def _needs(recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], train: int, test: int, gpu: float) -> list[str]:
     """Return what a run needs as lines: tokens at most, and memory of each GPU."""
     lines = ["", "each iteration samples at most"]
-    for one in estimates.tokens(recipe, train, test):
+    for one in estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test):
         lines.append(f"  {one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
     lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
     for role, shape in shapes.items():

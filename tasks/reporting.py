@@ -10,13 +10,13 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.reports.comparison import ComparisonReport
 from agentr_core.reports.comparison import scores as arm_scores
 from agentr_core.reports.html import render_comparison, render_html, render_index
 from agentr_core.reports.markdown import render_comparison_markdown, render_markdown, table_markdown
 from agentr_core.reports.records import IterationReport
 from agentr_core.reports.summary import report_name, summary_markdown, summary_table, table_text
-from agentr_core.stages.compare import build_comparison
 from agentr_core.stages.report import build_report, finished_at, roles
 from agentr_core.stages.report_scores import scores
 from agentr_core.writing import write_text

@@ -10,15 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core import estimates
-from agentr_core.arms import arms_of
 from agentr_core.chat_file import read_chat
 from agentr_core.config import ModelConfig, Recipe, TrainingConfig
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault, UserError
+from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of
 from agentr_core.models.openai_endpoint import context_length, endpoint
 from agentr_core.models.vllm_start import device_of
 from agentr_core.rendering import load_renderer, load_tokenizer
-from agentr_core.stages.train import training_of
 from agentr_core.types import Message
 from tasks.wiring import find_run, open_store
 
@@ -123,17 +122,13 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
 
 
 def _trained(recipe: Recipe) -> Sequence[Recipe]:
-    return [arm.recipe for arm in arms_of(recipe)] if recipe.method == "compare" else [recipe]
+    return method_of(recipe).trained(recipe)
 
 
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:
     """Return the settings of each training that differs from the others, with the section that has its schedule."""
-    found: dict[tuple[TrainingConfig, str], None] = {}
-    for one in _trained(recipe):
-        for iteration in one.told_apart():
-            config, _, loss = training_of(one, iteration)
-            found[config, "training" if loss is None else "eto.dpo"] = None
-    return list(found)
+    objectives = [plan.objective for one in _trained(recipe) for plan in plans_of(one) if plan.objective]
+    return list(dict.fromkeys((one.config, "eto.dpo" if one.kind == "dpo" else "training") for one in objectives))
 
 
 def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:

@@ -32,7 +32,7 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
             f"run {run_id} has no dataset of iteration {wanted}; it has {', '.join(map(str, known)) or 'none'}"
         )
     rows = load_dataset(store, dataset_id(place, wanted))
-    if place.recipe.phase(wanted) == "dpo":
+    if place.plan(wanted).pairs:
         used = {(chosen, rejected) for (chosen, _), (rejected, _) in zip(rows[::2], rows[1::2], strict=True)}
         preferences = load_preferences(store, place.source_id(wanted)).values()
         return list(pair_lines([p for p in preferences if (sample_id(p.chosen), sample_id(p.rejected)) in used], form))

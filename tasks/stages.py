@@ -5,26 +5,20 @@ Tasks never use Prefect's cache: what is done is in the store, and a stage finds
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import Task, task
 
 from agentr_core.config import Recipe
+from agentr_core.methods.table import plan_of
 from agentr_core.precision import formats
-from agentr_core.stages import collect as collecting
-from agentr_core.stages import critique as critiquing
-from agentr_core.stages import dataset as building
-from agentr_core.stages import evaluate as evaluating
-from agentr_core.stages import expert
-from agentr_core.stages import explore as exploring
-from agentr_core.stages import prefer as preferring
-from agentr_core.stages import splice as splicing
 from agentr_core.stages import start as starting
-from agentr_core.stages import train as training
 from tasks.options import OPTIONS
 from tasks.progress import tell
 from tasks.shards import with_workers
-from tasks.wiring import RunRef, quiet_workplace, workplace
+from tasks.wiring import RunRef, quiet_workplace, stored_recipe, workplace
 
 
 @task(task_run_name="start", **OPTIONS)
@@ -46,64 +40,25 @@ async def end(run: RunRef, iteration: int) -> None:
     await starting.end(quiet_workplace(run), iteration)
 
 
-@task(task_run_name="collect-{iteration}", tags=["gpu", "env"], **OPTIONS)
-async def collect(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Grow the trees of an iteration, here or on a cluster."""
-    async with workplace(run, "collect", iteration) as place:
-        return await collecting.collect(with_workers(place), iteration)
+async def perform(run: RunRef, iteration: int, name: str) -> Any:
+    """Do a stage of an iteration as a Prefect task and return its summary; the first one also begins the iteration.
+
+    Raises `ConfigError` when the iteration has no such stage.
+    """
+    plan = plan_of(stored_recipe(Path(run.workspace), run.run_id), iteration)
+    stage = plan.stage(name)
+    if iteration and stage is plan.stages[0]:
+        await begin(run, iteration)
+    return await _task(name, stage.needs)(run, iteration)
 
 
-@task(task_run_name="critique-{iteration}", tags=["gpu"], **OPTIONS)
-async def critique(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Pair the paths of the trees and judge the bad ones."""
-    async with workplace(run, "critique", iteration) as place:
-        return await critiquing.critique(place, iteration)
+@cache
+def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int], Any]:
+    """Return the task of a stage; what it does is looked up on the machine that does it."""
 
+    async def work(run: RunRef, iteration: int) -> Any:
+        async with workplace(run, name, iteration) as place:
+            stage = place.plan(iteration).stage(name)
+            return await stage.work(with_workers(place) if stage.spreads else place, iteration)
 
-@task(task_run_name="splice-{iteration}", tags=["env"], **OPTIONS)
-async def splice(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Make samples of the judged pairs and of the good paths."""
-    async with workplace(run, "splice", iteration) as place:
-        return await splicing.splice_pairs(place, iteration)
-
-
-@task(task_run_name="demonstrate-{iteration}", tags=["env"], **OPTIONS)
-async def demonstrate(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Play the expert on the training instances of an iteration."""
-    async with workplace(run, "demonstrate", iteration) as place:
-        return await expert.demonstrate(place, iteration)
-
-
-@task(task_run_name="explore-{iteration}", tags=["gpu", "env"], **OPTIONS)
-async def explore(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Let the policy play the training instances of an iteration, here or on a cluster."""
-    async with workplace(run, "explore", iteration) as place:
-        return await exploring.explore(with_workers(place), iteration)
-
-
-@task(task_run_name="prefer-{iteration}", tags=["env"], **OPTIONS)
-async def prefer(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Hold the trajectories of an iteration against each other."""
-    async with workplace(run, "prefer", iteration) as place:
-        return await preferring.prefer(place, iteration)
-
-
-@task(task_run_name="dataset-{iteration}", **OPTIONS)
-async def dataset(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Filter, mix and tokenise the samples."""
-    async with workplace(run, "dataset", iteration) as place:
-        return await building.dataset(place, iteration)
-
-
-@task(task_run_name="train-{iteration}", tags=["gpu"], **OPTIONS)
-async def train(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Fine-tune on the dataset."""
-    async with workplace(run, "train", iteration) as place:
-        return await training.train(place, iteration)
-
-
-@task(task_run_name="evaluate-{iteration}", tags=["gpu", "env"], **OPTIONS)
-async def evaluate(run: RunRef, iteration: int) -> dict[str, Any]:
-    """Evaluate the checkpoint of an iteration on the held-out instances."""
-    async with workplace(run, "evaluate", iteration) as place:
-        return await evaluating.evaluate(with_workers(place), iteration)
+    return task(name=name, task_run_name=f"{name}-{{iteration}}", tags=needs, **OPTIONS)(work)

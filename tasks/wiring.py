@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import config
-from agentr_core.arms import arms_of
 from agentr_core.config import ModelConfig, ModelRole, Recipe
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, StoreError
+from agentr_core.methods.table import method_of
 from agentr_core.models.openai_chat import OpenAIModel
 from agentr_core.models.openai_endpoint import endpoint
 from agentr_core.models.vllm_door import RemoteFleet
@@ -93,8 +93,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     Raises `ConfigError`.
     """
     recipe = settled(config.load(path, overrides))
-    if recipe.method == "compare":
-        arms_of(recipe)
+    method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     make_environment(recipe).close()
     return recipe

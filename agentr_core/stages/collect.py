@@ -57,7 +57,6 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
 
     Finished trees of another run that asked for the same are copied; `copied` tells how many, if any.
-    With `data.use: expert` nothing is searched, and only the instances are checked and stored.
 
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
@@ -65,10 +64,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         RunBusy: another process grows one of the trees, too.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    recipe = place.recipe
     await separate_instances(place, iteration)
-    if recipe.data.use == "expert":
-        return {"trees": 0, "new": 0}
     wanted = tree_ids(place, iteration)
     copied = _take_over(place, iteration, wanted)
     missing = unfinished_trees(place.store, list(wanted))

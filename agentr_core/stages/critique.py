@@ -60,11 +60,8 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     """Pair the finished trees of an iteration and judge the bad paths that are not judged yet.
 
     What the same judge said about the same trees in another run is taken over.
-    In splice mode `direct` nobody is judged: pairs are stored, critiques are not. Without revision samples
-    (`data.use` is `good` or `expert`) there are no pairs either.
+    In splice mode `direct` nobody is judged: pairs are stored, critiques are not.
     """
-    if place.recipe.data.use in ("good", "expert"):
-        return {"pairs": 0, "judged": 0}
     trees = finished_trees(place, iteration)
     pairs, rejections = await asyncio.to_thread(pairs_of, place, iteration, trees)
     iteration_id = place.iteration_id(iteration)

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from agentr_core.chat_file import read_chat
 from agentr_core.datasets import Dataset, build_dataset
 from agentr_core.errors import ConfigError, DataFault
-from agentr_core.filters import of_use
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.pair_dataset import build_pairs
 from agentr_core.rendering import Renderer, load_renderer
@@ -64,8 +63,8 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
-    recipe = place.recipe
-    pairs = recipe.phase(iteration) == "dpo"
+    recipe, plan = place.recipe, place.plan(iteration)
+    pairs = plan.pairs
     iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
     stored = place.one("select hash, counts from dataset where dataset_id = ?", key)
@@ -89,7 +88,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         samples = tuple(load_samples(place.store, iteration_id=source_id).values())
         earlier = _earlier(place, iteration)
         built = build_dataset(
-            of_use(samples, recipe.data.use) if recipe.compare.pool else samples,
+            [sample for sample in samples if plan.takes is None or plan.takes(sample)],
             recipe.data,
             renderer,
             test=held_out,
@@ -98,7 +97,7 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             general=general,
         )
     if not built.rows:
-        wanted = f" for {recipe.name} (data.use {recipe.data.use})" if recipe.compare.pool else ""
+        wanted = f" for {recipe.name} ({plan.phase})" if plan.takes else ""
         raise DataFault(
             f"iteration {iteration} of run {recipe.compare.pool or place.run_id} has no sample to train on{wanted}; "
             "`select * from v_funnel` and `select * from v_rejections` show where they were lost"
@@ -154,7 +153,7 @@ def _earlier(place: Workplace, iteration: int) -> list[Sample]:
     return [
         sample
         for before in range(1, iteration if place.recipe.data.replay else 1)
-        if place.recipe.phase(before) != "dpo"
+        if not place.plan(before).pairs
         for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, Ill
 from agentr_core.expert_file import Demonstration, read_demonstrations
 from agentr_core.fingerprint import fingerprint
 from agentr_core.json_lines import World
+from agentr_core.methods.table import method_of
 from agentr_core.protocols import Environment
 from agentr_core.rollout import EpisodeTimer, play
 from agentr_core.samples import sample_id
@@ -24,6 +25,8 @@ from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
 
 STAGE = "expert"
+LOOKED_AT = 20
+"""Training instances that are asked for an expert before anything is started."""
 
 Expert = Callable[[Environment, Instance], Trajectory | Rejection]
 """Returns the expert's episode of an instance, played live, or why there is none."""
@@ -47,13 +50,8 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def demonstrate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play the expert on the training instances of an iteration.
-
-    In an iteration that clones it, and in the pool of a comparison, its episodes become samples. Raises as
-    `expert_samples`.
-    """
-    kept = place.recipe.method == "compare" or place.recipe.eto.clones(iteration)
-    return await _demonstrate(place, iteration, samples=kept)
+    """Play the expert on the training instances of an iteration. Raises as `expert_samples`."""
+    return await _demonstrate(place, iteration, samples=False)
 
 
 async def _demonstrate(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
@@ -96,7 +94,7 @@ def _make(
             f"{file} has no sound demonstration of any training instance ({reasons}); its ids must be those of split "
             f"{place.recipe.instances.train}"
             if file
-            else no_expert(place.recipe)
+            else _no_expert(place.recipe)
         )
     return units, rejections
 
@@ -106,12 +104,7 @@ def expert_of(recipe: Recipe, env: Environment) -> Expert:
     config = recipe.eto.expert
     if not config.file:
         return _built_in
-    known = read_demonstrations(
-        Path(config.file),
-        world=World(env.name, recipe.environment.name),
-        split=recipe.instances.train,
-        opening=config.opening,
-    )
+    known = _demonstrations(recipe, env)
 
     def demonstrated(env: Environment, instance: Instance) -> Trajectory | Rejection:
         if instance.key not in known:
@@ -124,6 +117,12 @@ def expert_of(recipe: Recipe, env: Environment) -> Expert:
         return Rejection(stage=STAGE, subject=instance.key, reason="failed-replay", detail=fault)
 
     return demonstrated
+
+
+def _demonstrations(recipe: Recipe, env: Environment) -> dict[str, Demonstration]:
+    config = recipe.eto.expert
+    world = World(env.name, recipe.environment.name)
+    return read_demonstrations(Path(config.file), world=world, split=recipe.instances.train, opening=config.opening)
 
 
 def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None:
@@ -183,16 +182,17 @@ def _last_word(trajectory: Trajectory) -> str:
     return trajectory.steps[-1].observation
 
 
-def no_expert(recipe: Recipe) -> str:
-    """Return what to say where the environment of a recipe has no expert and one is wanted."""
-    cure = {
-        "eto": "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
-        "eto.preferences.against own",
-        "compare": "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert or "
-        "rft, "
-        "and eto.preferences.against own",
-    }.get(recipe.method, "data.use must be revision, good or both")
-    return f"environment {recipe.environment.name} has no expert; {cure}"
+def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `UserError` when the file of demonstrations is malformed or, without one, there is no expert."""
+    config = recipe.eto.expert
+    if config.file:
+        _demonstrations(recipe, env)
+    elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
+        raise ConfigError(_no_expert(recipe))
+
+
+def _no_expert(recipe: Recipe) -> str:
+    return f"environment {recipe.environment.name} has no expert; {method_of(recipe).without_expert}"
 
 
 def _rows(iteration_id: str, trajectory: Trajectory, env: Environment, *, samples: bool) -> Rows:

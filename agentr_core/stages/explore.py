@@ -47,19 +47,28 @@ def exploration(place: Workplace, iteration: int) -> dict[str, EpisodePlan]:
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play what is missing of an iteration's exploration; episodes of another run that asked for the same are copied.
 
-    In an rft iteration, and in the pool of a comparison, the successes become samples.
-
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
         DataFault: training and test instances meet, or the policy is not there.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    recipe = place.recipe
+    return (await _explore(place, iteration))[0]
+
+
+async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play what is missing of an iteration's exploration, and keep its successes as samples. Raises as `explore`."""
+    told, successes = await _explore(place, iteration)
+    _keep(place, iteration, successes)
+    return told
+
+
+async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
+    """Return what to tell of an exploration, and its successes by id."""
     await separate_instances(place, iteration)
     wanted = exploration(place, iteration)
     _take_over(place, iteration, wanted)
     missing = place.store.missing("trajectory", list(wanted))
-    config = recipe.eto.explore
+    config = place.recipe.eto.explore
     if missing:
         shard = EpisodeShard(
             stage=STAGE,
@@ -79,9 +88,7 @@ async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
             clock.add({"store": writer.seconds})
     played = load_trajectories(place.store, list(wanted))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
-    if recipe.method == "compare" or recipe.phase(iteration) == "rft":
-        _keep(place, iteration, successes)
-    return {"episodes": len(wanted), "new": len(missing), "successes": len(successes)}
+    return {"episodes": len(wanted), "new": len(missing), "successes": len(successes)}, successes
 
 
 def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan]) -> None:
@@ -115,7 +122,7 @@ def _plans(place: Workplace, iteration: int, instance: Instance, expert: Traject
 def _experts(place: Workplace, iteration: int, instances: tuple[Instance, ...]) -> dict[str, Trajectory]:
     """Return the expert's episodes by instance where an iteration compares step by step, else none."""
     recipe = place.recipe
-    if recipe.phase(iteration) != "dpo" or recipe.eto.preferences.level == "trajectory":
+    if not place.plan(iteration).pairs or recipe.eto.preferences.level == "trajectory":
         return {}
     ids = [expert_id(place.iteration_id(iteration), instance) for instance in instances]
     return {found.instance.key: found for found in load_trajectories(place.store, ids).values()}

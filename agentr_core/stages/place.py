@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFault
+from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.samplers import Sampler
+from agentr_core.stages.description import Method, Plan
 from agentr_core.stages.equipment import Checkpoint, Equipment, Progress
 from agentr_core.stages.shards import Effort, Spread
 from agentr_core.store import Store
@@ -36,6 +38,15 @@ class Workplace(Equipment):
         None before the run is stored.
         """
         return started_at(self.store, self.recipe.compare.pool or self.run_id)
+
+    @property
+    def method(self) -> Method:
+        """The method of the recipe."""
+        return method_of(self.recipe)
+
+    def plan(self, iteration: int) -> Plan:
+        """Return what an iteration does; 0 comes before the first one."""
+        return plan_of(self.recipe, iteration)
 
     def policy(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that acts in an iteration: the one that the iteration before it made.

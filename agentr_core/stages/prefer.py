@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentr_core.config import Recipe
 from agentr_core.conversation import of_another_run
 from agentr_core.errors import ConfigError
 from agentr_core.json_lines import World
@@ -32,7 +33,7 @@ from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_trajectories, load_trees, preference_rows, rejection_rows
 from agentr_core.store.tables import merge
-from agentr_core.types import Preference, Rejection, Sample, Tree
+from agentr_core.types import Instance, Preference, Rejection, Sample, Tree
 
 
 async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -62,13 +63,23 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))} | {"rejected": len(rejections)}
 
 
+def check_pairs(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `DataFileError` when the file of pairs that a recipe names is malformed."""
+    if recipe.eto.preferences.source == "file":
+        _of_file(recipe, env)
+
+
+def _of_file(recipe: Recipe, env: Environment) -> Made:
+    world = World(env.name, recipe.environment.name)
+    return read_pairs(Path(recipe.eto.preferences.file), world=world, split=recipe.instances.train)
+
+
 def _make(place: Workplace, iteration: int) -> Made:
     config = place.recipe.eto.preferences
     env = place.make_environment()
     try:
         if config.source == "file":
-            world = World(env.name, place.recipe.environment.name)
-            made = read_pairs(Path(config.file), world=world, split=place.recipe.instances.train)
+            made = _of_file(place.recipe, env)
         else:
             made = _of_trees(place, env) if config.source == "trees" else _of_episodes(place, iteration, env)
     finally:

@@ -13,7 +13,6 @@ from agentr_core.reports.records import (
     CutCount,
     ErrorRecord,
     FaultCount,
-    FunnelStage,
     IterationReport,
     JudgeRecord,
     LengthCount,
@@ -29,7 +28,8 @@ from agentr_core.stages.oracle import agreement
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_costs import ASKED, bills
 from agentr_core.stages.report_examples import examples
-from agentr_core.stages.report_preferences import preference_record, treeless_funnel
+from agentr_core.stages.report_funnels import rejections
+from agentr_core.stages.report_preferences import preference_record
 from agentr_core.stages.report_scores import difference, scores
 
 INTERVALS = (
@@ -53,7 +53,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         versus_base=difference(place, iteration, 0),
         versus_previous=difference(place, iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,
-        funnel=treeless_funnel(place, iteration) if _treeless(recipe) else _funnel(place, iteration),
+        funnel=place.method.funnel(place, iteration),
         survival=_survival(place, iteration),
         judge=_judge(place, iteration),
         preferences=preference_record(place, iteration),
@@ -61,7 +61,7 @@ def build_report(place: Workplace, iteration: int) -> IterationReport:
         tokens=_tokens(place, iteration),
         errors=_errors(place, iteration),
         examples=examples(place, iteration, count=5),
-        revises=not _treeless(recipe),
+        revises=place.method.revises(recipe),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
         versions=_versions(place),
         hashes=_hashes(place, iteration),
@@ -79,55 +79,10 @@ def finished_at(place: Workplace, iteration: int) -> str:
     return (row[0] if row and row[0] else datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _treeless(recipe: Recipe) -> bool:
-    return recipe.method == "eto" or recipe.data.use == "expert"
-
-
-def _funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    source, own = place.source_id(iteration), place.iteration_id(iteration)
-    row = place.one(
-        "select trees, leaves, pairs, critiques, spliced, verified, samples from v_funnel where iteration_id = ?",
-        source,
-    )
-    rows = place.one("select dataset_rows from v_funnel where iteration_id = ?", own)
-    if row is None or rows is None:
-        return ()
-    rejected = {
-        stage: tuple(Tally(name=reason, count=count) for reason, count in found)
-        for stage, found in (_rejections(place, source) | _rejections(place, own)).items()
-    }
-    verify = tuple(tally for tally in rejected.get("splice", ()) if tally.name.startswith("verify-"))
-    unspliced = tuple(tally for tally in rejected.get("splice", ()) if not tally.name.startswith("verify-"))
-    stages = [
-        FunnelStage(name="trees", count=row[0]),
-        FunnelStage(name="leaves", count=row[1]),
-        FunnelStage(name="candidate pairs", count=row[2], rejected=rejected.get("pairs", ())),
-        FunnelStage(name="judged", count=row[3]),
-        FunnelStage(name="spliced", count=row[4], rejected=unspliced),
-        FunnelStage(name="verified", count=row[5], rejected=verify),
-        FunnelStage(name="samples of the pool" if source != own else "samples", count=row[6]),
-        FunnelStage(name="trained rows", count=rows[0], rejected=rejected.get("filter", ())),
-    ]
-    if place.recipe.splice.mode != "verified":
-        stages = [stage for stage in stages if stage.name != "verified"]
-    return tuple(stages)
-
-
-def _rejections(place: Workplace, iteration_id: str) -> dict[str, list[tuple[str, int]]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for stage, reason, count in place.all(
-        "select stage, reason, count(*) from rejection where iteration_id = ? "
-        "group by all order by count(*) desc, reason",
-        iteration_id,
-    ):
-        found.setdefault(stage, []).append((reason, count))
-    return found
-
-
 def _survival(place: Workplace, iteration: int) -> SpliceSurvival | None:
     if place.recipe.splice.mode not in ("verified", "continued"):
         return None
-    turned_away = _rejections(place, place.source_id(iteration)).get("splice", [])
+    turned_away = rejections(place, place.source_id(iteration)).get("splice", [])
     died = [item for item in turned_away if item[0].startswith(("verify-", "no-try-"))]
     row = place.one(
         "select count(distinct pair_id) from sample where iteration_id = ? and kind = 'revision'",

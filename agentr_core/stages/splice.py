@@ -18,7 +18,6 @@ from agentr_core.splicing import UNPLAYABLE, continued, good_sample, pair_key, s
 from agentr_core.stages.collect import finished_trees
 from agentr_core.stages.continuation import continuations
 from agentr_core.stages.critique import pair_id, pairs_of
-from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.threads import check_wanted, in_thread
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
@@ -34,14 +33,21 @@ STAGE = "splice"
 async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     """Make the samples of an iteration from its pairs, critiques and good paths; return how many of each there are.
 
-    With `data.use: good` only the good paths become samples, with `expert` only the expert's episodes. In splice mode
-    `continued` the policy first plays on from the turns of revision; what it raises is told in `continuations`.
+    In splice mode `continued` the policy first plays on from the turns of revision; what it raises is told in
+    `continuations`.
     """
-    if place.recipe.data.use == "expert":
-        return await expert_samples(place, iteration)
     trees = finished_trees(place, iteration)
-    # Without revision samples nobody was judged, and nothing is spliced.
-    pairs = [] if place.recipe.data.use == "good" else pairs_of(place, iteration, trees)[0]
+    return await _make_samples(place, iteration, trees, pairs_of(place, iteration, trees)[0])
+
+
+async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Make samples of the good paths of an iteration alone, of which nobody was judged; return how many there are."""
+    return await _make_samples(place, iteration, finished_trees(place, iteration), [])
+
+
+async def _make_samples(
+    place: Workplace, iteration: int, trees: dict[str, Tree], pairs: list[PathPair]
+) -> dict[str, Any]:
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
     seed = derive_seed(place.recipe.seed, "splice", iteration)
     tries: dict[str, dict[str, Trajectory]] = {}

@@ -14,6 +14,7 @@ from agentr_core.config import ModelConfig, ModelRole, Recipe, identifying, repl
 from agentr_core.environments import registry
 from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.table import method_of
 from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.precision import bfloat16
@@ -54,10 +55,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
     del plain["scale"], plain["compare"]
-    if recipe.method == "compare" and not recipe.compare.pool:
-        # Whatever the arms may change says nothing about the pool.
-        del plain["training"], plain["eto"]["dpo"]
-        plain["data"] = plain["data"]["use"]
+    method_of(recipe).identify(recipe, plain)
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]
     return plain

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentr_core.config import Recipe, TrainingConfig
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.stages.dataset import dataset_file, dataset_id
 from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import PreferenceLoss, TrainingJob, TrainingStep, read_history
+from agentr_core.training import TrainingJob, TrainingStep, read_history
 from agentr_core.training import train as fine_tune
 
 STAGE = "train"
@@ -26,27 +24,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for the next try.
         DataFault: the dataset is not there.
     """
-    recipe = place.recipe
-    key = dataset_id(place, iteration)
-    row = place.one("select hash from dataset where dataset_id = ?", key)
-    if row is None:
-        raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
-    config, epochs, loss = training_of(recipe, iteration)
-    parent = place.trained(0) if begins_anew(recipe, iteration) else place.policy(iteration)
-    seed = derive_seed(recipe.seed, "train", iteration) % 2**31
-    about = (parent.id, row[0], config.anywhere(), epochs, seed)
-    checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
-    job = TrainingJob(
-        model_dir=parent.path,
-        dataset_file=dataset_file(place, iteration),
-        output_dir=place.root / "checkpoints" / checkpoint_id,
-        config=config,
-        num_train_epochs=epochs,
-        seed=seed,
-        parent=parent.id,
-        dataset_hash=row[0],
-        preference=loss,
-    )
+    job = job_of(place, iteration)
 
     def show(step: TrainingStep) -> None:
         place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
@@ -55,6 +33,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         result = await fine_tune(job, on_progress=show)
         clock.add({"train": result.seconds})
         clock.tokens = result.trained_tokens
+    checkpoint_id, loss = job.output_dir.name, job.preference
     iteration_id = place.iteration_id(iteration)
     place.store.write(
         merge(
@@ -63,9 +42,9 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
                     checkpoint_id,
                     path=str(_relative(result.path)),
                     weights_sha256=result.weights_sha256,
-                    config=config if loss is None else {**vars(config), "preference": loss},
-                    parent_id=parent.id,
-                    dataset_id=key,
+                    config=job.config if loss is None else {**vars(job.config), "preference": loss},
+                    parent_id=job.parent,
+                    dataset_id=dataset_id(place, iteration),
                     iteration_id=iteration_id,
                 ),
                 *_steps(checkpoint_id, result.path),
@@ -83,45 +62,33 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     }
 
 
-def begins_anew(recipe: Recipe, iteration: int) -> bool:
-    """Return whether an iteration trains the model that the run began with, and not the last policy."""
-    phase = recipe.phase(iteration)
-    if phase == "dpo":
-        # Pairs are made of what the policy did: it goes on from there, and is its own reference.
-        return False
-    return recipe.training.start_from == "base" or (phase == "rft" and recipe.eto.clones(iteration))
+def job_of(place: Workplace, iteration: int) -> TrainingJob:
+    """Return the training of an iteration; its output folder has the name of the checkpoint that it makes.
 
-
-def training_of(recipe: Recipe, iteration: int) -> tuple[TrainingConfig, float, PreferenceLoss | None]:
-    """Return the settings, epochs and preference loss of an iteration's training.
-
-    What section `eto.dpo` sets goes before section `training`.
+    Raises `DataFault` when the dataset is not there.
     """
-    if recipe.phase(iteration) != "dpo":
-        return recipe.training, recipe.num_train_epochs(iteration), None
-    dpo, turn = recipe.eto.dpo, recipe.eto.round(iteration)
-    config = replace(  # type: ignore[type-var]
-        recipe.training,
-        learning_rate=_at(dpo.learning_rate, turn),
-        max_tokens=dpo.max_tokens,
-        step_tokens=0,
-        per_device_train_batch_size=dpo.per_device_train_batch_size,
-        gradient_accumulation_steps=dpo.gradient_accumulation_steps,
-        lr_scheduler_type=dpo.lr_scheduler_type,
-        warmup_ratio=dpo.warmup_ratio,
+    row = place.one("select hash from dataset where dataset_id = ?", dataset_id(place, iteration))
+    if row is None:
+        raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
+    objective = place.plan(iteration).objective
+    if objective is None:
+        raise DataFault(f"iteration {iteration} of run {place.run_id} trains nothing; train one of its arms")
+    config, epochs, loss = objective.config, objective.num_train_epochs, objective.preference
+    parent = place.trained(0) if objective.anew else place.policy(iteration)
+    seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
+    about = (parent.id, row[0], config.anywhere(), epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", *about, *([] if loss is None else [loss]))
+    return TrainingJob(
+        model_dir=parent.path,
+        dataset_file=dataset_file(place, iteration),
+        output_dir=place.root / "checkpoints" / checkpoint_id,
+        config=config,
+        num_train_epochs=epochs,
+        seed=seed,
+        parent=parent.id,
+        dataset_hash=row[0],
+        preference=loss,
     )
-    loss = PreferenceLoss(
-        beta=_at(dpo.beta, turn),
-        loss_type=tuple(dpo.loss_type),
-        loss_weights=dpo.loss_weights,
-        label_smoothing=dpo.label_smoothing,
-        ld_alpha=dpo.ld_alpha,
-    )
-    return config, _at(dpo.num_train_epochs, turn), loss
-
-
-def _at(values: tuple[float, ...], turn: int) -> float:
-    return values[min(turn, len(values) - 1)]
 
 
 def _steps(checkpoint_id: str, path: Path) -> list[Rows]:

@@ -11,41 +11,28 @@ from typing import Any
 import pytest
 from door import Door
 
-from agentr_core.arms import Arm, arms_of, chosen, pool_stages
-from agentr_core.config import Recipe, parse, resolved
+from agentr_core.config import Recipe, TrainingConfig, parse, resolved
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.comparison import pool_stages
+from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
+from agentr_core.methods.comparison.report import build_comparison
+from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.summary import table_text
-from agentr_core.stages.collect import collect
-from agentr_core.stages.compare import build_comparison
-from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.expert import demonstrate
-from agentr_core.stages.explore import explore
 from agentr_core.stages.place import Workplace
-from agentr_core.stages.prefer import prefer
 from agentr_core.stages.report import build_report
-from agentr_core.stages.splice import splice_pairs
 from agentr_core.stages.start import begin, end, run_id_of, start
-from agentr_core.stages.train import training_of
 from agentr_core.store import Store
 from agentr_core.store.codec import checkpoint_rows, training_step_rows
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message
 
-STAGES = {
-    "collect": collect,
-    "critique": critique,
-    "splice": splice_pairs,
-    "demonstrate": demonstrate,
-    "explore": explore,
-    "prefer": prefer,
-}
 OPENING, CLOSED = (
     next(word for word in map(str, range(99)) if Door().parse(word) == said) for said in ("open", "wrong")
 )
@@ -129,8 +116,8 @@ class Site:
         await start(self.pool)
         await evaluate(self.pool, 0)
         await begin(self.pool, 1)
-        for name in pool_stages(self.pool.recipe):
-            await STAGES[name](self.pool, 1)
+        for stage in self.pool.plan(1).stages:
+            await stage.work(self.pool, 1)
         await end(self.pool, 1)
         return self
 
@@ -188,7 +175,7 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
             assert [(source, tree) for _, source, tree, _ in used] == [
                 ("tree", True) if arm.name == "good" else ("rollout", False)
             ]
-        assert (training_of(arm.recipe, 1)[2] is not None) == (arm.name == "eto")
+        assert place.plan(1).pairs == (arm.name == "eto")
 
     assert one.asked == asked, "no arm asks the model for anything"
     assert one.ask("select (from (select count(*) from tree)), count(*) from trajectory") == grown
@@ -303,17 +290,24 @@ async def test_an_arm_without_a_sample_says_which(site: Callable[..., Site]) -> 
 @pytest.mark.slow
 async def test_pairs_may_come_from_the_trees_of_the_pool(site: Callable[..., Site]) -> None:
     one = site("eto.preferences.source=trees", arms={"eto": ["data.use=preferences"]})
-    assert pool_stages(one.pool.recipe) == ("collect", "prefer")
+    assert [stage.name for stage in one.pool.plan(1).stages] == ["collect", "prefer"]
     _, made = await (await one.collected()).built(arms_of(one.pool.recipe, one.pool.run_id)[0])
     assert set(made["samples"]) == {"chosen", "rejected"}
     assert one.ask("select distinct kind from preference") == [("tree",)]
+
+
+def settings(arm: Arm) -> TrainingConfig:
+    """Return what an arm is trained with."""
+    objective = plan_of(arm.recipe, 1).objective
+    assert objective is not None
+    return objective.config
 
 
 def test_arms_differ_in_what_they_change_and_in_their_seed() -> None:
     arms = arms_of(recipe(), "pool")
     assert [(arm.name, arm.seed) for arm in arms] == [(name, seed) for name in ARMS for seed in (5, 6)]
     for arm in arms:
-        assert training_of(arm.recipe, 1)[0].max_tokens == 700
+        assert settings(arm).max_tokens == 700
         assert arm.recipe.compare.pool == "pool"
         assert parse(resolved(arm.recipe)) == arm.recipe, "it can be read back from the store"
         plain, own = resolved(recipe()), resolved(arm.recipe)
@@ -326,7 +320,7 @@ def test_arms_differ_in_what_they_change_and_in_their_seed() -> None:
 def test_the_budget_may_be_time() -> None:
     timed = ("training.max_tokens=0", "training.max_seconds=90")
     for arm in arms_of(recipe(*timed), "pool"):
-        config = training_of(arm.recipe, 1)[0]
+        config = settings(arm)
         assert (config.max_tokens, config.max_seconds) == (0, 90)
     with pytest.raises(ConfigError) as caught:
         recipe("training.max_seconds=90")
@@ -347,7 +341,8 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
 
 def test_a_pool_has_what_its_arms_need() -> None:
     def stages(*uses: str, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-        return pool_stages(recipe(*overrides, arms={use: [f"data.use={use}"] for use in uses}))
+        made = pool_stages(recipe(*overrides, arms={use: [f"data.use={use}"] for use in uses}))
+        return tuple(stage.name for stage in made)
 
     assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
     assert stages("successes") == ("explore",)

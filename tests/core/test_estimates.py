@@ -16,6 +16,7 @@ from agentr_core import estimates
 from agentr_core.config import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
 from agentr_core.data_files import data_path
 from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.methods.table import method_of
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
 from tasks.plan import describe
@@ -214,15 +215,19 @@ def recipe(name: str, *changes: str) -> Recipe:
     return load(RECIPES / f"{name}.yaml", list(changes))
 
 
+def tokens(recipe: Recipe, train: int, test: int) -> list[estimates.Tokens]:
+    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test)
+
+
 def test_tokens_are_those_of_the_stages_that_run() -> None:
-    tiny = estimates.tokens(recipe("textcraft-tiny"), 120, 100)
+    tiny = tokens(recipe("textcraft-tiny"), 120, 100)
     assert [(one.stage, one.replies, one.tokens) for one in tiny] == [
         ("search", 120 * 3 * 4 * 15, 120 * 3 * 4 * 15 * 72),
         ("critique", 120 * 6 * 14, 120 * 6 * 14 * 120),
         ("evaluate", 100 * 20, 100 * 20 * 72),
     ]
-    assert [one.stage for one in estimates.tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
-    eto = estimates.tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
+    assert [one.stage for one in tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
+    eto = tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
     assert [one.stage for one in eto] == ["explore", "evaluate"]
     assert eto[0].replies == 5 * 4 * recipe("textcraft-eto-tiny").eto.explore.max_steps
     with pytest.raises(ConfigError):

@@ -5,34 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from door import Door
+from planned import perform
 
-from agentr_core.config import parse
+from agentr_core.config import Recipe, parse
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import sections
 from agentr_core.stages.collect import collect
 from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.description import Objective
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.expert import demonstrate
-from agentr_core.stages.explore import exploration, explore
+from agentr_core.stages.explore import exploration
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.prefer import prefer
 from agentr_core.stages.report import build_report
 from agentr_core.stages.start import begin, run_id_of, start
-from agentr_core.stages.train import begins_anew
 from agentr_core.store import Store
 from agentr_core.store.codec import load_preferences, load_samples
 from agentr_core.types import Generation, Instance, Request, Transition
 
 pytestmark = pytest.mark.slow
+demonstrate, explore = partial(perform, "demonstrate"), partial(perform, "explore")
 
 OPENING = next(word for word in map(str, range(99)) if Door().parse(word) == "open")
 CLOSED = next(word for word in map(str, range(99)) if Door().parse(word) == "wrong")
@@ -326,9 +329,9 @@ async def test_published_rejection_sampling_has_the_experts_episodes_too(site: S
 
 def test_published_rejection_sampling_begins_with_the_first_model(site: Sites) -> None:
     published = site("eto.phases=[sft, rft, dpo]", "eto.rft=with_expert").place.recipe
-    assert [begins_anew(published, iteration) for iteration in (1, 2, 3)] == [False, True, False]
+    assert [objective(published, iteration).anew for iteration in (1, 2, 3)] == [False, True, False]
     own = site("eto.phases=[sft, rft, dpo]").place.recipe
-    assert [begins_anew(own, iteration) for iteration in (1, 2, 3)] == [False, False, False]
+    assert [objective(own, iteration).anew for iteration in (1, 2, 3)] == [False, False, False]
 
 
 async def test_episodes_that_fail_for_good_count_as_the_recipe_says(site: Sites) -> None:
@@ -523,9 +526,13 @@ def test_a_wrong_recipe_is_told(overrides: list[str], fault: str) -> None:
     assert fault in str(caught.value)
 
 
-def test_settings_go_by_preference_iteration() -> None:
-    from agentr_core.stages.train import training_of
+def objective(recipe: Recipe, iteration: int) -> Objective:
+    found = plan_of(recipe, iteration).objective
+    assert found is not None
+    return found
 
+
+def test_settings_go_by_preference_iteration() -> None:
     recipe = parse(
         {
             "name": "x",
@@ -536,8 +543,8 @@ def test_settings_go_by_preference_iteration() -> None:
         }
     )
 
-    made = [training_of(recipe, iteration) for iteration in (1, 2, 3, 4)]
+    made = [objective(recipe, iteration) for iteration in (1, 2, 3, 4)]
 
-    assert [settings.learning_rate for settings, _, _ in made] == [1.0, 1e-6, 5e-7, 5e-7]
-    assert [loss and loss.beta for _, _, loss in made] == [None, 0.1, 0.5, 0.5]
-    assert {settings.lora_r for settings, _, _ in made} == {4}
+    assert [one.config.learning_rate for one in made] == [1.0, 1e-6, 5e-7, 5e-7]
+    assert [one.preference and one.preference.beta for one in made] == [None, 0.1, 0.5, 0.5]
+    assert {one.config.lora_r for one in made} == {4}

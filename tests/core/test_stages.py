@@ -28,10 +28,11 @@ from agentr_core.stages.collect import collect, finished_trees, tree_ids
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.evaluate import evaluate, evaluation_id
+from agentr_core.stages.expert import expert_samples
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import scores
-from agentr_core.stages.splice import splice_pairs
+from agentr_core.stages.splice import keep_good_paths, splice_pairs
 from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.store.codec import iteration_rows, load_episodes, load_samples
@@ -395,7 +396,7 @@ async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site
             time.sleep(0.2)
             return super().expert(instance)
 
-    running = asyncio.create_task(splice_pairs(replace(one.place, make_environment=Slow), 1))
+    running = asyncio.create_task(expert_samples(replace(one.place, make_environment=Slow), 1))
     await asyncio.to_thread(at_work.wait)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -407,7 +408,9 @@ async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site
 
 async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(site: Callable[..., Site]) -> None:
     one = site("data.use=expert")
-    made = await make_data(one.place)
+    await prepare(one.place)
+    await expert_samples(one.place, 1)
+    made = await dataset(one.place, 1)
     assert made["samples"] == {"expert": 6}
     assert one.asked == Asked()
     assert count(one.place, "select count(*) from tree") == 0
@@ -424,7 +427,7 @@ async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(s
         )
     )
     await begin(one.place, 2)
-    await splice_pairs(one.place, 2)
+    await expert_samples(one.place, 2)
     for iteration in (1, 2):
         samples = load_samples(one.place.store, iteration_id=one.place.iteration_id(iteration)).values()
         assert [sample.kind for sample in samples] == [SampleKind.EXPERT] * 6
@@ -432,7 +435,10 @@ async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(s
 
 async def test_with_good_paths_only_nobody_is_judged(site: Callable[..., Site]) -> None:
     one = site("data.use=good")
-    made = await make_data(one.place)
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await keep_good_paths(one.place, 1)
+    made = await dataset(one.place, 1)
     assert set(made["samples"]) == {"good"}
     assert one.asked.judge == 0
 

@@ -19,7 +19,7 @@ from agentr_core.stages.collect import collect
 from agentr_core.stages.critique import critique
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.explore import explore
+from agentr_core.stages.explore import explore_and_keep
 from agentr_core.stages.place import Workplace
 from agentr_core.stages.splice import splice_pairs
 from agentr_core.stages.start import begin, run_id_of, start
@@ -118,7 +118,7 @@ async def test_explored_episodes_are_read_through_the_window_too(make: Make, way
     place = make(*explored, f"data.windowed={way}", method="eto")
     await start(place)
     await begin(place, 1)
-    found = await explore(place, 1)
+    found = await explore_and_keep(place, 1)
     samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
     ((rejected,),) = place.all("select count(*) from rejection where reason = 'windowed'")
     ((windowed,),) = place.all(

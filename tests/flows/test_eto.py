@@ -11,8 +11,9 @@ import pytest
 
 from agentr_core.config import parse
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import plan_of
 from agentr_core.store import Store
-from flows.flywheel import construction, flywheel
+from flows.flywheel import flywheel
 from flows.local import run_recipe
 from tasks.checks import check
 from tasks.plan import describe
@@ -58,9 +59,10 @@ evaluation:
 
 def test_published_rejection_sampling_plays_the_expert_first() -> None:
     one = {"name": "r", "method": "eto", "model": {"path": "m"}, "eto": {"phases": ["sft", "rft"]}}
-    assert [stage.name for stage in construction(parse(one), 2)] == ["explore"]
+    rest = ["dataset", "train", "evaluate"]
+    assert [stage.name for stage in plan_of(parse(one), 2).stages] == ["explore", *rest]
     published = parse(one, ["eto.rft=with_expert"])
-    assert [stage.name for stage in construction(published, 2)] == ["demonstrate", "explore"]
+    assert [stage.name for stage in plan_of(published, 2).stages] == ["demonstrate", "explore", *rest]
 
 
 class Turned:

@@ -19,7 +19,8 @@ class Door:
     """Say something; one in four replies opens the door. After four wrong ones it is locked for good.
 
     `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE says it to processes
-    whose recipe must not differ.
+    whose recipe must not differ. `knows` says whether there is an expert, who says one wrong word and then the right
+    one.
     """
 
     name = "door"
@@ -28,7 +29,8 @@ class Door:
     step_limit = 6
     can_snapshot = True
 
-    def __init__(self, pause: float = 0.0) -> None:
+    def __init__(self, pause: float = 0.0, knows: bool = False) -> None:
+        self._knows = knows
         self._pause = pause or float(os.environ.get("DOOR_PAUSE", "0"))
         self.blocking = self._pause > 0
         self._wrong = 0
@@ -69,7 +71,9 @@ class Door:
         return 1 + instance.index % 2
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        return None
+        words = [str(number) for number in range(99)]
+        wanted = ("wrong", "open") if self._knows else ()
+        return [next(word for word in words if self.parse(word) == said) for said in wanted] or None
 
     def close(self) -> None:
         pass
@@ -77,8 +81,13 @@ class Door:
 
 def install(folder: Path) -> Path:
     """Lay down a package that registers `Door` as any third party would; put the folder on `sys.path` to install it."""
-    info = folder / "agentr_door-1.0.dist-info"
+    return register(folder, "agentr-door", "[agentr.environments]\ndoor = door:Door\n")
+
+
+def register(folder: Path, package: str, entry_points: str) -> Path:
+    """Lay down the metadata of a package with entry points, as an installer does, and return the folder."""
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agentr-door\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[agentr.environments]\ndoor = door:Door\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
     return folder

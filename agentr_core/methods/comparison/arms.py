@@ -78,23 +78,6 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))  # type: ignore[type-var]
 
 
-def pool_stages(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the stages that make what the arms of a comparison are trained on, in their order."""
-    uses = {arm.recipe.data.use for arm in arms_of(recipe)}
-    made = recipe.eto.preferences
-    paired = made.source if "preferences" in uses else None
-    searched = bool(uses & OF_TREES)
-    wanted = {
-        "collect": searched or (paired == "trees" and not made.trees),
-        "critique": searched,
-        "splice": searched,
-        "demonstrate": bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert"),
-        "explore": bool(uses & {"successes", "rft"}) or paired == "exploration",
-        "prefer": paired is not None,
-    }
-    return tuple(name for name, needed in wanted.items() if needed)
-
-
 def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
     plain = resolved(recipe)
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown"}}

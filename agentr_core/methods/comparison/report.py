@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.arms import Arm, arms_of
 from agentr_core.config import parse, shown
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
+from agentr_core.methods.comparison.arms import Arm, arms_of
 from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
+from agentr_core.reports.records import FunnelStage
 from agentr_core.stages.place import Workplace
+from agentr_core.stages.report_funnels import episode_funnel, tree_funnel
 from agentr_core.stages.report_scores import scores
 from agentr_core.stages.start import asked_for
 
@@ -50,6 +52,13 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
+
+
+def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    """Return what came out of each stage of data construction for an arm."""
+    if place.recipe.data.use == "expert":
+        return episode_funnel(place, iteration, ("expert",))
+    return tree_funnel(place, iteration)
 
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float]) -> ArmReport:

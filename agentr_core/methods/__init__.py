@@ -1,0 +1,1 @@
+"""The methods that come along, a package each, and the table of all."""

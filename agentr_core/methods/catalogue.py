@@ -1,0 +1,96 @@
+"""The stages that come along, by name. Methods choose from these, and may add their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentr_core.stages.description import Stage, imported
+
+COLLECT = Stage(
+    name="collect",
+    about="Grow the trees of an iteration.",
+    work=imported("agentr_core.stages.collect:collect"),
+    reads=("environment", "model", "instances", "search", "errors", "scale"),
+    needs=("gpu", "env"),
+    roles=("actor",),
+    spreads=True,
+)
+CRITIQUE = Stage(
+    name="critique",
+    about="Pair the paths of the trees and judge the bad ones.",
+    work=imported("agentr_core.stages.critique:critique"),
+    reads=("model", "models", "pairs", "critique"),
+    needs=("gpu",),
+    roles=("judge",),
+)
+SPLICE = Stage(
+    name="splice",
+    about="Make samples of the judged pairs and of the good paths.",
+    work=imported("agentr_core.stages.splice:splice_pairs"),
+    reads=("environment", "splice"),
+    needs=("env",),
+)
+GOOD_PATHS = replace(
+    SPLICE,
+    about="Make samples of the good paths.",
+    work=imported("agentr_core.stages.splice:keep_good_paths"),
+)
+DEMONSTRATE = Stage(
+    name="demonstrate",
+    about="Play the expert on the training instances of an iteration.",
+    work=imported("agentr_core.stages.expert:demonstrate"),
+    reads=("environment", "instances", "eto.expert"),
+    needs=("env",),
+    check=imported("agentr_core.stages.expert:check_expert"),
+)
+CLONE = replace(
+    DEMONSTRATE,
+    about="Play the expert on the training instances of an iteration, and make samples of its episodes.",
+    work=imported("agentr_core.stages.expert:expert_samples"),
+)
+EXPLORE = Stage(
+    name="explore",
+    about="Let the policy play the training instances of an iteration.",
+    work=imported("agentr_core.stages.explore:explore"),
+    reads=("environment", "model", "instances", "eto.explore", "errors", "scale"),
+    needs=("gpu", "env"),
+    roles=("actor",),
+    spreads=True,
+)
+EXPLORE_AND_KEEP = replace(
+    EXPLORE,
+    about="Let the policy play the training instances of an iteration, and make samples of its successes.",
+    work=imported("agentr_core.stages.explore:explore_and_keep"),
+)
+PREFER = Stage(
+    name="prefer",
+    about="Make the preference pairs of an iteration.",
+    work=imported("agentr_core.stages.prefer:prefer"),
+    reads=("eto.preferences",),
+    needs=("env",),
+    check=imported("agentr_core.stages.prefer:check_pairs"),
+)
+DATASET = Stage(
+    name="dataset",
+    about="Build the dataset of an iteration.",
+    work=imported("agentr_core.stages.dataset:dataset"),
+    reads=("data",),
+)
+TRAIN = Stage(
+    name="train",
+    about="Train on the dataset of an iteration.",
+    work=imported("agentr_core.stages.train:train"),
+    reads=("training",),
+    needs=("gpu",),
+)
+TRAIN_ON_PAIRS = replace(TRAIN, reads=("training", "eto.dpo"))
+EVALUATE = Stage(
+    name="evaluate",
+    about="Evaluate the checkpoint of an iteration; 0 is the model the run began with.",
+    work=imported("agentr_core.stages.evaluate:evaluate"),
+    reads=("model", "evaluation", "scale"),
+    needs=("gpu", "env"),
+    roles=("actor",),
+    spreads=True,
+)
+EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))

@@ -1,0 +1,120 @@
+"""Comparison: one pool of trajectories, and each arm trained on what it takes of it.
+
+The run of the comparison makes the pool and trains nothing; the run of an arm makes nothing and trains on the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agentr_core.config import Recipe
+from agentr_core.config_compare import Use
+from agentr_core.config_eto import eto_faults
+from agentr_core.methods.catalogue import (
+    CLONE,
+    COLLECT,
+    CRITIQUE,
+    DATASET,
+    EVALUATE,
+    EVALUATE_BASE,
+    EXPLORE_AND_KEEP,
+    GOOD_PATHS,
+    PREFER,
+    SPLICE,
+    TRAIN_ON_PAIRS,
+)
+from agentr_core.methods.comparison.arms import OF_TREES, arms_of
+from agentr_core.stages.description import Method, Plan, Stage, imported
+from agentr_core.stages.objectives import preference, supervised
+from agentr_core.types import Sample, SampleKind
+
+
+def plan(recipe: Recipe, iteration: int) -> Plan:
+    """Return what the one iteration does: of the comparison itself, or of an arm."""
+    if not recipe.compare.pool:
+        return Plan(stages=pool_stages(recipe))
+    use = recipe.data.use
+    objective = preference(recipe, 0) if use == "preferences" else supervised(recipe, iteration)
+    return Plan(
+        stages=(DATASET, TRAIN_ON_PAIRS, EVALUATE),
+        objective=objective,
+        phase=f"data.use {use}",
+        takes=taking(use),
+    )
+
+
+def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages that make what the arms of a comparison are trained on, in their order."""
+    uses = {arm.recipe.data.use for arm in arms_of(recipe)}
+    made = recipe.eto.preferences
+    paired = made.source if "preferences" in uses else None
+    searched = bool(uses & OF_TREES)
+    judged = recipe.data.use != "good"
+    wanted = {
+        COLLECT: searched or (paired == "trees" and not made.trees),
+        CRITIQUE: searched and judged,
+        SPLICE if judged else GOOD_PATHS: searched,
+        CLONE: bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert"),
+        EXPLORE_AND_KEEP: bool(uses & {"successes", "rft"}) or paired == "exploration",
+        PREFER: paired is not None,
+    }
+    return tuple(stage for stage, needed in wanted.items() if needed)
+
+
+def taking(use: Use) -> Callable[[Sample], bool]:
+    """Return what tells the samples of a pool that an arm trains on; none for preferences, which are pairs.
+
+    A good path of a tree and a success of an explored episode are of one kind, and only the former has a tree.
+    """
+    wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
+
+    def takes(sample: Sample) -> bool:
+        explored = sample.kind is SampleKind.GOOD and not sample.provenance.tree_id
+        return ("successes" if explored else str(sample.kind)) in wanted
+
+    return takes
+
+
+def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
+    """Whatever the arms may change says nothing about the pool."""
+    if not recipe.compare.pool:
+        del plain["training"], plain["eto"]["dpo"]
+        plain["data"] = plain["data"]["use"]
+
+
+def _faults(recipe: Recipe) -> list[str]:
+    # A comparison grows trees itself, and need not be told which run has them.
+    faults = eto_faults(recipe.eto, own_trees=True)
+    if recipe.data.replay:
+        faults.append("data.replay: a comparison has no earlier iterations; leave it out")
+    return faults
+
+
+def _settle(recipe: Recipe) -> None:
+    arms_of(recipe)
+
+
+def _trained(recipe: Recipe) -> list[Recipe]:
+    return [recipe] if recipe.compare.pool else [arm.recipe for arm in arms_of(recipe)]
+
+
+METHOD = Method(
+    name="compare",
+    title="comparison",
+    flow="compare",
+    sections=("search", "critique", "pairs", "splice", "eto", "compare"),
+    stages=(COLLECT, CRITIQUE, SPLICE, CLONE, EXPLORE_AND_KEEP, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
+    plan=plan,
+    before=(EVALUATE_BASE,),
+    faults=_faults,
+    settle=_settle,
+    trained=_trained,
+    identify=_identify,
+    funnel=imported("agentr_core.methods.comparison.report:funnel"),
+    revises=lambda recipe: recipe.data.use != "expert",
+    without_expert=(
+        "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert or rft, and "
+        "eto.preferences.against own"
+    ),
+)

@@ -1,0 +1,108 @@
+"""ETO: the expert's episodes, exploration, pairs of failure and success, preference training; and its baselines.
+
+Source: arXiv 2403.02502.
+"""
+
+from __future__ import annotations
+
+from agentr_core.config import DataConfig, EtoConfig, Phase, Recipe
+from agentr_core.config_eto import eto_faults
+from agentr_core.methods.catalogue import (
+    CLONE,
+    DATASET,
+    DEMONSTRATE,
+    EVALUATE,
+    EVALUATE_BASE,
+    EXPLORE,
+    EXPLORE_AND_KEEP,
+    PREFER,
+    TRAIN_ON_PAIRS,
+)
+from agentr_core.methods.wording import by_iteration
+from agentr_core.stages.description import Method, Objective, Plan, Stage, imported
+from agentr_core.stages.objectives import preference, supervised
+
+
+def phase_of(eto: EtoConfig, iteration: int) -> Phase:
+    """Return what an iteration, counted from 1, trains on."""
+    return eto.phases[min(iteration, len(eto.phases)) - 1]
+
+
+def clones(eto: EtoConfig, iteration: int) -> bool:
+    """Return whether an iteration, counted from 1, trains on the expert's episodes."""
+    phase = phase_of(eto, iteration)
+    return phase == "sft" or (phase == "rft" and eto.rft == "with_expert")
+
+
+def plan(recipe: Recipe, iteration: int) -> Plan:
+    """Return what an iteration does, which goes by its phase."""
+    return Plan(
+        stages=(*_made_by(recipe.eto, iteration), DATASET, TRAIN_ON_PAIRS, EVALUATE),
+        objective=_objective(recipe, iteration),
+        phase=phase_of(recipe.eto, iteration),
+    )
+
+
+def _made_by(eto: EtoConfig, iteration: int) -> tuple[Stage, ...]:
+    phase = phase_of(eto, iteration)
+    if phase == "sft":
+        return (CLONE,)
+    if phase == "rft":
+        return (CLONE, EXPLORE_AND_KEEP) if clones(eto, iteration) else (EXPLORE_AND_KEEP,)
+    if eto.preferences.source != "exploration":
+        return (PREFER,)
+    return (DEMONSTRATE, EXPLORE, PREFER) if eto.preferences.against == "expert" else (EXPLORE, PREFER)
+
+
+def _objective(recipe: Recipe, iteration: int) -> Objective:
+    phase = phase_of(recipe.eto, iteration)
+    if phase == "dpo":
+        earlier = sum(phase_of(recipe.eto, before) == "dpo" for before in range(1, iteration))
+        return preference(recipe, earlier)
+    return supervised(recipe, iteration, anew=phase == "rft" and clones(recipe.eto, iteration))
+
+
+def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
+    explore = recipe.eto.explore
+    phases = by_iteration(recipe, [phase_of(recipe.eto, i) for i in recipe.told_apart()])
+    return [
+        f"iterations: {phases}; each ends with {test} held-out episodes",
+        f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
+        + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
+    ]
+
+
+def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
+    """Exploration from every step of the expert depends on the expert, and is not counted."""
+    explore = recipe.eto.explore
+    return {"explore": (train * (explore.samples + explore.greedy) * explore.max_steps, explore.max_new_tokens)}
+
+
+def _faults(recipe: Recipe) -> list[str]:
+    plain = DataConfig()
+    return [
+        *(
+            f"data.{name}: belongs to method agent-r; leave it out"
+            for name in ("use", "good_per_tree")
+            if getattr(recipe.data, name) != getattr(plain, name)
+        ),
+        *eto_faults(recipe.eto),
+    ]
+
+
+METHOD = Method(
+    name="eto",
+    title="ETO",
+    sections=("eto", "iterations"),
+    stages=(DEMONSTRATE, EXPLORE, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
+    plan=plan,
+    before=(EVALUATE_BASE,),
+    faults=_faults,
+    describe=_describe,
+    sampled=_sampled,
+    funnel=imported("agentr_core.methods.eto.report:funnel"),
+    without_expert=(
+        "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
+        "eto.preferences.against own"
+    ),
+)

@@ -1,0 +1,76 @@
+"""Methods by name: those that come along and those that other packages add.
+
+A package adds one with an entry point in the group `agentr.methods` that names a `Method`. No method is imported before
+it is asked for, so that recipes, which name one, stand below them all.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from agentr_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentr_core.config import Recipe
+    from agentr_core.stages.description import Method, Plan, Stage
+
+GROUP = "agentr.methods"
+SHIPPED = {
+    "agent-r": "agentr_core.methods.agent_r:METHOD",
+    "eto": "agentr_core.methods.eto:METHOD",
+    "compare": "agentr_core.methods.comparison:METHOD",
+    "base": "agentr_core.methods.base:METHOD",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all methods: those that come along, then the installed ones, sorted."""
+    return tuple(dict.fromkeys([*SHIPPED, *sorted(entry.name for entry in entry_points(group=GROUP))]))
+
+
+def method_named(name: str) -> Method:
+    """Return the method of a name. Raises `ConfigError` where there is none, or where it cannot be imported."""
+    if name not in SHIPPED:
+        return _installed(name)
+    found: Method = resolve_name(SHIPPED[name])
+    return found
+
+
+def method_of(recipe: Recipe) -> Method:
+    """Return the method of a recipe."""
+    return method_named(recipe.method)
+
+
+def plan_of(recipe: Recipe, iteration: int) -> Plan:
+    """Return what an iteration of a recipe does; 0 comes before the first one."""
+    from agentr_core.stages.description import Plan
+
+    method = method_of(recipe)
+    return method.plan(recipe, iteration) if iteration else Plan(stages=method.before)
+
+
+def plans_of(recipe: Recipe) -> list[Plan]:
+    """Return the plans of the iterations of a recipe that differ from each other, in their order."""
+    return [plan_of(recipe, iteration) for iteration in recipe.told_apart()]
+
+
+def all_stages() -> dict[str, Stage]:
+    """Return the stages of all methods by name."""
+    return {stage.name: stage for name in names() for stage in method_named(name).stages}
+
+
+@cache
+def _installed(name: str) -> Method:
+    for entry in entry_points(group=GROUP, name=name):
+        try:
+            found: Method = entry.load()
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(
+                f"method {name} cannot be imported ({type(error).__name__}: {said}); mend or uninstall what provides it"
+            ) from error
+        return found
+    raise ConfigError(f"there is no method {name!r}; installed are {', '.join(names())}")

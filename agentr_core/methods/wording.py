@@ -1,0 +1,18 @@
+"""Phrases that several methods use in their lines of `agentr plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentr_core.config import Recipe
+
+MOST_NAMED = 10
+"""Iterations that are as the one before them, each named by itself."""
+
+
+def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
+    """Return a value for each iteration as text; of a long run, those that differ and "from then on"."""
+    more = recipe.iterations - len(values)
+    if more <= MOST_NAMED:
+        return ", ".join([*values, *[values[-1]] * more])
+    return f"{', '.join(values)} from then on"

@@ -1,0 +1,96 @@
+"""A method of a third party, with a stage of its own, is planned, run to its report, and deployed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import recital
+from door import Door
+
+from agentr_core.config import load
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from flows import stages
+from flows.flywheel import flywheel
+from tasks.checks import check
+from tasks.plan import describe
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    # Prefect leaves the sockets of its event clients to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+OPENING = next(word for word in map(str, range(99)) if Door().parse(word) == "open")
+RECIPE = """\
+name: by-heart
+method: recital
+workspace: {workspace}
+iterations: 1
+environment: {{name: door}}
+model: {{path: {model}, device: cpu, max_batch: 16}}
+options: {{reply: "{reply}"}}
+training: {{learning_rate: 1.0e-3, bf16: false, num_threads: 1}}
+evaluation: {{max_steps: 4, max_new_tokens: 6, revision_test: {{enabled: false}}}}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(recital.install(tmp_path_factory.mktemp("packages") / "methods")))
+        yield
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, door_model: Path) -> Path:
+    file = tmp_path / "by-heart.yaml"
+    file.write_text(RECIPE.format(workspace=tmp_path / "runs", model=door_model, reply=OPENING), encoding="utf-8")
+    return file
+
+
+def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path) -> None:
+    planned = describe(recipe, [])
+    assert planned.startswith("recipe by-heart: Recital, 1 iterations, run ")
+    assert "each iteration: one reply to 6 instances" in planned
+    order = ("evaluate base", "recite", "dataset", "train", "evaluate")
+    assert [line for line in planned.splitlines() if line in order] == list(order)
+
+    check(load(recipe))
+    done = asyncio.run(flywheel(str(recipe)))
+
+    store = Store(tmp_path / "runs" / "store.duckdb")
+    assert store.query("select kind, count(*) as n from sample group by kind")["n"].tolist() == [6]
+    assert store.query("select status from run")["status"].tolist() == ["finished"]
+    assert store.query("select max(iteration) as last from iteration where status = 'finished'")["last"].tolist() == [1]
+    page = Path(done["report"]).read_text(encoding="utf-8")
+    assert "expert episodes" in page
+    assert done["table"]
+
+
+def test_its_stage_has_a_flow_that_prefect_finds_by_name() -> None:
+    assert "recite" in [flow.name for flow in stages.every()]
+    assert stages.recite.name == "recite"
+    with pytest.raises(AttributeError, match="has no flow sing"):
+        _ = stages.sing
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("options={}", "options: give reply, and nothing else"),
+        ("eto.phases=[dpo]", "eto: belongs to another method than recital; leave it out"),
+        (
+            "method=recitals",
+            "method: there is no method 'recitals'; installed are agent-r, eto, compare, base, recital",
+        ),
+        ("method=agent-r", "options: belongs to another method than agent-r; leave it out"),
+    ],
+)
+def test_a_wrong_recipe_is_told(recipe: Path, change: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(recipe, [change])
+    assert said in str(caught.value)

@@ -1,0 +1,131 @@
+"""What the shipped methods do: the stages of every iteration, every id, and the hash of every dataset.
+
+The recipes are the shipped ones, cut down to seconds: their world is the door, and their model the one beside this
+file, in float32. Nothing is trained: what an iteration would train is stored as the model that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import door
+import pytest
+
+from agentr_core.config import Recipe
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.stages.dataset import dataset_id
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.start import begin, end, start
+from agentr_core.stages.train import job_of
+from agentr_core.store.codec import checkpoint_rows
+from agentr_core.store.tables import TABLES
+from tasks.wiring import load_recipe, quiet_workplace, reference
+
+RECIPES = Path("deployments/recipes")
+MODEL = "{path: tests/golden/model, device: cpu, dtype: float32, max_batch: 16}"
+CUT = (
+    "environment={name: door, options: {knows: true}}",
+    f"model={MODEL}",
+    "instances={train: train, test: test}",
+    "evaluation={max_steps: 4, max_new_tokens: 6, revision_test: {max_steps: 4}}",
+    "training.num_threads=1",
+)
+TREES = ("search={dives: 2, width: 4, depth: 4, max_new_tokens: 6}", "critique={max_new_tokens: 6, unparsable: bad}")
+EXPLORED = ("eto.explore.samples=2", "eto.explore.max_steps=4", "eto.explore.max_new_tokens=6")
+UNSTORED = {"text", "timing", "event", "training_step", "metric"}
+"""Tables whose keys say nothing of what was made, or that are empty without a training."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], Workplace]:
+    """Return a maker of workplaces in one workspace, with the door among the environments."""
+    monkeypatch.syspath_prepend(str(door.install(tmp_path / "site")))
+
+    def make(recipe: Recipe) -> Workplace:
+        return quiet_workplace(reference(recipe), recipe)
+
+    return make
+
+
+def cut(name: str, workspace: Path, *overrides: str) -> Recipe:
+    return load_recipe(RECIPES / f"{name}.yaml", [*CUT, f"workspace={workspace}", *overrides])
+
+
+async def begun(place: Workplace) -> None:
+    await start(place)
+    if not place.recipe.compare.pool:
+        await evaluate(place, 0)
+    await end(place, 0)
+
+
+async def turned(place: Workplace, iteration: int) -> list[str]:
+    """Do an iteration but for its training, and return what it made as lines."""
+    await begin(place, iteration)
+    plan, iteration_id = place.plan(iteration), place.iteration_id(iteration)
+    lines = [f"  iteration {iteration} {iteration_id}: {' '.join(stage.name for stage in plan.stages)}"]
+    for stage in plan.stages:
+        if stage.name != "train":
+            made = await stage.work(place, iteration)
+        if stage.name == "dataset":
+            lines.append(f"    {plan.objective.kind}, checkpoint {trained(place, iteration)}")
+            key = dataset_id(place, iteration)
+            lines.append(f"    dataset {key} with hash {made['dataset_hash']}: {made['samples']}")
+    await end(place, iteration)
+    return lines
+
+
+def trained(place: Workplace, iteration: int) -> str:
+    """Store the checkpoint of an iteration as if it had been trained, and return its id."""
+    checkpoint, base = job_of(place, iteration).output_dir.name, place.trained(0)
+    weights = {"path": str(base.path), "weights_sha256": base.weights_sha256}
+    place.store.write(checkpoint_rows(checkpoint, **weights, config={}, dataset_id=dataset_id(place, iteration)))
+    key = place.iteration_id(iteration)
+    place.store.update("iteration", {"iteration_id": key, "checkpoint_out": checkpoint})
+    return checkpoint
+
+
+def stored(place: Workplace) -> list[str]:
+    """Return each table's number of rows and the fingerprint of all their keys."""
+    lines = []
+    for name, table in TABLES.items():
+        if name not in UNSTORED and (rows := place.all(f"select {', '.join(table.key)} from {name} order by all")):
+            lines.append(f"  {name}: {len(rows)}, {fingerprint(rows)}")
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "more"), [("textcraft-tiny", (*TREES, f"models.judge={MODEL}")), ("textcraft-eto-tiny", EXPLORED)]
+)
+async def test_wheel(
+    name: str,
+    more: Sequence[str],
+    place: Callable[[Recipe], Workplace],
+    tmp_path: Path,
+    golden: Callable[[str, str], None],
+) -> None:
+    recipe = cut(name, tmp_path / "runs", *more)
+    run = place(recipe)
+    await begun(run)
+    lines = [f"run {run.run_id}"]
+    for iteration in range(1, recipe.iterations + 1):
+        lines += await turned(run, iteration)
+    golden(f"{name}.txt", "\n".join([*lines, "rows", *stored(run)]) + "\n")
+
+
+@pytest.mark.slow
+async def test_comparison(
+    place: Callable[[Recipe], Workplace], tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    recipe = cut("textcraft-compare-tiny", tmp_path / "runs", *TREES, *EXPLORED, "compare.seeds=[0]")
+    pool = place(recipe)
+    await begun(pool)
+    lines = [f"run {pool.run_id}", *await turned(pool, 1)]
+    for arm in arms_of(recipe, pool.run_id):
+        run = place(arm.recipe)
+        await begun(run)
+        lines += [f"arm {arm.name}, seed {arm.seed}: run {run.run_id}", *await turned(run, 1)]
+    golden("textcraft-compare-tiny.txt", "\n".join([*lines, "rows", *stored(pool)]) + "\n")

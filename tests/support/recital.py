@@ -1,0 +1,85 @@
+"""A method as a third party adds it, with a stage and a setting of its own: it learns one reply by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from door import register
+
+from agentr_core.config import Recipe
+from agentr_core.conversation import opening, turns
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.catalogue import DATASET, EVALUATE, EVALUATE_BASE, TRAIN
+from agentr_core.rollout import play
+from agentr_core.samples import sample_id
+from agentr_core.stages.description import Method, Plan, Stage
+from agentr_core.stages.instances import separate_instances
+from agentr_core.stages.objectives import supervised
+from agentr_core.stages.place import Workplace
+from agentr_core.stages.report_funnels import episode_funnel
+from agentr_core.store.codec import sample_rows, trajectory_rows
+from agentr_core.store.tables import merge
+from agentr_core.types import Provenance, Sample, SampleKind, StopReason, Trajectory
+
+
+async def recite(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Say the reply of the recipe to every training instance, and keep these episodes as samples."""
+    iteration_id = place.iteration_id(iteration)
+    units = []
+    env = place.make_environment()
+    try:
+        for instance in await separate_instances(place, iteration):
+            first, (outcome,) = play(env, instance, (place.recipe.options["reply"],))
+            trajectory = Trajectory(
+                instance=instance,
+                first_observation=first,
+                steps=(outcome.step,),
+                reward=outcome.step.reward,
+                success=outcome.step.success,
+                stop=outcome.stop or StopReason.STEP_LIMIT,
+            )
+            key = fingerprint("recital", iteration_id, instance.key)
+            sample = Sample(
+                kind=SampleKind.EXPERT,
+                messages=opening(env, first) + turns(trajectory.steps, train=True)[:-1],
+                instance=instance,
+                provenance=Provenance(extra={"trajectory": key}),
+            )
+            units.append(trajectory_rows(key, trajectory, source="expert", iteration_id=iteration_id))
+            units.append(sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=key))
+    finally:
+        env.close()
+    place.store.write(merge(units))
+    return {"recited": len(units) // 2}
+
+
+RECITE = Stage(name="recite", about="Say one reply to every instance.", work=recite, reads=("options",), needs=("env",))
+
+
+def plan(recipe: Recipe, iteration: int) -> Plan:
+    """Return what an iteration does."""
+    return Plan(stages=(RECITE, DATASET, TRAIN, EVALUATE), objective=supervised(recipe, iteration))
+
+
+def faults(recipe: Recipe) -> list[str]:
+    """Return what is wrong with the settings of a recipe."""
+    return [] if set(recipe.options) == {"reply"} else ["options: give reply, and nothing else"]
+
+
+METHOD = Method(
+    name="recital",
+    title="Recital",
+    sections=("iterations", "options"),
+    stages=(RECITE, DATASET, TRAIN, EVALUATE),
+    plan=plan,
+    before=(EVALUATE_BASE,),
+    faults=faults,
+    describe=lambda recipe, train, test: [f"each iteration: one reply to {train} instances"],
+    funnel=lambda place, iteration: episode_funnel(place, iteration, ("expert",)),
+)
+
+
+def install(folder: Path) -> Path:
+    """Lay down a package that registers the method; put the folder on `sys.path` to install it."""
+    return register(folder, "agentr-recital", "[agentr.methods]\nrecital = recital:METHOD\n")
