@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentr_core.config import ModelConfig, Recipe, TrainingConfig
 from agentr_core.data_files import data_path
 from agentr_core.errors import DataFileError, ModelDirectoryError
-from agentr_core.model_files import adapter_base
+from agentr_core.models.files import adapter_base
+from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 
 GIB = 1 << 30
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -50,3 +51,9 @@ def _plain(value: Any) -> Any:
 
 _LATER = {"agentr": "in no id with its default"}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+
+
+def file_sha256(file: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -102,7 +102,7 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
 )
 def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
     """Show what a recipe would run, the tokens and memory it needs, and which field reaches which stage."""
-    from tasks.plan import describe
+    from flows.commands.plan import describe
 
     click.echo(describe(recipe, overrides, gpu_gib=gpu_gib))
 
@@ -142,7 +142,7 @@ def sql(query: str, workspace: Path, form: str, files: bool) -> None:
 
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
     """
-    from tasks.questions import answer
+    from flows.commands.questions import answer
 
     click.echo(answer(workspace, query, form, files=files), nl=False)
 
@@ -157,7 +157,7 @@ def store() -> None:
 @_workspace
 def backup(file: Path, workspace: Path) -> None:
     """Write the whole store to one sound FILE, also while a run is writing; a store is opened by its path."""
-    from tasks.questions import back_up
+    from flows.commands.questions import back_up
 
     click.echo(back_up(workspace, file))
 
@@ -169,7 +169,7 @@ def store_check(workspace: Path) -> None:
 
     Exits with 1 if there are any.
     """
-    from tasks.questions import faults
+    from flows.commands.questions import faults
 
     found = faults(workspace)
     for line in found:
@@ -183,7 +183,7 @@ def store_check(workspace: Path) -> None:
 @_workspace
 def runs(workspace: Path) -> None:
     """List the runs of a workspace."""
-    from tasks.questions import runs_of
+    from flows.commands.questions import runs_of
 
     click.echo(runs_of(workspace), nl=False)
 
@@ -205,7 +205,7 @@ def export(run: str, form: str, iteration: int | None, out: Path | None, workspa
     An iteration on preference pairs is written as prompt, chosen and rejected, in trl or sharegpt. Stock DPO trainers
     mask the prompt alone, so that observations within a side carry loss.
     """
-    from tasks.samples import export_lines
+    from flows.commands.samples import export_lines
 
     lines = export_lines(workspace, run, form, iteration)
     if out is None:
@@ -222,7 +222,7 @@ def export(run: str, form: str, iteration: int | None, out: Path | None, workspa
 @_workspace
 def preview(sample: str, workspace: Path) -> None:
     """Show one training sample turn by turn; trained text is marked."""
-    from tasks.samples import preview_sample
+    from flows.commands.samples import preview_sample
 
     for text, trained in preview_sample(workspace, sample):
         click.secho(text, fg="green" if trained else None, bold=trained)
@@ -241,7 +241,7 @@ _option = click.option(
 @env.command("list")
 def env_list() -> None:
     """List the environments that are installed."""
-    from tasks.environments import names
+    from flows.commands.environments import names
 
     for name in names():
         click.echo(name)
@@ -256,7 +256,7 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 
     Exits with 1 if one is broken, or if the one that is named is not in order.
     """
-    from tasks.environments import diagnose, options_of
+    from flows.commands.environments import diagnose, options_of
 
     results = diagnose(name, options_of(options))
     if form == "json":
@@ -275,8 +275,8 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 @click.option("--index", type=int, help="The instance; the first one of the split if not given.")
 def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> None:
     """Play an instance yourself: type actions, an empty line ends it."""
-    from tasks.environments import options_of
-    from tasks.environments import play as play_by_hand
+    from flows.commands.environments import options_of
+    from flows.commands.environments import play as play_by_hand
 
     def read() -> str:
         return str(click.prompt("Action", default="", show_default=False))
@@ -314,8 +314,8 @@ def env_serve(
     max_environments: int,
 ) -> None:
     """Serve an environment over HTTP, in the contract of AgentGym's servers, until interrupted."""
-    from tasks.environments import options_of
-    from tasks.environments import serve as serve_environment
+    from flows.commands.environments import options_of
+    from flows.commands.environments import serve as serve_environment
 
     serve_environment(
         name,
@@ -362,7 +362,7 @@ def _use_environment(folder: Path | None) -> None:
 @_device
 def models_install(environment: Path | None, device: str) -> None:
     """Make the environment that vLLM lives in; nothing is done where it is complete."""
-    from tasks.models import install
+    from flows.commands.models import install
 
     _use_environment(environment)
     click.echo(install(device, say=lambda line: click.echo(line, err=True)))
@@ -389,8 +389,8 @@ def models_serve(
 
     Settings of a recipe are changed with -o, such as -o model.vllm.kv_cache_gib=4.
     """
-    from tasks.models import serve as serve_model
-    from tasks.models import settings
+    from flows.commands.models import serve as serve_model
+    from flows.commands.models import settings
 
     _use_environment(environment)
     serve_model(settings(model, replicas, device, overrides), port=port, logs=logs, say=click.echo)

@@ -8,14 +8,14 @@ from typing import Any
 
 from prefect import flow
 
-from agentr_core.config import Recipe
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
 from agentr_core.methods.table import method_of
+from agentr_core.recipes import Recipe
 from flows.flywheel import iterate, prepare
+from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
-from tasks.checks import check
 from tasks.progress import tell
 from tasks.wiring import load_recipe, reference
 

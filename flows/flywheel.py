@@ -7,13 +7,13 @@ from typing import Any
 
 from prefect import flow
 
-from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
+from agentr_core.recipes import Recipe, replace
 from flows import stages
+from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
-from tasks.checks import check
 from tasks.wiring import RunRef, load_recipe, reference
 
 

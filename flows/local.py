@@ -12,15 +12,15 @@ from prefect import flow
 from prefect.exceptions import TerminationSignal
 from rich.console import Console
 
-from agentr_core.config import Recipe, replace
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of, plans_of
+from agentr_core.recipes import Recipe, replace
 from flows import server
 from flows.base import make_base
 from flows.compare import comparison, held_against
 from flows.flywheel import turn
+from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
-from tasks.checks import check
 from tasks.wiring import find_run, load_recipe, reference, stored_recipe
 
 RESUMABLE = ("iterations=", "workspace=", "scale.")

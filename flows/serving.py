@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import serve
 
-from agentr_core import config
+from agentr_core import recipes as config
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
 from flows import server, stages

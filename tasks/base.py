@@ -12,7 +12,7 @@ from threading import Event
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from agentr_core.config import Recipe
+from agentr_core.recipes import Recipe
 from tasks.progress import stage_progress
 
 
@@ -20,7 +20,7 @@ from tasks.progress import stage_progress
 async def pretrain(recipe: Recipe) -> str:
     """Return the directory of a recipe's base model, trained and published; an interrupted training is gone on with."""
     from agentr_core.base_model.publish import make_and_publish
-    from agentr_core.cpu_memory import keep_freed_memory
+    from agentr_core.models.cpu_memory import keep_freed_memory
 
     keep_freed_memory()
     cancelled = Event()

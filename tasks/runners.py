@@ -10,8 +10,8 @@ from typing import Any
 
 from prefect.task_runners import TaskRunner
 
-from agentr_core.config import ScaleConfig
 from agentr_core.errors import ConfigError
+from agentr_core.recipes import ScaleConfig
 
 _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 

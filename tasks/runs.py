@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentr_core.errors import RunBusy, StoreError
-from agentr_core.stages.start import finish
+from agentr_core.runtime.start import finish
 from tasks.wiring import RunRef, quiet_workplace
 
 _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from prefect import task
 from prefect.futures import PrefectFuture
 
-from agentr_core.config import Recipe
 from agentr_core.errors import ConfigError, WorkerLost
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.shards import Batch, Shard, work_through
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.shards import Batch, Shard, work_through
 from tasks import runners
 from tasks.options import OPTIONS
 from tasks.progress import tell

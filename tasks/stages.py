@@ -11,10 +11,10 @@ from typing import Any
 
 from prefect import Task, task
 
-from agentr_core.config import Recipe
 from agentr_core.methods.table import plan_of
-from agentr_core.precision import formats
-from agentr_core.stages import start as starting
+from agentr_core.recipes import Recipe
+from agentr_core.runtime import start as starting
+from agentr_core.runtime.precision import formats
 from tasks.options import OPTIONS
 from tasks.progress import tell
 from tasks.shards import with_workers

@@ -11,22 +11,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agentr_core import config
-from agentr_core.config import ModelConfig, ModelRole, Recipe
+from agentr_core import recipes
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.methods.table import method_of
-from agentr_core.models.openai_chat import OpenAIModel
-from agentr_core.models.openai_endpoint import endpoint
-from agentr_core.models.vllm_door import RemoteFleet
-from agentr_core.models.vllm_start import make_launch, start
-from agentr_core.models.worker_messages import Loading
-from agentr_core.models.workers import load_local
-from agentr_core.precision import settled
+from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.workers import load_local
+from agentr_core.models.openai.chat import OpenAIModel
+from agentr_core.models.openai.endpoint import endpoint
+from agentr_core.models.vllm.door import RemoteFleet
+from agentr_core.models.vllm.start import make_launch, start
 from agentr_core.protocols import ChatModel, Environment
-from agentr_core.stages.equipment import Equipment
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.start import run_id_of
+from agentr_core.recipes import ModelConfig, ModelRole, Recipe
+from agentr_core.runtime.equipment import Equipment
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.precision import settled
+from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
 from tasks import runners
 from tasks.progress import Update, stage_progress, tell
@@ -79,7 +79,7 @@ def stored_recipe(workspace: Path, run_id: str) -> Recipe:
     frame = open_store(workspace, must_exist=True).query("select config from run where run_id = ?", [run_id])
     if frame.empty:
         raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
-    return config.parse(json.loads(frame["config"][0]), source=f"recipe of run {run_id}", stored=True)
+    return recipes.parse(json.loads(frame["config"][0]), source=f"recipe of run {run_id}", stored=True)
 
 
 def reference(recipe: Recipe) -> RunRef:
@@ -92,7 +92,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
 
     Raises `ConfigError`.
     """
-    recipe = settled(config.load(path, overrides))
+    recipe = settled(recipes.load(path, overrides))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     make_environment(recipe).close()
@@ -185,7 +185,7 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
 
 def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
     """Return the model in a directory on vLLM: on replicas of its own, or behind the door that AGENTR_VLLM names."""
-    from agentr_core.models.vllm import VllmModel
+    from agentr_core.models.vllm.model import VllmModel
 
     launch = make_launch(path, model)
     door = os.environ.get("AGENTR_VLLM")

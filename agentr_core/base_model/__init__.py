@@ -1,0 +1,1 @@
+"""How the shipped tiny base model is made."""

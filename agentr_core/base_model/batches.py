@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from agentr_core.labels import IGNORED
-from agentr_core.rendering import RenderedSample
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.rendering import RenderedSample
 
 LENGTHS = (192, 256, 320, 448, 640, 896, 1280, 2048)
 

@@ -15,16 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentr_core.base_model.mistakes import corrupt, misread
-from agentr_core.critique.prompt import judge_messages
-from agentr_core.environments import crafting_text as text
-from agentr_core.environments.crafting import CraftingTask, chain, plan
-from agentr_core.environments.crafting_game import CraftingGame
-from agentr_core.environments.crafting_oracle import Standing, judge
-from agentr_core.environments.crafting_recipes import RecipeBook, build_book
-from agentr_core.environments.crafting_renaming import free_names, rename
-from agentr_core.environments.shaped import MAX_DEPTH
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft, text
+from agentr_core.environments.crafting.game import CraftingGame
+from agentr_core.environments.crafting.oracle import Standing, judge
+from agentr_core.environments.crafting.planner import CraftingTask, chain, plan
+from agentr_core.environments.crafting.recipes import RecipeBook, build_book
+from agentr_core.environments.crafting.renaming import free_names, rename
+from agentr_core.environments.crafting.shaped import MAX_DEPTH
 from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 MAX_STEPS = 40

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentr_core.environments import crafting_text as text
-from agentr_core.environments.crafting import CraftingTask, Inventory, Plan, chain, with_recipe
+from agentr_core.environments.crafting import text
+from agentr_core.environments.crafting.planner import CraftingTask, Inventory, Plan, chain, with_recipe
 
 _SLIP_SHARE = 0.7
 
@@ -27,11 +27,11 @@ def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.R
         for before, after in zip(other.inputs, other.inputs[1:], strict=False)
         if position and before == recipe.inputs[position - 1]
     ]
-    pool = slips if slips and rng.random() < _SLIP_SHARE else [i for other in others for i in other.inputs]
-    pool = [ingredient for ingredient in pool if ingredient not in recipe.inputs]
-    if not pool:
+    choices = slips if slips and rng.random() < _SLIP_SHARE else [i for other in others for i in other.inputs]
+    choices = [ingredient for ingredient in choices if ingredient not in recipe.inputs]
+    if not choices:
         return None
-    inputs = (*recipe.inputs[:position], rng.choice(pool), *recipe.inputs[position + 1 :])
+    inputs = (*recipe.inputs[:position], rng.choice(choices), *recipe.inputs[position + 1 :])
     return with_recipe(task, right, replace(recipe, inputs=inputs))
 
 

@@ -20,13 +20,13 @@ from agentr_core.base_model.batches import batches
 from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.base_model.optimizer import MuonWithAdamW
 from agentr_core.base_model.tokenizer import build_tokenizer
-from agentr_core.config import BaseConfig
-from agentr_core.cpu_threads import use_threads
-from agentr_core.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.environments.crafting_text import INSTRUCTION
-from agentr_core.labels import IGNORED
-from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
-from agentr_core.rendering import Renderer
+from agentr_core.environments.crafting.text import INSTRUCTION
+from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
+from agentr_core.recipes import BaseConfig
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.rendering import Renderer
+from agentr_core.training.cpu_threads import use_threads
 
 TOKENIZER_SAMPLES = 5000
 DECAY_SHARE = 0.5

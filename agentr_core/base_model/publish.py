@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from agentr_core.config import BaseConfig
 from agentr_core.errors import TrainingFault
 from agentr_core.fingerprint import canonical, fingerprint
+from agentr_core.recipes import BaseConfig
 
 
 def make_and_publish(

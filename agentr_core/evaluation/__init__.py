@@ -1,0 +1,1 @@
+"""Episodes of an evaluation, the revision test, and scores with intervals."""

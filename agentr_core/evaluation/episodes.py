@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentr_core import answers
-from agentr_core.config import ErrorsConfig
-from agentr_core.conversation import Fits
+from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, Sample, episode
+from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.pool import EnvironmentPool, UnitError, run_all
-from agentr_core.rollout import EpisodeTimer, Reply, Sample, episode
+from agentr_core.recipes import ErrorsConfig
 from agentr_core.types import Instance, Sampling, Step, Trajectory
 
 
@@ -57,7 +58,7 @@ def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) ->
 
 async def evaluate(
     plans: Sequence[EpisodePlan],
-    environments: EnvironmentPool,
+    environments: SharedEnvironments,
     sample: Sample,
     *,
     max_steps: int,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentr_core.stages.description import Stage, imported
+from agentr_core.runtime.description import Stage, imported
 
 COLLECT = Stage(
     name="collect",
     about="Grow the trees of an iteration.",
-    work=imported("agentr_core.stages.collect:collect"),
+    work=imported("agentr_core.methods.agent_r.stages.collect:collect"),
     reads=("environment", "model", "instances", "search", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor",),
@@ -18,7 +18,7 @@ COLLECT = Stage(
 CRITIQUE = Stage(
     name="critique",
     about="Pair the paths of the trees and judge the bad ones.",
-    work=imported("agentr_core.stages.critique:critique"),
+    work=imported("agentr_core.methods.agent_r.stages.critique:critique"),
     reads=("model", "models", "pairs", "critique"),
     needs=("gpu",),
     roles=("judge",),
@@ -26,32 +26,32 @@ CRITIQUE = Stage(
 SPLICE = Stage(
     name="splice",
     about="Make samples of the judged pairs and of the good paths.",
-    work=imported("agentr_core.stages.splice:splice_pairs"),
+    work=imported("agentr_core.methods.agent_r.stages.splice:splice_pairs"),
     reads=("environment", "splice"),
     needs=("env",),
 )
 GOOD_PATHS = replace(
     SPLICE,
     about="Make samples of the good paths.",
-    work=imported("agentr_core.stages.splice:keep_good_paths"),
+    work=imported("agentr_core.methods.agent_r.stages.splice:keep_good_paths"),
 )
 DEMONSTRATE = Stage(
     name="demonstrate",
     about="Play the expert on the training instances of an iteration.",
-    work=imported("agentr_core.stages.expert:demonstrate"),
+    work=imported("agentr_core.stages.demonstrate:demonstrate"),
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
-    check=imported("agentr_core.stages.expert:check_expert"),
+    check=imported("agentr_core.stages.demonstrate:check_expert"),
 )
 CLONE = replace(
     DEMONSTRATE,
     about="Play the expert on the training instances of an iteration, and make samples of its episodes.",
-    work=imported("agentr_core.stages.expert:expert_samples"),
+    work=imported("agentr_core.stages.demonstrate:expert_samples"),
 )
 EXPLORE = Stage(
     name="explore",
     about="Let the policy play the training instances of an iteration.",
-    work=imported("agentr_core.stages.explore:explore"),
+    work=imported("agentr_core.methods.eto.stages.explore:explore"),
     reads=("environment", "model", "instances", "eto.explore", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor",),
@@ -60,15 +60,15 @@ EXPLORE = Stage(
 EXPLORE_AND_KEEP = replace(
     EXPLORE,
     about="Let the policy play the training instances of an iteration, and make samples of its successes.",
-    work=imported("agentr_core.stages.explore:explore_and_keep"),
+    work=imported("agentr_core.methods.eto.stages.explore:explore_and_keep"),
 )
 PREFER = Stage(
     name="prefer",
     about="Make the preference pairs of an iteration.",
-    work=imported("agentr_core.stages.prefer:prefer"),
+    work=imported("agentr_core.methods.eto.stages.prefer:prefer"),
     reads=("eto.preferences",),
     needs=("env",),
-    check=imported("agentr_core.stages.prefer:check_pairs"),
+    check=imported("agentr_core.methods.eto.stages.prefer:check_pairs"),
 )
 DATASET = Stage(
     name="dataset",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from agentr_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentr_core.config import Recipe
-    from agentr_core.stages.description import Method, Plan, Stage
+    from agentr_core.recipes import Recipe
+    from agentr_core.runtime.description import Method, Plan, Stage
 
 GROUP = "agentr.methods"
 SHIPPED = {
@@ -46,7 +46,7 @@ def method_of(recipe: Recipe) -> Method:
 
 def plan_of(recipe: Recipe, iteration: int) -> Plan:
     """Return what an iteration of a recipe does; 0 comes before the first one."""
-    from agentr_core.stages.description import Plan
+    from agentr_core.runtime.description import Plan
 
     method = method_of(recipe)
     return method.plan(recipe, iteration) if iteration else Plan(stages=method.before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentr_core.config import Recipe
+from agentr_core.recipes import Recipe
 
 MOST_NAMED = 10
 """Iterations that are as the one before them, each named by itself."""

@@ -1,0 +1,1 @@
+"""Chat models: in this process, on vLLM, behind any OpenAI-compatible server; and the batcher they share."""

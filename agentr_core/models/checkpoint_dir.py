@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentr_core.chat_template import DATE
 from agentr_core.errors import ConfigError, ModelDirectoryError
-from agentr_core.fingerprint import fingerprint
-from agentr_core.model_files import ADAPTER_CONFIG, adapter_base, file_sha256, read_json, weight_files
+from agentr_core.fingerprint import file_sha256, fingerprint
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json, weight_files
+from agentr_core.samples.chat_template import DATE
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_FILES = (

@@ -17,7 +17,7 @@ _OTHER_FILES = 512
 
 
 def limits(most: int | None, *, idle_seconds: float) -> Limits:
-    """Return limits of a client's pool: so many connections, all of them kept for the next request; None is no limit.
+    """Return limits of a client: so many connections, all of them kept for the next request; None is no limit.
 
     `idle_seconds` is how long one is kept; shorter than the server keeps it, else it is closed under a request.
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from agentr_core.config import ModelConfig
 from agentr_core.models.batching import Batcher, BatchStats
+from agentr_core.models.local.workers import Workers
 from agentr_core.models.relay import Relay
-from agentr_core.models.workers import Workers
 from agentr_core.protocols import ChatModel
+from agentr_core.recipes import ModelConfig
 from agentr_core.types import Generation, Request
 
 

@@ -1,0 +1,1 @@
+"""Reports as pages and tables: plain records in, HTML and Markdown out."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from agentr_core.config import SearchConfig
-from agentr_core.conversation import Fits
+from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, Sample, diverged, episode
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
+from agentr_core.recipes import SearchConfig
 from agentr_core.repeating import repeatability_of, repeats
-from agentr_core.rollout import EpisodeTimer, Reply, Sample, diverged, episode
 from agentr_core.search.expansion import end_at_context_limit, sampling_of
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth
 from agentr_core.types import Trajectory

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agentr_core.config import SearchConfig
-from agentr_core.conversation import Fits, conversation
+from agentr_core.episodes.conversation import Fits, conversation
+from agentr_core.episodes.rollout import EpisodeTimer, Sample, call, draw_within, read_through
+from agentr_core.episodes.units import phase
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.pool import phase
-from agentr_core.rollout import EpisodeTimer, Sample, call, draw_within, read_through
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import Arena, Draw, Growth, steps_to
 from agentr_core.types import Generation, Request, Sampling, StopReason

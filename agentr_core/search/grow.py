@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from agentr_core import answers
-from agentr_core.config import SearchConfig
-from agentr_core.conversation import Fits
+from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.rollout import EpisodeTimer, Sample, call
+from agentr_core.episodes.units import phase
 from agentr_core.errors import DataFault
-from agentr_core.pool import phase
 from agentr_core.protocols import Environment
-from agentr_core.rollout import EpisodeTimer, Sample, call
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.chains import grow_chains
 from agentr_core.search.expansion import expand
 from agentr_core.search.selection import descend

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentr_core.pool import phase
+from agentr_core.episodes.rollout import Outcome, act, restore
+from agentr_core.episodes.units import phase
 from agentr_core.protocols import Environment
-from agentr_core.rollout import Outcome, act, restore
 from agentr_core.search.tree import Arena, steps_to
 from agentr_core.types import Generation, StopReason
 

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentr_core.chat_file import read_chat
-from agentr_core.datasets import Dataset, build_dataset
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.pair_dataset import build_pairs
-from agentr_core.rendering import Renderer, load_renderer
-from agentr_core.rows import TokenRow
-from agentr_core.samples import sample_id, trained_turns
-from agentr_core.stages.instances import test_instances
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.instances import test_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.samples.chat_file import read_chat
+from agentr_core.samples.datasets import Dataset, build_dataset
+from agentr_core.samples.identity import sample_id, trained_turns
+from agentr_core.samples.pair_dataset import build_pairs
+from agentr_core.samples.rendering import Renderer, load_renderer
+from agentr_core.samples.rows import TokenRow
 from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
 from agentr_core.store.tables import merge
 from agentr_core.types import Sample

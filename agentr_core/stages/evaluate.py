@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentr_core.config_evaluation import REVISION, TEST
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.evaluation.metrics import (
     Estimate,
@@ -21,12 +20,13 @@ from agentr_core.evaluation.metrics import (
     success_rate,
 )
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.stages.episode_shard import EpisodeShard, EpisodeShards
-from agentr_core.stages.instances import set_instances, stored_rows, test_instances
+from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards
+from agentr_core.runtime.instances import set_instances, stored_rows, test_instances
+from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.shards import carry_out
 from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
-from agentr_core.stages.place import Checkpoint, Workplace
 from agentr_core.stages.revision_states import revision_states
-from agentr_core.stages.shards import carry_out
 from agentr_core.store import Writer
 from agentr_core.store.codec import evaluation_rows, load_episodes, metric_rows
 from agentr_core.store.codec.trajectories import Episode

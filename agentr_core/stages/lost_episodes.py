@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_episodes, rejection_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.tables import Rows

@@ -7,8 +7,11 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.config import Recipe, shown
-from agentr_core.config_evaluation import REVISION, TEST
+from agentr_core.methods.agent_r.oracle import agreement
+from agentr_core.methods.agent_r.report_examples import examples
+from agentr_core.methods.eto.report_preferences import preference_record
+from agentr_core.recipes import Recipe, shown
+from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.reports.records import (
     CutCount,
     ErrorRecord,
@@ -23,13 +26,10 @@ from agentr_core.reports.records import (
     TimeSpent,
     TokenCounts,
 )
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.stages.oracle import agreement
-from agentr_core.stages.place import Workplace
 from agentr_core.stages.report_costs import ASKED, bills
-from agentr_core.stages.report_examples import examples
 from agentr_core.stages.report_funnels import rejections
-from agentr_core.stages.report_preferences import preference_record
 from agentr_core.stages.report_scores import difference, scores
 
 INTERVALS = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentr_core.config import ModelRole
+from agentr_core.recipes import ModelRole
 from agentr_core.reports.records import Bill
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 
 _MILLION = 1_000_000
 

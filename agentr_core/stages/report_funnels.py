@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from agentr_core.preferences import STAGE as PREFERENCE
+from agentr_core.methods.eto.preferences import STAGE as PREFERENCE
 from agentr_core.reports.records import FunnelStage, Tally
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 
 Part = Literal["expert", "explored", "successes", "pairs"]
 """What a funnel without trees is made of."""

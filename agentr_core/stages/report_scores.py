@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from agentr_core.config_evaluation import REVISION, TEST, EvaluationConfig
 from agentr_core.evaluation import metrics
+from agentr_core.recipes.evaluation import REVISION, TEST, EvaluationConfig
 from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id, pass_at_k
 from agentr_core.stages.lost_episodes import counted_episodes, lost_episodes
-from agentr_core.stages.place import Workplace
 from agentr_core.store.codec.trajectories import Episode
 
 Load = Callable[[int, str], list[Episode]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentr_core.conversation import of_another_run
+from agentr_core.episodes.conversation import of_another_run
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.evaluation.revision import revision_plans, revision_seed
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_episodes, load_trajectories, rejection_rows
 from agentr_core.store.tables import Row
 

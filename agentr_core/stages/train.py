@@ -7,8 +7,8 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.dataset import dataset_file, dataset_id
-from agentr_core.stages.place import Workplace
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.training import TrainingJob, TrainingStep, read_history

@@ -13,9 +13,9 @@ from peft import get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentr_core.config import TrainingConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError
-from agentr_core.model_files import adapter_base
+from agentr_core.models.files import adapter_base
+from agentr_core.recipes import TrainingConfig
 from agentr_core.training.parent import lora_config, shape_faults
 from agentr_core.training.zero import read_zero, splits_weights
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ModelDirectoryError, TrainingFault
-from agentr_core.model_files import weights_sha256
+from agentr_core.models.files import weights_sha256
 from agentr_core.training.job import STEP, TrainingStep, write_whole
 
 MANIFEST = "manifest.json"

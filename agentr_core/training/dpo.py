@@ -14,7 +14,7 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from trl import DPOConfig, DPOTrainer
 
-from agentr_core.labels import IGNORED
+from agentr_core.samples.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import TokenPair, TokenRow, padded_length
 from agentr_core.training.parent import Parent

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from agentr_core.config import TrainingConfig
 from agentr_core.fingerprint import fingerprint
+from agentr_core.recipes import TrainingConfig
 
 VERSION = 1
 """Raised when the same job would give other weights than before."""

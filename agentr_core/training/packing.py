@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from agentr_core.labels import IGNORED
+from agentr_core.samples.labels import IGNORED
 
 ROW = 512
 """Rows may always get this long; short samples alone in a row would leave the processor waiting for Python."""

@@ -12,9 +12,9 @@ from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from agentr_core.config import TrainingConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError
-from agentr_core.model_files import adapter_base
+from agentr_core.models.files import adapter_base
+from agentr_core.recipes import TrainingConfig
 
 
 class Parent(NamedTuple):

@@ -13,8 +13,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from transformers.optimization import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from agentr_core.config import TrainingConfig
 from agentr_core.errors import ConfigError
+from agentr_core.recipes import TrainingConfig
 from agentr_core.training.zero import read_zero, splits_weights
 
 

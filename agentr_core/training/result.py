@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agentr_core.model_files import ADAPTER_CONFIG, adapter_base
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base
 from agentr_core.training.checkpoints import ADAPTER, HISTORY
 from agentr_core.training.job import STEP, TrainingJob, TrainingStep
 from agentr_core.training.parent import merged

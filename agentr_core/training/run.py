@@ -14,11 +14,11 @@ from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from agentr_core.cpu_memory import keep_freed_memory
-from agentr_core.cpu_threads import use_threads
 from agentr_core.errors import TrainingFault
+from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.training import dpo, trainer
 from agentr_core.training.checkpoints import Manifest, publish
+from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
 from agentr_core.training.packing import trained_tokens
 from agentr_core.training.parent import load_parent, text_config

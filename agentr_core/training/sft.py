@@ -27,7 +27,7 @@ from agentr_core.errors import (
     OutOfMemory,
     TrainingFault,
 )
-from agentr_core.model_files import adapter_base
+from agentr_core.models.files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
 from agentr_core.training.launch import PLACES

@@ -10,7 +10,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 
 from agentr_core.errors import DataFault
-from agentr_core.labels import IGNORED
+from agentr_core.samples.labels import IGNORED
 from agentr_core.training.packing import TokenPair, TokenRow, trained_tokens
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentr_core.environments.alfworld_engine import borrow
+from agentr_core.environments.alfworld.engine import borrow
 
 SEED = 20261121
 GAMES = {"train": 60, "valid_seen": 12, "valid_unseen": 12}

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.config import load
+from agentr_core.recipes import load
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "general.jsonl"

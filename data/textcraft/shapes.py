@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from agentr_core.environments.crafting import CraftingTask, Plan, plan
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.planner import CraftingTask, Plan, plan
 from agentr_core.types import Instance
 
 OFFICIAL = ("train", "test", "rest")

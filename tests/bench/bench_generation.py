@@ -19,7 +19,7 @@ import continuous
 import pytest
 import torch
 
-from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
 
 WORDS = ("craft", "oak", "planks", "using", "log", "get", "stick", "table", "wooden", "Observation", "Could", "not")

@@ -18,8 +18,8 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-from agentr_core.environments.webshop_catalogue import open_catalogue
-from agentr_core.environments.webshop_files import find_files
+from agentr_core.environments.webshop.catalogue import open_catalogue
+from agentr_core.environments.webshop.files import find_files
 
 WORDS = 50_000
 

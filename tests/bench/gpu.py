@@ -28,7 +28,7 @@ import training_speed
 from measures import Measure, table
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
 
 TOKENIZER = Path("data/models/textcraft-tiny")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentr_core.evaluation.metrics import over_seeds
-from agentr_core.stages.start import run_id_of
+from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
 from tasks.wiring import STORE_FILE, load_recipe
 

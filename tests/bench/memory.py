@@ -14,12 +14,12 @@ from pathlib import Path
 
 from measures import Measure
 
-from agentr_core import config
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core import recipes
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.stages.collect import collect
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.types import Message
 
@@ -49,7 +49,7 @@ def _peak_mib(folder: Path, trees: int) -> float:
 
 
 async def _collect(folder: Path, trees: int) -> None:
-    recipe = config.parse(
+    recipe = recipes.parse(
         {
             "name": "memory",
             "environment": {"name": "textcraft"},

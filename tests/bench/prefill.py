@@ -10,7 +10,7 @@ import torch
 from measures import Clock, Measure
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
 
 MODEL = Path("data/models/textcraft-tiny")

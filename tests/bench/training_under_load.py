@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from measures import Measure, table
 
-from agentr_core.config import TrainingConfig
+from agentr_core.recipes import TrainingConfig
 from agentr_core.training import TrainingJob, TrainingStep, train
 
 MODEL = Path("data/models/textcraft-tiny")

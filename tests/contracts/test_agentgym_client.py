@@ -18,12 +18,13 @@ from toy import Line
 from toy import instance as line_instance
 from worlds import World, lost, served_world
 
-from agentr_core.environments import registry, textcraft
+from agentr_core.environments import registry
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
+from agentr_core.environments.crafting import textcraft
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,

@@ -16,21 +16,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from agentr_core.config import ServerConfig
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.models.transformers import TransformersModel
-from agentr_core.models.worker_messages import Loading
-from agentr_core.models.workers import Workers, load_local
 from agentr_core.protocols import ChatModel
-from agentr_core.rendering import Renderer
+from agentr_core.recipes import ServerConfig
+from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling
 
 # tests/gpu runs this contract where the client and the server of HTTP need not be installed.
 if TYPE_CHECKING:
     from served import Served
 
-    from agentr_core.models.openai_chat import OpenAIModel
+    from agentr_core.models.openai.chat import OpenAIModel
 
 WORDS = ("craft", "get", "oak", "planks", "log", "stick", "table", "wooden", "Observation:", "Could", "not", "four")
 
@@ -78,8 +78,8 @@ def server(tiny_model_dir: Path) -> Iterator[Served]:
 
 @pytest.fixture
 async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIModel]:
-    from agentr_core.models.openai_chat import OpenAIModel
-    from agentr_core.models.openai_endpoint import Endpoint
+    from agentr_core.models.openai.chat import OpenAIModel
+    from agentr_core.models.openai.endpoint import Endpoint
 
     config = ServerConfig(model="tiny", tokenizer=str(tiny_model_dir), token_ids=True, max_retries=0)
     model = await asyncio.to_thread(OpenAIModel.connect, Endpoint(url=server.url, key=""), config)

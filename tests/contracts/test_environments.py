@@ -6,7 +6,7 @@ import pytest
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError
 from agentr_core.types import Transition
 

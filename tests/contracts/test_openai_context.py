@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from served import Served, altered, refuse, serving
 
-from agentr_core.config import ServerConfig
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong
-from agentr_core.models.openai_chat import OpenAIModel
-from agentr_core.models.openai_endpoint import Endpoint
+from agentr_core.models.openai.chat import OpenAIModel
+from agentr_core.models.openai.endpoint import Endpoint
 from agentr_core.models.relay import Relay
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 
 CONTEXT = 256

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from served import Fault, Served, altered, answer, cut, hang, refuse, serving
 
-from agentr_core.config import ServerConfig
 from agentr_core.errors import (
     AgentrError,
     ConfigError,
@@ -25,10 +24,11 @@ from agentr_core.errors import (
     ModelUnavailable,
     PromptTooLong,
 )
-from agentr_core.models.openai_chat import OpenAIModel
-from agentr_core.models.openai_endpoint import Endpoint, context_length, endpoint
+from agentr_core.models.openai.chat import OpenAIModel
+from agentr_core.models.openai.endpoint import Endpoint, context_length, endpoint
 from agentr_core.models.relay import Relay
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import ServerConfig
 from agentr_core.types import Message, Request, Sampling
 
 KEY = "sk-test-6f1c2"
@@ -48,7 +48,7 @@ def server() -> Iterator[Served]:
 def _calm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins with a server without faults, and waits no longer between tries than the server asks for."""
     server.forget()
-    monkeypatch.setattr("agentr_core.models.openai_chat.random.random", lambda: 0.0)
+    monkeypatch.setattr("agentr_core.models.openai.chat.random.random", lambda: 0.0)
 
 
 @asynccontextmanager
@@ -180,7 +180,7 @@ async def test_one_request_at_fault_does_not_touch_the_others(server: Served) ->
 
 
 async def test_a_server_that_is_started_again_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentr_core.models.openai_chat.random.random", lambda: 0.5)
+    monkeypatch.setattr("agentr_core.models.openai.chat.random.random", lambda: 0.5)
     with serving(lambda: ScriptedModel(script, name="script")) as served:
         async with connected(served, concurrency=4, max_retries=30, retry_seconds=120.0) as model:
             relay = Relay(model, concurrency=4)

@@ -13,11 +13,11 @@ import pytest
 from houses import GAMES, ROOT, maker, needs_engine
 from toy import Script
 
-from agentr_core.config import SearchConfig
 from agentr_core.environments.alfworld import AlfWorld
 from agentr_core.environments.contract import check
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import EnvironmentFault
-from agentr_core.rollout import play
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 

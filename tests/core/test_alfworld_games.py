@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from houses import write
 
-from agentr_core.environments import alfworld, registry
-from agentr_core.environments.alfworld import AlfWorld
-from agentr_core.environments.alfworld_games import Game, list_games, listed_games, read_game
+from agentr_core.environments import registry
+from agentr_core.environments.alfworld import AlfWorld, world
+from agentr_core.environments.alfworld.games import Game, list_games, listed_games, read_game
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentFault
 from agentr_core.types import Instance
 
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alfworld, "version", lambda name: "1.7.0")
+    monkeypatch.setattr(world, "version", lambda name: "1.7.0")
 
 
 def places(games: tuple[Game, ...]) -> list[str]:
@@ -144,13 +144,13 @@ def test_misuse_is_told_in_one_sentence(
     assert f"{root / 'valid_seen'} cannot be read" in told(ConfigError, lambda: env.instances("seen"))
 
     for wrong in ("1.5.4", "1.8.0"):
-        monkeypatch.setattr(alfworld, "version", lambda name, found=wrong: found)
+        monkeypatch.setattr(world, "version", lambda name, found=wrong: found)
         assert f"TextWorld 1.6 or 1.7, and {wrong} is installed" in told(ConfigError, AlfWorld)
 
     def none(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(alfworld, "version", none)
+    monkeypatch.setattr(world, "version", none)
     said = told(ConfigError, AlfWorld)
     assert "needs the package textworld: in the checkout, pip install -c constraints.txt -e '.[alfworld]'" in said
 

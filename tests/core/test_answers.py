@@ -13,18 +13,19 @@ import pytest
 from toy import Line, Policy, generation, instance
 
 from agentr_core import answers
-from agentr_core.config import ErrorsConfig
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
+from agentr_core.episodes.rollout import act
+from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.units import UnitError
 from agentr_core.errors import IllTypedAnswer, MalformedAnswer, MalformedReply, ModelFault
 from agentr_core.evaluation.episodes import EpisodeResult, episode_plans, evaluate
 from agentr_core.models.batching import Batcher
-from agentr_core.models.openai_wire import read_completion, read_models
+from agentr_core.models.openai.wire import read_completion, read_models
 from agentr_core.models.relay import Relay
-from agentr_core.models.vllm_wire import read_choices
-from agentr_core.pool import EnvironmentPool, UnitError
-from agentr_core.rollout import act
-from agentr_core.stages.instances import check_separate
+from agentr_core.models.vllm.wire import read_choices
+from agentr_core.recipes import ErrorsConfig
+from agentr_core.runtime.instances import check_separate
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Transition
 
 GOOD = Transition("You are at 1.", 0.5, False, False, {"success": False, "valid": True})
@@ -95,7 +96,7 @@ async def played(make: Any) -> tuple[dict[str, EpisodeResult], list[UnitError]]:
     errors: list[UnitError] = []
     results = await evaluate(
         episode_plans([instance(i) for i in range(4)], episodes=1, seed=0),
-        EnvironmentPool(make),
+        SharedEnvironments(make),
         Policy(["right"]),
         max_steps=9,
         sampling=Sampling(),

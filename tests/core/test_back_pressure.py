@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from door import Door
 
-from agentr_core.config import parse
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.tree_shard import TreeShard, TreeWork
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.stages import equipment as equipping
-from agentr_core.stages.equipment import Checkpoint, Equipment
-from agentr_core.stages.tree_shard import TreeShard, TreeWork
+from agentr_core.recipes import parse
+from agentr_core.runtime import equipment as equipping
+from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.store import Rows, Store, Writer
 from agentr_core.types import Instance
 

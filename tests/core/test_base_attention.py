@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentr_core.base_model.pretrain import make_model
-from agentr_core.config import BaseConfig
+from agentr_core.recipes import BaseConfig
 
 
 class Words:

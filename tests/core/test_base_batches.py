@@ -7,8 +7,8 @@ import random
 import pytest
 
 from agentr_core.base_model.batches import LENGTHS, batches
-from agentr_core.labels import IGNORED
-from agentr_core.rendering import RenderedSample
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.rendering import RenderedSample
 
 PAD = 0
 

@@ -16,12 +16,12 @@ from agentr_core.base_model.curriculum import (
     mistake_sample,
     shuffled,
 )
-from agentr_core.environments import crafting_text
-from agentr_core.environments.crafting import CraftingTask, plan
-from agentr_core.environments.crafting_game import CraftingGame
-from agentr_core.environments.crafting_recipes import build_book
-from agentr_core.environments.crafting_renaming import rename
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting import text as crafting_text
+from agentr_core.environments.crafting.game import CraftingGame
+from agentr_core.environments.crafting.planner import CraftingTask, plan
+from agentr_core.environments.crafting.recipes import build_book
+from agentr_core.environments.crafting.renaming import rename
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from agentr_core.base_model import pretrain
 from agentr_core.base_model.tokenizer import END, PAD
-from agentr_core.config import BaseConfig
-from agentr_core.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.environments.crafting_text import INSTRUCTION
-from agentr_core.reflections import ACTION, REFLECTIONS
-from agentr_core.rendering import Renderer
+from agentr_core.environments.crafting.text import INSTRUCTION
+from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.reflections import ACTION, REFLECTIONS
+from agentr_core.recipes import BaseConfig
+from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.chat_file import read_chat
 from agentr_core.errors import DataFileError
+from agentr_core.samples.chat_file import read_chat
 from agentr_core.types import SampleKind
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from agentr_core.config import load
 from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.rendering import Renderer
+from agentr_core.recipes import load
+from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
-from tasks.checks import check
+from flows.preflight.checks import check
 
 ROOT = Path(__file__).parents[2]
 OWN = data_path("chat_templates", "qwen3.jinja").read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from door import Door
 
-from agentr_core.config import Recipe, TrainingConfig, parse, resolved
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.comparison import pool_stages
@@ -19,15 +18,16 @@ from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import Recipe, TrainingConfig, parse, resolved
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.summary import table_text
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, end, run_id_of, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
-from agentr_core.stages.start import begin, end, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.store.codec import checkpoint_rows, training_step_rows
 from agentr_core.store.tables import merge

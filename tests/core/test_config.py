@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.config import Recipe, load, parse, replace, resolved
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.stages.start import asked_for
+from agentr_core.recipes import Recipe, load, parse, replace, resolved
+from agentr_core.runtime.start import asked_for
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 LEAST = {"name": "r", "model": {"path": "m"}}

@@ -8,12 +8,12 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, reply
 
-from agentr_core.config import SpliceConfig, parse
-from agentr_core.config_splicing import ContinuationConfig
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.reflections import REFLECTIONS
-from agentr_core.rollout import play
-from agentr_core.splicing import continued, turned_back
+from agentr_core.methods.agent_r.reflections import REFLECTIONS
+from agentr_core.methods.agent_r.splicing import continued, turned_back
+from agentr_core.recipes import SpliceConfig, parse
+from agentr_core.recipes.splicing import ContinuationConfig
 from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory
 
 CONFIG = SpliceConfig(mode="continued", action="look", no_error="reject")

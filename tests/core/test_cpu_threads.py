@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentr_core.cpu_threads import use_threads
+from agentr_core.training.cpu_threads import use_threads
 
 
 @pytest.fixture(autouse=True)

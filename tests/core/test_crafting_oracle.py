@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentr_core.environments.crafting import CraftingTask
-from agentr_core.environments.crafting_oracle import verdicts
-from agentr_core.environments.crafting_recipes import Ingredient, Recipe, build_book
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.oracle import verdicts
+from agentr_core.environments.crafting.planner import CraftingTask
+from agentr_core.environments.crafting.recipes import Ingredient, Recipe, build_book
 from agentr_core.protocols import Oracle
 from agentr_core.types import Verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentr_core import data_files
-from agentr_core.environments.crafting_recipes import (
+from agentr_core.environments.crafting.recipes import (
     Ingredient,
     Recipe,
     RecipeBook,

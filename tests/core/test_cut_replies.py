@@ -9,16 +9,16 @@ import pytest
 from toy import Line, Policy, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.config import DataConfig, PreferencesConfig
-from agentr_core.conversation import turns
-from agentr_core.datasets import build_dataset
-from agentr_core.labels import IGNORED
-from agentr_core.pair_dataset import build_pairs
-from agentr_core.preferences import Played, against_expert, preference_id
-from agentr_core.rollout import act, episode
-from agentr_core.rows import token_row
-from agentr_core.samples import sample_id
-from agentr_core.splicing import good_sample
+from agentr_core.episodes.conversation import turns
+from agentr_core.episodes.rollout import act, episode
+from agentr_core.methods.agent_r.splicing import good_sample
+from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
+from agentr_core.recipes import DataConfig, PreferencesConfig
+from agentr_core.samples.datasets import build_dataset
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.pair_dataset import build_pairs
+from agentr_core.samples.rows import token_row
 from agentr_core.store import Store
 from agentr_core.store.codec import load_samples, load_trajectories, sample_rows, trajectory_rows
 from agentr_core.types import FinishReason, Generation, Message, Request, Sample, Sampling, Trajectory

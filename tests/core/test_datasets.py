@@ -10,12 +10,12 @@ import pytest
 from toy import Line, instance
 from toy_paths import ToyTree, critique, renderer
 
-from agentr_core.config import DataConfig, GeneralDataConfig, SpliceConfig
-from agentr_core.datasets import build_dataset
 from agentr_core.errors import DataFault
-from agentr_core.rows import token_row
-from agentr_core.samples import sample_id
-from agentr_core.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.recipes import DataConfig, GeneralDataConfig, SpliceConfig
+from agentr_core.samples.datasets import build_dataset
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.rows import token_row
 from agentr_core.types import Instance, Message, Provenance, Sample, SampleKind
 
 ENV = Line()

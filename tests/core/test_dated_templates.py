@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agentr_core.config import parse
 from agentr_core.errors import ModelDirectoryError
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.models.transformers import TransformersModel
-from agentr_core.rendering import Renderer, load_tokenizer
+from agentr_core.recipes import parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.expert import expert_samples
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.start import begin, run_id_of, start
+from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.store import Store
 from agentr_core.types import Message, Request, Sampling
-from tasks.checks import check
+from flows.preflight.checks import check
 from tasks.wiring import RunRef, make_environment, quiet_workplace
 
 # As Llama 3.1's: a variable may give the date, else a function, and texts are trimmed.

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.models.kv import KVBuffer, KVShape
-from agentr_core.models.prefix_cache import PrefixCache, block_names
-from agentr_core.models.sampling import choose, log_probabilities, uniforms
+from agentr_core.models.local.kv import KVBuffer, KVShape
+from agentr_core.models.local.prefix_cache import PrefixCache, block_names
+from agentr_core.models.local.sampling import choose, log_probabilities, uniforms
+from agentr_core.models.local.waves import padded_rows, plan
 from agentr_core.models.stopping import StopWatch, cut_at_stop
-from agentr_core.models.waves import padded_rows, plan
 
 # ---- waves
 

@@ -15,16 +15,16 @@ from toy import Line
 from toy import instance as line_instance
 from transformers.utils import get_json_schema
 
-from agentr_core.config import parse
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.gymnasium_text import GymnasiumText
 from agentr_core.environments.template import CombinationLock
-from agentr_core.environments.textcraft import TextCraft
 from agentr_core.environments.trl_tools import environment_factory, rows
+from agentr_core.episodes.rollout import act
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
-from agentr_core.rollout import act
-from agentr_core.stages.expert import expert_of
+from agentr_core.recipes import parse
+from agentr_core.stages.demonstrate import expert_of
 from agentr_core.types import Transition
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentr_core.models.batching import Batcher
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.models.transformers import TransformersModel
-from agentr_core.stages.equipment import in_flight, speed
+from agentr_core.runtime.equipment import in_flight, speed
 from agentr_core.types import Message, Request, Sampling
 
 

@@ -13,13 +13,13 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentr_core import estimates
-from agentr_core.config import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
 from agentr_core.data_files import data_path
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.methods.table import method_of
+from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
-from tasks.plan import describe
+from flows.commands.plan import describe
 
 # PEFT asks for an attribute that Transformers has renamed.
 pytestmark = [

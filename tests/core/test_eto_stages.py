@@ -14,22 +14,22 @@ import pytest
 from door import Door
 from planned import perform
 
-from agentr_core.config import Recipe, parse
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.eto.stages.explore import exploration
+from agentr_core.methods.eto.stages.prefer import prefer
 from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import Recipe, parse
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import sections
-from agentr_core.stages.collect import collect
+from agentr_core.runtime.description import Objective
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.description import Objective
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.explore import exploration
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.prefer import prefer
 from agentr_core.stages.report import build_report
-from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.store.codec import load_preferences, load_samples
 from agentr_core.types import Generation, Instance, Request, Transition

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.config import ErrorsConfig
+from agentr_core.episodes.rollout import Sample
+from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ErrorBudgetSpent
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, episode_plans, evaluate
 from agentr_core.evaluation.revision import revision_plans
-from agentr_core.pool import EnvironmentPool, UnitError
-from agentr_core.rollout import Sample
+from agentr_core.recipes import ErrorsConfig
 from agentr_core.types import Instance, Sampling, StopReason
 
 INSTANCES = [instance(i) for i in range(5)]
@@ -18,12 +19,12 @@ INSTANCES = [instance(i) for i in range(5)]
 
 async def play(plans: tuple[EpisodePlan, ...], sample: Sample, *, max_steps: int = 10, **options):  # type: ignore[no-untyped-def]
     errors: list[UnitError] = []
-    pool = EnvironmentPool(Line)
+    environments = SharedEnvironments(Line)
     options = {"errors": ErrorsConfig(budget=0.5), "concurrency": 3, "on_error": errors.append} | options
     try:
-        results = await evaluate(plans, pool, sample, max_steps=max_steps, sampling=Sampling(), **options)
+        results = await evaluate(plans, environments, sample, max_steps=max_steps, sampling=Sampling(), **options)
     finally:
-        pool.close()
+        environments.close()
     return results, errors
 
 

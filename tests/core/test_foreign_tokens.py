@@ -12,13 +12,13 @@ from toy import Line, generation, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.base_model.tokenizer import build_tokenizer
-from agentr_core.config import DataConfig
-from agentr_core.conversation import of_another_run, turns
-from agentr_core.datasets import build_dataset
-from agentr_core.rendering import Renderer
-from agentr_core.rollout import act
-from agentr_core.samples import sample_id
-from agentr_core.splicing import good_sample
+from agentr_core.episodes.conversation import of_another_run, turns
+from agentr_core.episodes.rollout import act
+from agentr_core.methods.agent_r.splicing import good_sample
+from agentr_core.recipes import DataConfig
+from agentr_core.samples.datasets import build_dataset
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.rendering import Renderer
 from agentr_core.store import Store
 from agentr_core.store.codec import Draw, load_draws, load_trajectories, trajectory_rows
 from agentr_core.types import Message, Step

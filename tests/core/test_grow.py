@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from toy import Growing, Line, Policy, Script, instance
 
-from agentr_core.config import SearchConfig
+from agentr_core.episodes.rollout import EpisodeTimer
 from agentr_core.errors import DataFault, ReplayDiverged
-from agentr_core.rollout import EpisodeTimer
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths, shared_nodes, shared_replies
 from agentr_core.types import Node, Sampling, StopReason, Tree

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from toy import Line
 
-from agentr_core.config import Recipe, parse, resolved
 from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.stages.instances import training_instances
-from agentr_core.stages.start import asked_for
+from agentr_core.recipes import Recipe, parse, resolved
+from agentr_core.runtime.instances import training_instances
+from agentr_core.runtime.start import asked_for
 from agentr_core.types import Instance
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentr_core.errors import ModelDirectoryError
-from agentr_core.model_files import weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.models.files import weights_sha256
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

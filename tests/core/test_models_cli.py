@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
-from agentr_core.models import vllm_env
+from agentr_core.models.vllm import env
 from flows.cli import cli
 
 
@@ -18,7 +18,7 @@ def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     def install(*_: object) -> list[list[str]]:
         raise AssertionError("an installation was begun")
 
-    monkeypatch.setattr(vllm_env, "commands", install)
+    monkeypatch.setattr(env, "commands", install)
     monkeypatch.setenv("AGENTR_VLLM_ENV", str(tmp_path / "env"))
 
 
@@ -53,4 +53,4 @@ def test_an_unknown_setting(tiny_model_dir: Path) -> None:
 def test_an_installation_is_begun_only_by_install(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="was begun"):
         CliRunner().invoke(cli, ["models", "install", "--device", "cpu"], catch_exceptions=False, standalone_mode=False)
-    assert not (tmp_path / "env" / vllm_env.MARK).read_text()
+    assert not (tmp_path / "env" / env.MARK).read_text()

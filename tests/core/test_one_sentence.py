@@ -21,7 +21,8 @@ from agentr_core.stages import dataset
 from agentr_core.store import Store
 from agentr_core.writing import write_text, writing
 from flows import cli
-from tasks import environments, runs
+from flows.commands import environments
+from tasks import runs
 from tasks.wiring import RunRef, open_store
 
 

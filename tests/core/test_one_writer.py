@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from toy import Line, Policy, instance
 
-from agentr_core.config import SearchConfig
 from agentr_core.errors import RunBusy
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store import Store, Writer
@@ -30,7 +30,8 @@ from agentr_core.store.codec import (
 from agentr_core.store.tables import merge
 from agentr_core.types import Tree
 from flows import stages
-from tasks import questions, runs
+from flows.commands import questions
+from tasks import runs
 from tasks.wiring import STORE_FILE, RunRef
 
 WRITING = ("collect", "critique", "splice", "demonstrate", "explore", "prefer", "dataset", "train", "evaluate")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.config import ServerConfig
 from agentr_core.errors import MalformedReply, ModelFault, Transient
-from agentr_core.models.openai_wire import bodies, read_completion, read_models
+from agentr_core.models.openai.wire import bodies, read_completion, read_models
+from agentr_core.recipes import ServerConfig
 from agentr_core.types import Message, Request, Sampling
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentr_core import precision
-from agentr_core.config import Recipe, parse
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.precision import formats, instructions, settled
-from agentr_core.stages.start import asked_for
+from agentr_core.recipes import Recipe, parse
+from agentr_core.runtime import precision
+from agentr_core.runtime.precision import formats, instructions, settled
+from agentr_core.runtime.start import asked_for
 from agentr_core.training.requirements import check_requirements
 
 WITH = "model name\t: One\nflags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n"

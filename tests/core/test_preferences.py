@@ -8,9 +8,17 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree
 
-from agentr_core.config import PreferencesConfig
-from agentr_core.preferences import Played, against_expert, among_own, capped, distinct, in_tree, preference_id
-from agentr_core.samples import check_flags
+from agentr_core.methods.eto.preferences import (
+    Played,
+    against_expert,
+    among_own,
+    capped,
+    distinct,
+    in_tree,
+    preference_id,
+)
+from agentr_core.recipes import PreferencesConfig
+from agentr_core.samples.identity import check_flags
 from agentr_core.types import Preference, PreferenceCase, Sample, SampleKind
 
 INDEX = 2

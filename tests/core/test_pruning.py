@@ -6,12 +6,12 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, reply
 
-from agentr_core.config import SpliceConfig, parse
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.pruning import needed
-from agentr_core.rollout import play
-from agentr_core.splicing import good_sample, splice
+from agentr_core.methods.agent_r.pruning import needed
+from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.recipes import SpliceConfig, parse
 from agentr_core.types import Sample
 
 

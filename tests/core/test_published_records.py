@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import pytest
 from toy import Line, Policy, generation, instance
 
-from agentr_core.config import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
-from agentr_core.critique.locate import critique_of, judge_paths, scans_of
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.pairing import good_paths, pairs_of_tree
-from agentr_core.reflections import REFLECTIONS
+from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths, scans_of
+from agentr_core.methods.agent_r.pairing import good_paths, pairs_of_tree
+from agentr_core.methods.agent_r.reflections import REFLECTIONS
+from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.recipes import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
-from agentr_core.splicing import good_sample, splice
 from agentr_core.types import Critique, Generation, Message, Node, Request, Sample, Tree
 
 Turn = tuple[str, str, bool]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agentr_core.config import Recipe, parse
 from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
-from agentr_core.stages.start import asked_for
+from agentr_core.recipes import Recipe, parse
+from agentr_core.runtime.start import asked_for
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}
 

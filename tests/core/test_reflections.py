@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentr_core.reflections import REFLECTIONS, revision_text, revision_turn
+from agentr_core.methods.agent_r.reflections import REFLECTIONS, revision_text, revision_turn
 
 
 def test_there_are_twenty_short_plain_sentences() -> None:

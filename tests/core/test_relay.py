@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentr_core.config import ModelConfig, ServerConfig
 from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.batching import Batcher
 from agentr_core.models.relay import Relay
 from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import ModelConfig, ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 
 

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 from toy import ACTIONS, Line, Policy, Script, instance
 
-from agentr_core.config import ErrorsConfig, SearchConfig, parse
+from agentr_core.episodes.rollout import play, restore
+from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.units import UnitError
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, evaluate
 from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.agent_r.stages.collect import latest_restarts
+from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.pool import EnvironmentPool, UnitError
+from agentr_core.recipes import ErrorsConfig, SearchConfig, parse
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
-from agentr_core.rollout import play, restore
+from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow
-from agentr_core.stages.collect import latest_restarts
-from agentr_core.stages.equipment import Checkpoint, Equipment
-from agentr_core.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
 from agentr_core.store import Store, Writer
 from agentr_core.store.codec import load_trees, unfinished_trees
 from agentr_core.types import Instance, Sampling, Transition
@@ -111,11 +112,11 @@ async def test_a_cut_episode_goes_on_up_to_order_and_what_is_lost_may_heal() -> 
         restore(Shuffled(), instance(3), steps[::-1])
 
     errors: list[UnitError] = []
-    pool = EnvironmentPool(Shuffled)
+    environments = SharedEnvironments(Shuffled)
     plans = [EpisodePlan(instance=instance(3), seed=1, prefix=steps)]
     results = await evaluate(
         plans,
-        pool,
+        environments,
         Script(["right"]),
         max_steps=9,
         sampling=Sampling(),

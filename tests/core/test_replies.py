@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agentr_core.environments import gymnasium_text, replies
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.alfworld import AlfWorld
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.sciworld import SciWorld
-from agentr_core.environments.textcraft import TextCraft
 from agentr_core.environments.webshop import WebShop
 
 PUBLISHED = "Thought:\nI need a rod.\n\nAction:\n{}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from toy import Line
 from toy_paths import ToyTree, critique
 
-from agentr_core.config import SpliceConfig
-from agentr_core.splicing import splice
-from agentr_core.stages.report_examples import _turns
+from agentr_core.methods.agent_r.report_examples import _turns
+from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.recipes import SpliceConfig
 from agentr_core.types import Sample
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.conversation import conversation, opening, turns
+from agentr_core.episodes.conversation import conversation, opening, turns
+from agentr_core.episodes.rollout import EpisodeTimer, act, episode, play, restore
+from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
-from agentr_core.pool import phase_of
-from agentr_core.rollout import EpisodeTimer, act, episode, play, restore
 from agentr_core.types import Sampling, Step, StopReason, Trajectory, Transition
 
 SAMPLING = Sampling()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.config import parse
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.start import start
+from agentr_core.recipes import parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import start
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
 from tasks import runs

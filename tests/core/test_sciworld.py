@@ -15,16 +15,17 @@ import pytest
 from toy import Script
 from worlds import served_world
 
-from agentr_core.environments import sciworld_simulator
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.agentgym.worlds import SciWorld as Client
 from agentr_core.environments.contract import check
-from agentr_core.environments.sciworld import UNKNOWN, SciWorld
-from agentr_core.environments.sciworld_pool import SimulatorPool
-from agentr_core.environments.sciworld_simulator import JavaSettings, Simulator
-from agentr_core.environments.sciworld_tasks import first_numbers
+from agentr_core.environments.sciworld import SciWorld
+from agentr_core.environments.sciworld import simulator as sciworld_simulator
+from agentr_core.environments.sciworld.shared import SharedSimulators
+from agentr_core.environments.sciworld.simulator import JavaSettings, Simulator
+from agentr_core.environments.sciworld.tasks import first_numbers
+from agentr_core.environments.sciworld.world import UNKNOWN
+from agentr_core.episodes.rollout import episode, play, restore
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
-from agentr_core.rollout import episode, play, restore
 from agentr_core.store import Store
 from agentr_core.store.codec import load_trajectories, trajectory_rows
 from agentr_core.types import Instance, Sampling, StopReason
@@ -232,30 +233,30 @@ def test_the_same_experiment_over_http(env: SciWorld) -> None:
 
 
 @pytest.fixture
-def lone() -> Iterator[tuple[SciWorld, SimulatorPool]]:
+def lone() -> Iterator[tuple[SciWorld, SharedSimulators]]:
     """An environment with a simulator that no other test uses."""
-    pool = SimulatorPool(lambda: Simulator(JavaSettings()), 1)
+    simulators = SharedSimulators(lambda: Simulator(JavaSettings()), 1)
     env = SciWorld()
-    env.__dict__["_pool"] = pool
-    yield env, pool
-    pool.close()
+    env.__dict__["_simulators"] = simulators
+    yield env, simulators
+    simulators.close()
 
 
 @pytest.mark.slow
 def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episode_works(
-    lone: tuple[SciWorld, SimulatorPool],
+    lone: tuple[SciWorld, SharedSimulators],
 ) -> None:
-    env, pool = lone
+    env, simulators = lone
     begun = instance("boil")
     first = env.reset(begun)
-    with pool.at(env.snapshot().path, env) as standing:
+    with simulators.at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     os.kill(simulator.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentUnavailable, match=r"simulator ended at 'look around' with code -9"):
         env.step("look around")
 
     assert env.reset(begun) == first
-    with pool.at(env.snapshot().path, env) as standing:
+    with simulators.at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
     # The answer may take minutes where a machine is slow; for this one, which never comes, nobody should wait.
     for connection in simulator._client.deque:

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from agentr_core.environments.sciworld_matching import match
-from agentr_core.environments.sciworld_tasks import (
+from agentr_core.environments.sciworld.matching import match
+from agentr_core.environments.sciworld.tasks import (
     ETO_STEP_LIMITS,
     VARIATIONS,
     Numbering,

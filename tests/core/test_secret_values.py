@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agentr_core.config import parse, resolved, shown
 from agentr_core.errors import ConfigError, EndpointError
-from agentr_core.models.openai_chat import OpenAIModel
-from agentr_core.models.openai_endpoint import endpoint
-from agentr_core.models.openai_wire import bodies
-from agentr_core.secret_values import filled, literal, masked, references
+from agentr_core.models.openai.chat import OpenAIModel
+from agentr_core.models.openai.endpoint import endpoint
+from agentr_core.models.openai.wire import bodies
+from agentr_core.recipes import parse, resolved, shown
+from agentr_core.recipes.secret_values import filled, literal, masked, references
 from agentr_core.types import Message, Request, Sampling
 
 SECRET = "tok-7b1e99c2d0f4"

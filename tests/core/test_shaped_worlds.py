@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from agentr_core.chat_file import read_chat
-from agentr_core.environments.crafting import plan
-from agentr_core.environments.shaped import PLANKS, ShapedWorlds
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.planner import plan
+from agentr_core.environments.crafting.shaped import PLANKS, ShapedWorlds
+from agentr_core.samples.chat_file import read_chat
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from door import Door
 
-from agentr_core.config import ModelRole, parse
 from agentr_core.errors import (
     EnvironmentFault,
     ErrorBudgetSpent,
@@ -22,13 +21,14 @@ from agentr_core.errors import (
     WorkerLost,
 )
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.stages.collect import collect
-from agentr_core.stages.equipment import Equipment
+from agentr_core.recipes import ModelRole, parse
+from agentr_core.runtime.equipment import Equipment
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.shards import Batch, Shard, Spread, work_through
+from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.shards import Batch, Shard, Spread, work_through
-from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.types import Instance, Transition
 

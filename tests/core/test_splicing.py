@@ -6,11 +6,11 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 
-from agentr_core.config import SpliceConfig
-from agentr_core.config_splicing import splice_faults
-from agentr_core.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
-from agentr_core.rows import token_row, trained_stretches
-from agentr_core.splicing import good_sample, splice
+from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
+from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.recipes import SpliceConfig
+from agentr_core.recipes.splicing import splice_faults
+from agentr_core.samples.rows import token_row, trained_stretches
 from agentr_core.types import Critique, PathPair, Rejection, Sample, SampleKind
 
 GOOD = ["look", "right", "right"]

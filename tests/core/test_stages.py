@@ -15,25 +15,25 @@ from typing import Any
 import pytest
 from door import Door
 
-from agentr_core.config import parse
-from agentr_core.config_evaluation import REVISION, TEST
-from agentr_core.conversation import turns
-from agentr_core.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.episodes.conversation import turns
 from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.stages.collect import collect, finished_trees, tree_ids
+from agentr_core.methods.agent_r.stages.critique import critique
+from agentr_core.methods.agent_r.stages.splice import keep_good_paths, splice_pairs
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.recipes import parse
+from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.repeating import Repeatability
 from agentr_core.reports.records import CutCount, Tally
-from agentr_core.stages.collect import collect, finished_trees, tree_ids
-from agentr_core.stages.critique import critique
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
-from agentr_core.stages.expert import expert_samples
-from agentr_core.stages.place import Workplace
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import scores
-from agentr_core.stages.splice import keep_good_paths, splice_pairs
-from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.store.codec import iteration_rows, load_episodes, load_samples
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition

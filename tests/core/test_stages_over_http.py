@@ -11,17 +11,17 @@ from door import Door
 from served import answer
 from worlds import World, served_world
 
-from agentr_core.config import parse
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.protocols import Environment
-from agentr_core.stages.collect import collect, finished_trees
+from agentr_core.recipes import parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.types import Instance, Tree
 

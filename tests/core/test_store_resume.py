@@ -13,7 +13,7 @@ import toy
 from toy import Growing, Line, Policy, instance
 
 import agentr_core
-from agentr_core.config import SearchConfig
+from agentr_core.recipes import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.store import Store, Writer
 from agentr_core.store.codec import (

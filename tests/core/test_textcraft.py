@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.environments import crafting_text
-from agentr_core.environments.crafting import CraftingTask, plan
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting import text as crafting_text
+from agentr_core.environments.crafting.planner import CraftingTask, plan
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Verdict
 

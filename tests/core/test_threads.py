@@ -9,8 +9,8 @@ import time
 import pytest
 from toy import Line, instance
 
-from agentr_core.stages.instances import check_separate
-from agentr_core.stages.threads import check_wanted, in_thread
+from agentr_core.runtime.instances import check_separate
+from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.types import Instance
 
 

@@ -14,9 +14,9 @@ from training_jobs import make_job, random_row
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
-from agentr_core.model_files import adapter_base, weights_sha256
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.models.loading import load_model
+from agentr_core.models.files import adapter_base, weights_sha256
+from agentr_core.models.local.loading import load_model
 from agentr_core.training import is_complete, read_manifest
 from agentr_core.training.parent import load_parent, merged
 from agentr_core.training.run import run

@@ -17,7 +17,7 @@ import pytest
 from servers import free_port
 from training_jobs import make_job
 
-from agentr_core.config import LaunchConfig
+from agentr_core.recipes import LaunchConfig
 from agentr_core.training import TrainingJob, TrainingStep, is_complete, join, train
 from agentr_core.training.job import JOB
 

@@ -17,8 +17,8 @@ import torch
 from training_jobs import make_job, random_row, write_dataset
 from transformers import AutoModelForCausalLM
 
-from agentr_core.config import LaunchConfig
 from agentr_core.errors import ConfigError, OutOfMemory
+from agentr_core.recipes import LaunchConfig
 from agentr_core.training import is_complete, sft, train
 from agentr_core.training.job import JOB
 from agentr_core.training.plan import plan

@@ -7,7 +7,7 @@ import torch
 from training_jobs import random_row
 from transformers import AutoModelForCausalLM
 
-from agentr_core.labels import IGNORED
+from agentr_core.samples.labels import IGNORED
 from agentr_core.training.packing import ROW, TokenRow, bins, forward_passes, padded_length, trained_tokens
 
 LENGTHS = [40, 130, 75, 300, 64, 65, 22]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from training_jobs import make_job
 
-from agentr_core.config import LaunchConfig, TrainingConfig, load, parse
 from agentr_core.errors import ConfigError
+from agentr_core.recipes import LaunchConfig, TrainingConfig, load, parse
 from agentr_core.training.launch import command, environment
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.zero import names, read_zero

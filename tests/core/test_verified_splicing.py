@@ -6,9 +6,9 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, reply, sampled_ids
 
-from agentr_core.config import SpliceConfig
 from agentr_core.errors import ReplayDiverged
-from agentr_core.splicing import splice
+from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.recipes import SpliceConfig
 from agentr_core.types import Instance, PathPair, Rejection, Sample, Transition
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentr_core.models import vllm_door
-from agentr_core.models.vllm_door import State, open_door
+from agentr_core.models.vllm import door as vllm_door
+from agentr_core.models.vllm.door import State, open_door
 
 
 class Keeper:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agentr_core.config import ModelConfig, VllmConfig, parse
 from agentr_core.errors import ConfigError, MalformedReply, ModelDirectoryError, ModelServerError
-from agentr_core.models import vllm_env, vllm_start
 from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.sticky import replica_of
-from agentr_core.models.vllm_command import (
+from agentr_core.models.vllm import env as vllm_env
+from agentr_core.models.vllm import start
+from agentr_core.models.vllm.command import (
     BASE_NAME,
     HOST,
     Launch,
@@ -31,10 +31,11 @@ from agentr_core.models.vllm_command import (
     free_ports,
     variables,
 )
-from agentr_core.models.vllm_lora import Adapter, max_rank
-from agentr_core.models.vllm_start import implementation_of, make_launch
-from agentr_core.models.vllm_wire import body, read_choices
-from agentr_core.rendering import load_tokenizer
+from agentr_core.models.vllm.lora import Adapter, max_rank
+from agentr_core.models.vllm.start import implementation_of, make_launch
+from agentr_core.models.vllm.wire import body, read_choices
+from agentr_core.recipes import ModelConfig, VllmConfig, parse
+from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.types import Message, Request, Sampling
 
 PYTHON = Path("/env/bin/python")
@@ -187,7 +188,7 @@ def test_a_damaged_rank(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_adapters_on_a_gpu_are_bfloat16(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_start, "device_of", lambda wanted: "cuda")
+    monkeypatch.setattr(start, "device_of", lambda wanted: "cuda")
     adapter = adapter_dir(tmp_path / "adapter", tiny_model_dir)
     with pytest.raises(ConfigError, match=r"in bfloat16 only; set model\.dtype=bfloat16"):
         make_launch(adapter, ModelConfig(backend="vllm"))

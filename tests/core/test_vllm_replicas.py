@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from model_servers import BROKEN, SLOW, WELL, command, launch
 
-from agentr_core.config import ModelConfig
 from agentr_core.errors import ConfigError, ModelFault, ModelServerError, ModelUnavailable
-from agentr_core.models import vllm_door
-from agentr_core.models.vllm_command import Launch
-from agentr_core.models.vllm_door import Keeper, RemoteFleet, Wish, open_door
-from agentr_core.models.vllm_replicas import Fleet, Replicas
+from agentr_core.models.vllm import door as vllm_door
+from agentr_core.models.vllm.command import Launch
+from agentr_core.models.vllm.door import Keeper, RemoteFleet, Wish, open_door
+from agentr_core.models.vllm.replicas import Fleet, Replicas
+from agentr_core.recipes import ModelConfig
 
 PATIENCE = 600.0
 
@@ -159,7 +159,7 @@ def test_none_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from model_servers import WELL, command, launch
-from agentr_core.models.vllm_replicas import Replicas
+from agentr_core.models.vllm.replicas import Replicas
 folder = Path({str(tmp_path)!r})
 replicas = Replicas(launch(folder / "model"), python=Path(sys.executable), logs=folder, make_command=command(WELL))
 while replicas.advance() is None:

@@ -10,7 +10,7 @@ import pytest
 from shop import entry, opened, write
 
 from agentr_core.environments.webshop import WebShop
-from agentr_core.environments.webshop_goals import Goal, listed_goals, make_goals, price, split_goals
+from agentr_core.environments.webshop.goals import Goal, listed_goals, make_goals, price, split_goals
 from agentr_core.errors import ConfigError, DataFileError
 
 ASKED = {"instruction": "Find me big mugs", "instruction_attributes": ["big"], "attributes": ["big"]}

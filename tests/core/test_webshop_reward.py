@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.environments.webshop_files import Product
-from agentr_core.environments.webshop_goals import Goal
-from agentr_core.environments.webshop_reward import (
+from agentr_core.environments.webshop.files import Product
+from agentr_core.environments.webshop.goals import Goal
+from agentr_core.environments.webshop.reward import (
     COLOURS,
     attributes_met,
     normal_colour,

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from door import Door
 
-from agentr_core.config import parse
-from agentr_core.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.agent_r.stages.critique import critique
+from agentr_core.methods.agent_r.stages.splice import splice_pairs
+from agentr_core.methods.eto.stages.explore import explore_and_keep
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.rendering import load_renderer
-from agentr_core.samples import check_flags
-from agentr_core.stages.collect import collect
-from agentr_core.stages.critique import critique
+from agentr_core.recipes import parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.samples.identity import check_flags
+from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.stages.explore import explore_and_keep
-from agentr_core.stages.place import Workplace
-from agentr_core.stages.splice import splice_pairs
-from agentr_core.stages.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.store.codec import load_samples
 from agentr_core.types import Message

@@ -9,22 +9,22 @@ import pytest
 from toy import Line, Policy, Script, instance
 from toy_paths import ToyTree, critique, renderer
 
-from agentr_core.config import PreferencesConfig, SearchConfig, SpliceConfig
-from agentr_core.conversation import conversation, droppable, fewest_dropped, windowed
+from agentr_core.episodes.conversation import conversation, droppable, fewest_dropped, windowed
+from agentr_core.episodes.rollout import episode
 from agentr_core.errors import PromptTooLong
-from agentr_core.filters import good_per_tree
 from agentr_core.fingerprint import derive_seed
-from agentr_core.preferences import Played, among_own
-from agentr_core.rollout import episode
-from agentr_core.rows import token_row
-from agentr_core.samples import check_flags, turn_classes
+from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.eto.preferences import Played, among_own
+from agentr_core.recipes import PreferencesConfig, SearchConfig, SpliceConfig
+from agentr_core.samples.filters import good_per_tree
+from agentr_core.samples.identity import check_flags, turn_classes
+from agentr_core.samples.rows import token_row
+from agentr_core.samples.stretches import drops, split
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
-from agentr_core.splicing import good_sample, splice
 from agentr_core.store import Store
 from agentr_core.store.codec import TreeHead, load_trajectories, load_tree, trajectory_rows, tree_rows
 from agentr_core.store.tables import merge
-from agentr_core.stretches import drops, split
 from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory
 
 READ = 9

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.config import ModelConfig, parse
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, ModelUnavailable
-from agentr_core.models import workers as module
+from agentr_core.models.local import workers as module
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.samplers import Spread, sampler_of
-from agentr_core.models.transformers import TransformersModel
-from agentr_core.models.worker_messages import Loading
-from agentr_core.models.workers import Workers, load_local
-from agentr_core.stages.start import asked_for
+from agentr_core.recipes import ModelConfig, parse
+from agentr_core.runtime.start import asked_for
 from agentr_core.types import Message, Request, Sampling
 
 
@@ -44,7 +44,7 @@ def ask(seed: int, session: str = "") -> Request:
 def children() -> set[int]:
     """Return the worker processes of this one."""
     shown = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return {int(line.split()[0]) for line in shown.stdout.splitlines() if "agentr_core.models.worker" in line}
+    return {int(line.split()[0]) for line in shown.stdout.splitlines() if "agentr_core.models.local.worker" in line}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import yaml
 from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
 
-from agentr_core.config import load
+from agentr_core.recipes import load
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))

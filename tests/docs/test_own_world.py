@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from agentr_core.config import parse
+from agentr_core.recipes import parse
 from flows.cli import cli, env_serve
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from readme import BLOCKS, COMMANDS, ROOT
 from readme import TEXT as README
 
-from agentr_core.config import load, parse
+from agentr_core.recipes import load, parse
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
 from agentr_core.training import join

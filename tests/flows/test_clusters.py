@@ -22,7 +22,7 @@ from readme import command
 from servers import free_port
 from wheel import PATIENCE, kill_group, launched, write_recipe
 
-from agentr_core.config import Recipe
+from agentr_core.recipes import Recipe
 from agentr_core.store import Store
 from flows import stages
 from tasks import stages as steps

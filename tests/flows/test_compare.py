@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from flows.cli import cli
+from flows.commands.plan import describe
+from flows.commands.samples import export_lines
 from flows.compare import compare
 from flows.flywheel import flywheel
 from flows.local import run_recipe
 from flows.serving import deployments
-from tasks.plan import describe
 from tasks.reporting import write_reports
-from tasks.samples import export_lines
 from tasks.wiring import load_recipe
 
 pytestmark = [

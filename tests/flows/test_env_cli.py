@@ -19,15 +19,15 @@ from worlds import served_world
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.agentgym.worlds import TextCraft as Client
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError
 from flows.cli import cli
 
 PLAYERS = """
 import asyncio, sys
 from agentr_core.environments.agentgym.worlds import TextCraft
-from agentr_core.pool import EnvironmentPool
-from agentr_core.rollout import EpisodeTimer, call
+from agentr_core.episodes.units import SharedEnvironments
+from agentr_core.episodes.rollout import EpisodeTimer, call
 
 async def play(pool, number):
     async with pool.lend() as env:
@@ -38,7 +38,7 @@ async def play(pool, number):
             await call(env, EpisodeTimer(), lambda: env.step("inventory"))
 
 async def main():
-    pool = EnvironmentPool(lambda: TextCraft(url=sys.argv[1]))
+    pool = SharedEnvironments(lambda: TextCraft(url=sys.argv[1]))
     await asyncio.gather(*(play(pool, number) for number in range(3)))
 
 asyncio.run(main())

@@ -9,15 +9,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from agentr_core.config import parse
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import plan_of
+from agentr_core.recipes import parse
 from agentr_core.store import Store
+from flows.commands.plan import describe
+from flows.commands.samples import export_lines
 from flows.flywheel import flywheel
 from flows.local import run_recipe
-from tasks.checks import check
-from tasks.plan import describe
-from tasks.samples import export_lines
+from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 
 pytestmark = [

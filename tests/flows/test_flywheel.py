@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from wheel import write_recipe
 
-from agentr_core import config
+from agentr_core import recipes
 from agentr_core.errors import ConfigError, DataFault
-from agentr_core.model_files import weights_sha256
+from agentr_core.models.files import weights_sha256
 from agentr_core.store import Store
+from flows.commands.samples import export_lines
 from flows.flywheel import flywheel
 from flows.local import evaluate_recipe
-from tasks.samples import export_lines
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,8 +101,8 @@ def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: Turned) -> No
     assert set(revisions["policy_checkpoint_id"]) == {base}
     wanted = ["tree_id", "node_index", "reply", "observation", "instance_id", "tree_seed", "generation_seed", "verdict"]
     assert not revisions[wanted].isna().any(axis=None)
-    stored = config.parse(json.loads(lineage["config"][0]))
-    assert stored == config.load(turned.recipe)
+    stored = recipes.parse(json.loads(lineage["config"][0]))
+    assert stored == recipes.load(turned.recipe)
 
 
 def test_nothing_dangles(turned: Turned) -> None:
@@ -169,7 +169,7 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
     from agentr_core.base_model.pretrain import make_model, make_tokenizer
 
-    shape = config.BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
+    shape = recipes.BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
     tokenizer = make_tokenizer(shape, seed=0)
     make_model(shape, tokenizer, seed=0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -16,7 +16,7 @@ from wheel import PATIENCE, agentr, all_rows, environment, kill_group, started
 
 from agentr_core.errors import EnvironmentServerError
 from agentr_core.store import Store
-from tasks.checks import check
+from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ import pytest
 from servers import served
 from wheel import PATIENCE, agentr, all_rows, kill_group, launched, started, write_recipe
 
-from agentr_core.stages.start import start
+from agentr_core.runtime.start import start
 from agentr_core.store import Store
-from tasks import questions
+from flows.commands import questions
 from tasks.wiring import load_recipe, quiet_workplace, reference
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,13 @@ import pytest
 import recital
 from door import Door
 
-from agentr_core.config import load
 from agentr_core.errors import ConfigError
+from agentr_core.recipes import load
 from agentr_core.store import Store
 from flows import stages
+from flows.commands.plan import describe
 from flows.flywheel import flywheel
-from tasks.checks import check
-from tasks.plan import describe
+from flows.preflight.checks import check
 
 pytestmark = [
     pytest.mark.slow,

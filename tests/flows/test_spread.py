@@ -16,10 +16,10 @@ from prefect import flow
 from servers import free_port
 from wheel import launched
 
-from agentr_core.config import Recipe, parse
 from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
 from agentr_core.fingerprint import fingerprint
-from agentr_core.stages.shards import Batch
+from agentr_core.recipes import Recipe, parse
+from agentr_core.runtime.shards import Batch
 from tasks import runners
 from tasks import shards as work
 from tasks.shards import spread

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agentr_core.environments.sciworld import SciWorld
-from agentr_core.environments.sciworld_tasks import first_numbers
+from agentr_core.environments.sciworld.tasks import first_numbers
 from agentr_core.types import Instance
 
 

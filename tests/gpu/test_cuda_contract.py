@@ -10,7 +10,7 @@ import pytest
 from chat_contract import contract_tests
 from devices import DEVICE, on_device
 
-from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.local.transformers import TransformersModel
 
 pytestmark = on_device
 CONTRACT = contract_tests()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from devices import DEVICE, on_device, only_cuda
 
-from agentr_core.models.transformers import TransformersModel
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.types import Message, Request, Sampling
 
 pytestmark = on_device

@@ -13,8 +13,8 @@ from devices import DEVICE, on_device, only_cuda
 from training_jobs import dpo_job, make_job, write_dataset
 from transformers import AutoModelForCausalLM
 
-from agentr_core.config import LaunchConfig
 from agentr_core.errors import OutOfMemory
+from agentr_core.recipes import LaunchConfig
 from agentr_core.training import TrainingJob, TrainingStep, is_complete, train
 
 pytestmark = on_device

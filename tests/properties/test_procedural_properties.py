@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentr_core.environments.crafting import CraftingTask, plan
-from agentr_core.environments.procedural import ProceduralWorlds
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.planner import CraftingTask, plan
+from agentr_core.environments.crafting.procedural import ProceduralWorlds
 from agentr_core.types import Instance, Verdict
 
 SETTINGS = settings(max_examples=80, deadline=None)

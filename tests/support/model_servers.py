@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentr_core.config import VllmConfig
-from agentr_core.models.vllm_command import Launch
+from agentr_core.models.vllm.command import Launch
+from agentr_core.recipes import VllmConfig
 
 WELL = """
 import http.server, os, sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 
 
 async def perform(name: str, place: Workplace, iteration: int) -> Any:

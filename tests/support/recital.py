@@ -7,16 +7,16 @@ from typing import Any
 
 from door import register
 
-from agentr_core.config import Recipe
-from agentr_core.conversation import opening, turns
+from agentr_core.episodes.conversation import opening, turns
+from agentr_core.episodes.rollout import play
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.catalogue import DATASET, EVALUATE, EVALUATE_BASE, TRAIN
-from agentr_core.rollout import play
-from agentr_core.samples import sample_id
-from agentr_core.stages.description import Method, Plan, Stage
-from agentr_core.stages.instances import separate_instances
-from agentr_core.stages.objectives import supervised
-from agentr_core.stages.place import Workplace
+from agentr_core.methods.objectives import supervised
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.description import Method, Plan, Stage
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.samples.identity import sample_id
 from agentr_core.stages.report_funnels import episode_funnel
 from agentr_core.store.codec import sample_rows, trajectory_rows
 from agentr_core.store.tables import merge

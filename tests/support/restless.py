@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from agentr_core.environments.textcraft import TextCraft
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.types import Instance
 
 GOAL = "\n\nGoal: "

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentr_core.environments.webshop_catalogue import Catalogue, open_catalogue
-from agentr_core.environments.webshop_files import find_files
+from agentr_core.environments.webshop.catalogue import Catalogue, open_catalogue
+from agentr_core.environments.webshop.files import find_files
 
 
 def entry(asin: str, name: str = "Plain Mug", **fields: Any) -> dict[str, Any]:

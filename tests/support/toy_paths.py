@@ -10,10 +10,10 @@ from typing import Any
 from toy import ACTIONS, Line, instance
 
 from agentr_core.base_model.tokenizer import END, build_tokenizer
-from agentr_core.pairing import shared_steps
-from agentr_core.reflections import REFLECTIONS
-from agentr_core.rendering import Renderer
-from agentr_core.rollout import play
+from agentr_core.episodes.rollout import play
+from agentr_core.methods.agent_r.pairing import shared_steps
+from agentr_core.methods.agent_r.reflections import REFLECTIONS
+from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
 
 

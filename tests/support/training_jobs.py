@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from agentr_core.config import TrainingConfig
-from agentr_core.labels import IGNORED
+from agentr_core.recipes import TrainingConfig
+from agentr_core.samples.labels import IGNORED
 from agentr_core.training import PreferenceLoss, TrainingJob, planned
 from agentr_core.training.packing import TokenPair, TokenRow
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentr_core import config
-from agentr_core.config import ModelConfig
+from agentr_core import recipes
+from agentr_core.recipes import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "data" / "models" / "textcraft-tiny"
@@ -23,4 +23,4 @@ def settings(**vllm: object) -> ModelConfig:
         "context_length": 512,
         "vllm": {"start_timeout": START_SECONDS, **vllm},
     }
-    return config.parse({"name": "test", "model": model}).model
+    return recipes.parse({"name": "test", "model": model}).model

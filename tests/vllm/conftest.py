@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 from vllm_engine import ROOT, START_SECONDS, TINY, settings
 
-from agentr_core.models.vllm import VllmModel
-from agentr_core.models.vllm_env import ensure
-from agentr_core.models.vllm_replicas import Replicas
-from agentr_core.models.vllm_start import make_launch
+from agentr_core.models.vllm.env import ensure
+from agentr_core.models.vllm.model import VllmModel
+from agentr_core.models.vllm.replicas import Replicas
+from agentr_core.models.vllm.start import make_launch
 
 
 @pytest.fixture(scope="session")

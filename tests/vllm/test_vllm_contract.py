@@ -11,8 +11,8 @@ import pytest
 from chat_contract import contract_tests
 
 from agentr_core.errors import ModelUnavailable
-from agentr_core.models.transformers import TransformersModel
-from agentr_core.models.vllm import VllmModel
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.vllm.model import VllmModel
 from agentr_core.types import Message, Request, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from agentr_core.config import url_fault
 from agentr_core.environments.agentgym.connection import Connection, connection
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
 from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, short
@@ -24,6 +23,7 @@ from agentr_core.errors import (
     ReplayDiverged,
     ReplayDrifted,
 )
+from agentr_core.recipes import url_fault
 from agentr_core.repeating import Repeatability, repeats
 from agentr_core.types import Instance, Transition
 

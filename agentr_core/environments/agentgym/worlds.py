@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from agentr_core.environments import crafting_text, replies, textcraft
+from agentr_core.environments import replies
 from agentr_core.environments.agentgym import texts
 from agentr_core.environments.agentgym.client import AgentGymWorld
-from agentr_core.environments.crafting_recipes import load_split
+from agentr_core.environments.crafting import text, textcraft
+from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import EnvironmentServerError
 from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance
@@ -25,7 +26,7 @@ _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
 class TextCraft(AgentGymWorld, world="textcraft"):
     """TextCraft, told and read as the native one; its expert and depths are the native one's, too."""
 
-    instruction = crafting_text.INSTRUCTION
+    instruction = text.INSTRUCTION
     step_limit = 20
     # Which commands of no use are listed follows from the hash seed of the server's process, and from who else resets.
     repeatability = Repeatability.NEVER
@@ -59,7 +60,7 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in our table."""
         _, label, goal = first.rpartition("\nGoal: ")
         goals = _native().book.goals
-        expected = crafting_text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
+        expected = text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
         if label and goal.strip() != expected:
             raise EnvironmentServerError(
                 f"{self.name}: at {self.url}, number {instance.index} has the goal {goal.strip()!r} and should have "

@@ -5,7 +5,6 @@ Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning, and n
 
 from __future__ import annotations
 
-from agentr_core.config import Recipe
 from agentr_core.methods.catalogue import (
     CLONE,
     COLLECT,
@@ -17,9 +16,10 @@ from agentr_core.methods.catalogue import (
     SPLICE,
     TRAIN,
 )
+from agentr_core.methods.objectives import supervised
 from agentr_core.methods.wording import by_iteration
-from agentr_core.stages.description import Method, Plan, Stage, imported
-from agentr_core.stages.objectives import supervised
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.description import Method, Plan, Stage, imported
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:

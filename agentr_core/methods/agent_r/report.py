@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentr_core.reports.records import FunnelStage
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report_funnels import episode_funnel, tree_funnel
 
 

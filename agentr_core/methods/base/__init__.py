@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentr_core.config import Recipe
-from agentr_core.stages.description import Method, Plan
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.description import Method, Plan
 
 
 def _faults(recipe: Recipe) -> list[str]:

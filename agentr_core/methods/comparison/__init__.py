@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agentr_core.config import Recipe
-from agentr_core.config_compare import Use
-from agentr_core.config_eto import eto_faults
 from agentr_core.methods.catalogue import (
     CLONE,
     COLLECT,
@@ -25,8 +22,11 @@ from agentr_core.methods.catalogue import (
     TRAIN_ON_PAIRS,
 )
 from agentr_core.methods.comparison.arms import OF_TREES, arms_of
-from agentr_core.stages.description import Method, Plan, Stage, imported
-from agentr_core.stages.objectives import preference, supervised
+from agentr_core.methods.objectives import preference, supervised
+from agentr_core.recipes import Recipe
+from agentr_core.recipes.comparison import Use
+from agentr_core.recipes.eto import eto_faults
+from agentr_core.runtime.description import Method, Plan, Stage, imported
 from agentr_core.types import Sample, SampleKind
 
 

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentr_core.config import EtoConfig, Recipe, parse, replace, resolved
-from agentr_core.config_compare import Use
 from agentr_core.errors import ConfigError
-from agentr_core.precision import settled
+from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
+from agentr_core.recipes.comparison import Use
+from agentr_core.runtime.precision import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """What an arm may change: nothing that decides what the pool holds or how it is evaluated."""

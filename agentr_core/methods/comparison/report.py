@@ -10,16 +10,16 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.config import parse, shown
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import Arm, arms_of
+from agentr_core.recipes import parse, shown
 from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
 from agentr_core.reports.records import FunnelStage
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import asked_for
 from agentr_core.stages.report_funnels import episode_funnel, tree_funnel
 from agentr_core.stages.report_scores import scores
-from agentr_core.stages.start import asked_for
 
 BASE, TRAINED = 0, 1
 """The iterations of an arm: the model that all arms begin with, and the one it made."""

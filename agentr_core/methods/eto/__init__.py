@@ -5,8 +5,6 @@ Source: arXiv 2403.02502.
 
 from __future__ import annotations
 
-from agentr_core.config import DataConfig, EtoConfig, Phase, Recipe
-from agentr_core.config_eto import eto_faults
 from agentr_core.methods.catalogue import (
     CLONE,
     DATASET,
@@ -18,9 +16,11 @@ from agentr_core.methods.catalogue import (
     PREFER,
     TRAIN_ON_PAIRS,
 )
+from agentr_core.methods.objectives import preference, supervised
 from agentr_core.methods.wording import by_iteration
-from agentr_core.stages.description import Method, Objective, Plan, Stage, imported
-from agentr_core.stages.objectives import preference, supervised
+from agentr_core.recipes import DataConfig, EtoConfig, Phase, Recipe
+from agentr_core.recipes.eto import eto_faults
+from agentr_core.runtime.description import Method, Objective, Plan, Stage, imported
 
 
 def phase_of(eto: EtoConfig, iteration: int) -> Phase:

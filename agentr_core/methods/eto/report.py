@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentr_core.methods.eto import clones, phase_of
 from agentr_core.reports.records import FunnelStage
-from agentr_core.stages.place import Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report_funnels import Part, episode_funnel
 
 

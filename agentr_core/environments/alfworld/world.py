@@ -1,0 +1,280 @@
+"""ALFWorld in process: household tasks in words, on the real engine and the original games.
+
+Source: ALFWorld (arXiv 2010.03768); texts as AgentGym (arXiv 2406.04151) and ETO (arXiv 2403.02502) show them: without
+the banner, and without the number of the place one arrives at. Won is reward 1, everything else 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentr_core.environments.alfworld.games import (
+    AGAIN,
+    GAME_FILE,
+    KINDS,
+    Game,
+    find_root,
+    list_games,
+    listed_games,
+    read_game,
+)
+from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance, Transition
+
+if TYPE_CHECKING:
+    from agentr_core.environments.alfworld.engine import HouseGame, Mark
+
+_INSTRUCTION = """\
+You act in a household. You see where you are and what your task is. Each turn, reply with a thought and one action:
+Thought: what to do next, and why
+Action: one of the actions
+The actions are:
+go to PLACE
+open PLACE
+close PLACE
+take THING from PLACE
+{put}
+use THING
+heat THING with PLACE
+clean THING with PLACE
+cool THING with PLACE
+slice THING with THING
+examine THING or PLACE
+look
+inventory
+Things and places have numbers, as in "mug 1" or "drawer 2". You carry one thing at a time. What you do not see may be
+in something that is closed. "Nothing happens." means that an action was not possible."""
+
+_ARRIVED = re.compile(r"^You arrive at loc \d+\. ")
+_PUT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([\w /]*\{o\}[\w /]*\{r\})"')
+_EXTRA = "in the checkout, pip install -c constraints.txt -e '.[alfworld]'"
+_FOLDERS = {"train": "train", "seen": "valid_seen", "test": "valid_unseen"}
+_AGENTGYM_FOLDERS = {"train": "train", "test": "valid_train"}
+_THOUGHTS = {
+    "go": "I go to where I need to be, or where it may be.",
+    "open": "It is closed; I open it.",
+    "close": "I close it again.",
+    "take": "This is what I need; I take it.",
+    "move": "It belongs here.",
+    "put": "It belongs here.",
+    "use": "I turn it on.",
+    "heat": "It must be hot.",
+    "clean": "It must be clean.",
+    "cool": "It must be cool.",
+    "slice": "It must be sliced.",
+}
+_LOOK = "I look closer."
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state: the instance and the actions that led there, and its mark while the game stays open."""
+
+    instance: Instance
+    actions: tuple[str, ...]
+    opening: int
+    mark: Mark
+
+
+class AlfWorld:
+    """Household tasks of six kinds in rooms of text, from a folder that `alfworld-download` filled.
+
+    Splits: `train`, `seen` (the benchmark's `valid_seen`: other tasks in rooms of `train`) and `test` (`valid_unseen`:
+    other rooms). An instance's index is its place among the playable games of the split, sorted by task and trial.
+
+    Args:
+        data_dir: the folder with `json_2.1.1`, or that folder itself; by default the variable ALFWORLD_DATA.
+        ids_dir: a folder with AgentGym's `mappings_train.json` and `mappings_test.json`, which then are the splits
+            `train` and `test`, with its numbers; its test games are in the folder `valid_train`.
+        admissible_commands: whether each observation ends with the line `AVAILABLE ACTIONS: ...`.
+        cache_dir: where the lists of games are kept.
+    """
+
+    name = "alfworld"
+    acknowledgement = "Ok."
+    step_limit = 30
+    can_snapshot = True
+    blocking = False
+    variables: Mapping[str, str] = {"data_dir": "ALFWORLD_DATA"}
+
+    def __init__(
+        self,
+        *,
+        data_dir: str = "",
+        ids_dir: str = "",
+        admissible_commands: bool = False,
+        cache_dir: str = "runs/cache/alfworld",
+    ) -> None:
+        """Check what is installed and where the games are; they are listed when first needed. Raises `ConfigError`."""
+        _check_packages()
+        if not data_dir:
+            raise ConfigError(
+                "alfworld needs a folder of games: set environment.options.data_dir or the variable ALFWORLD_DATA; "
+                "`alfworld-download` fills one, `python data/alfworld/make.py runs/alfworld` makes a small one"
+            )
+        self._root = find_root(Path(data_dir))
+        self._settings = (self._root, ids_dir, Path(cache_dir))
+        self._folders = _AGENTGYM_FOLDERS if ids_dir else _FOLDERS
+        self._admissible = admissible_commands
+        self._game: HouseGame | None = None
+        self._opening = 0
+        self._instance: Instance | None = None
+        self._first = ""
+        self._start: Mark | None = None
+        self._actions: tuple[str, ...] = ()
+
+    @cached_property
+    def instruction(self) -> str:
+        """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move ... to ...`."""
+        first = next(iter(self._games("train").values()))
+        template = _PUT.search(self._content("train", first)["grammar"])
+        said = template[1] if template else "move {o} to {r}"
+        return _INSTRUCTION.format(put=said.format(o="THING", r="PLACE"))
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self._folders)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split. Raises `ConfigError` if there is none, `DataFileError` for a broken file."""
+        if split not in self._folders:
+            raise ConfigError(f"alfworld has no split {split!r}; it has {', '.join(self.splits())}")
+        return Instances(self.name, split, tuple(self._games(split)))
+
+    def reset(self, instance: Instance) -> str:
+        """Return what the room is like and the task. Raises `EnvironmentFault` for an unknown or broken game."""
+        if instance != self._instance or self._game is None or self._start is None:
+            self._open(instance)
+        else:
+            self._game.go_back(self._start)
+        self._actions = ()
+        return self._shown(self._first)
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        return line_after_label(reply)
+
+    def step(self, action: str) -> Transition:
+        """Return what an action leads to; a task that is done is reward 1 and ends the episode."""
+        game = self._present()
+        valid = action.strip() in game.commands
+        observation = game.act(action)
+        self._actions += (action,)
+        return Transition(
+            self._shown(observation), float(game.won), game.won, False, {"success": game.won, "valid": valid}
+        )
+
+    def snapshot(self) -> Any:
+        """Return the present state; a number and a few facts."""
+        game = self._present()
+        assert self._instance is not None
+        return Snapshot(self._instance, self._actions, self._opening, game.mark())
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back to a snapshot; by replay if another game was opened since."""
+        if snapshot.opening == self._opening:
+            self._present().go_back(snapshot.mark)
+            self._actions = snapshot.actions
+            return
+        self.reset(snapshot.instance)
+        for action in snapshot.actions:
+            self.step(action)
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return the kind of the task, numbered from 1 to 6 as the benchmark does."""
+        return KINDS.index(self._find(instance).kind) + 1
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the game's walkthrough as replies, or None where its file has none."""
+        commands = self._content(instance.split, self._find(instance)).get("walkthrough")
+        if not commands:
+            return None
+        return [f"Thought: {_THOUGHTS.get(each.split()[0], _LOOK)}\nAction: {each}" for each in commands]
+
+    def close(self) -> None:
+        """Leave the engine to the next environment."""
+        if self._game is not None:
+            self._game.release()
+        self._game = self._instance = self._start = None
+        self._opening += 1
+
+    def _open(self, instance: Instance) -> None:
+        game = self._find(instance)
+        content = self._content(instance.split, game)
+        self._instance = None
+        self._opening += 1
+        if self._game is None:
+            self._game = _engine()
+        try:
+            text = self._game.open(content)
+        # Parsers raise errors of many kinds, and the translator of problems leaves the process.
+        except (Exception, SystemExit) as error:
+            told = " ".join(str(error).split())[:200] or type(error).__name__
+            path = self._path(instance.split, game)
+            raise EnvironmentFault(f"game file {path} is broken ({told}); {AGAIN}") from error
+        self._first = "\n".join(text.split("\n\n")[1:])
+        self._start = self._game.mark()
+        self._instance = instance
+
+    def _shown(self, text: str) -> str:
+        shown = _ARRIVED.sub("", text)
+        return f"{shown}\nAVAILABLE ACTIONS: {','.join(self._present().commands)}" if self._admissible else shown
+
+    def _present(self) -> HouseGame:
+        if self._game is None or self._instance is None:
+            raise EnvironmentFault("alfworld: there is no episode; call reset first")
+        return self._game
+
+    def _games(self, split: str) -> Mapping[int, Game]:
+        return _list(*self._settings, split)
+
+    def _find(self, instance: Instance) -> Game:
+        known = instance.environment == self.name and instance.split in self._folders
+        games = self._games(instance.split) if known else {}
+        if instance.index not in games:
+            raise EnvironmentFault(
+                f"alfworld has no instance {instance.key}; it has the splits {', '.join(self.splits())}"
+                + (f", and {len(games)} games in {instance.split}" if known else "")
+            )
+        return games[instance.index]
+
+    def _path(self, split: str, game: Game) -> Path:
+        return self._root / self._folders[split] / game.task / game.trial / GAME_FILE
+
+    def _content(self, split: str, game: Game) -> Mapping[str, Any]:
+        return read_game(self._path(split, game), game)
+
+
+# A run has hundreds of environments, and a list may have thousands of games.
+@lru_cache(maxsize=8)
+def _list(root: Path, ids_dir: str, cache: Path, split: str) -> Mapping[int, Game]:
+    if ids_dir:
+        return listed_games(root, _AGENTGYM_FOLDERS[split], Path(ids_dir) / f"mappings_{split}.json", cache)
+    return dict(enumerate(list_games(root, _FOLDERS[split], cache)))
+
+
+def _check_packages() -> None:
+    try:
+        found = version("textworld")
+        version("fast-downward-textworld")
+    except PackageNotFoundError as error:
+        raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
+    if not (1, 6) <= tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < (1, 8):
+        raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, and {found} is installed: {_EXTRA}")
+
+
+def _engine() -> HouseGame:
+    try:
+        from agentr_core.environments.alfworld.engine import borrow
+
+        return borrow()
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error

@@ -1,0 +1,48 @@
+"""Tasks under other names: what is learned on them is reading, as no name keeps its recipe.
+
+Only the members of a kind of item (planks, wool) change places among themselves, since commands do not say which item
+is of which kind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentr_core.environments.crafting.planner import CraftingTask
+from agentr_core.environments.crafting.recipes import RecipeBook
+
+
+def free_names(book: RecipeBook) -> list[str]:
+    """Return the items that any item may be named after: those of no kind that a recipe asks for."""
+    kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
+    return sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
+
+
+def rename(task: CraftingTask, names: Sequence[str], rng: random.Random) -> CraftingTask:
+    """Return the task with its items renamed at random and its commands shuffled anew."""
+    items = dict.fromkeys(i for r in task.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
+    tagged = task.item_to_tag
+    used_tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}
+    mapping: dict[str, str] = {}
+    for tag in sorted(used_tags):
+        members = sorted(item for item, of in tagged.items() if of == tag)
+        mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
+    free = [item for item in items if item not in mapping]
+    mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
+    commands = [
+        replace(
+            recipe,
+            output=mapping[recipe.output],
+            output_tag=recipe.output_tag if recipe.output_tag in used_tags else None,
+            inputs=tuple(i if i.is_tag else replace(i, name=mapping[i.name]) for i in recipe.inputs),
+        )
+        for recipe in task.commands
+    ]
+    rng.shuffle(commands)
+    return CraftingTask(
+        goal=mapping[task.goal],
+        commands=tuple(commands),
+        item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
+    )

@@ -1,0 +1,229 @@
+"""Crafting worlds drawn from a seed in the shape of the official goals: as many commands, tags, alternatives and steps.
+
+`data/textcraft/shapes.py` prints both side by side, and a test holds them together. The shape is all that they share:
+the recipes are invented, for items under official names that say nothing. Only which items are planks is as it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
+
+from agentr_core.environments.crafting.recipes import NAMESPACE, Ingredient, Recipe, RecipeBook, build_book
+from agentr_core.fingerprint import derive_seed
+
+T = TypeVar("T")
+Weights = Mapping[T, float]
+
+MAX_DEPTH = 4
+PLANKS = f"{NAMESPACE}:planks"
+
+# How often each value occurs among the official goals of training and test, roughly.
+_RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
+"""Of a goal of depth 1, all of whose ingredients are raw; parts of depth 1 nearly always have one."""
+_INPUTS: dict[int, Weights[tuple[int, int]]] = {
+    2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
+    3: {(1, 0): 30, (1, 1): 20, (1, 2): 5, (2, 0): 42, (3, 0): 2},
+    4: {(1, 0): 3, (1, 1): 2, (2, 0): 4},
+}
+"""How many crafted and how many raw ingredients a recipe of a depth has."""
+_RAW_COUNT: Weights[int] = {1: 52, 2: 12, 3: 3, 4: 18, 6: 2, 8: 3, 9: 10}
+_ONLY_RAW_COUNT: Weights[int] = {1: 42, 2: 12, 3: 16, 4: 40, 5: 5, 6: 11, 7: 3, 8: 7, 9: 14}
+_CRAFTED_COUNT: dict[int, Weights[int]] = {
+    2: {1: 119, 2: 57, 3: 34, 4: 31, 5: 11, 6: 65, 7: 6, 8: 14, 9: 4},
+    3: {1: 127, 2: 23, 3: 37, 4: 7, 6: 14, 8: 3},
+    4: {1: 11, 2: 2, 3: 3, 6: 1},
+}
+_GOAL_MAKES: dict[int, Weights[int]] = {
+    1: {1: 66, 2: 5, 3: 19, 4: 22, 6: 10, 8: 4},
+    2: {1: 132, 2: 12, 3: 27, 4: 26, 6: 31, 8: 38, 16: 7},
+    3: {1: 44, 3: 11, 4: 3, 6: 8, 8: 7},
+    4: {1: 8, 3: 1, 6: 1, 8: 1},
+}
+_PART_MAKES: Weights[int] = {1: 64, 2: 12, 3: 2, 4: 40, 6: 2, 8: 1}
+_DISTRACTOR_INPUTS: Weights[int] = {1: 31, 2: 57, 3: 10, 4: 2}
+_DISTRACTOR_MAKES: Weights[int] = {1: 56, 2: 6, 3: 10, 4: 6, 6: 8, 8: 14}
+_DISTRACTORS: dict[int, Weights[int]] = {
+    1: {0: 39, 1: 22, 2: 7, 3: 16, 4: 2, 5: 2, 7: 6, 9: 9, 10: 35},
+    2: {3: 12, 5: 14, 6: 6, 8: 23, 9: 43, 10: 194},
+    3: {3: 2, 7: 4, 10: 66},
+    4: {10: 1},
+}
+_OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
+"""How many more recipes there are for a part that has several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """How often what is special occurs in the worlds of a depth, in [0, 1]."""
+
+    planks_needed: float
+    """Worlds in which a part may be made of planks, so that all planks are listed."""
+    planks_beside: float
+    """Worlds in which only a command that is not needed takes planks."""
+    several_recipes: float
+    """Items of depth 1 that can be made in several ways."""
+
+
+_RATES = {
+    1: _Rates(planks_needed=0.0, planks_beside=0.2, several_recipes=0.1),
+    2: _Rates(planks_needed=0.3, planks_beside=0.11, several_recipes=0.36),
+    3: _Rates(planks_needed=0.48, planks_beside=0.08, several_recipes=0.48),
+    4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
+}
+_OF_PLANKS = 0.58
+"""Of the worlds that list planks, those whose goal needs them; else another way to make a part does."""
+_ANY_PLANKS = 0.7
+"""Of the recipes that need planks, those that take any of them; else it must be one sort."""
+_FEW_CRAFTS = 0.35
+"""How often a part that takes three crafts and more is drawn again."""
+
+
+class ShapedWorlds:
+    """A family of crafting worlds, one for each index, whose goals' depths go round from 1 to `MAX_DEPTH`.
+
+    Args:
+        official: the book whose items lend their names; none of its recipes occurs.
+        count: how many instances the family has.
+        seed: another seed is another family.
+    """
+
+    def __init__(self, official: RecipeBook, *, count: int = 10**9, seed: int = 0) -> None:
+        self.count = count
+        self._seed = seed
+        self._planks = tuple(sorted(official.members(PLANKS)))
+        self._names = sorted(official.items.difference(self._planks))
+        self._official = {_who_needs_what(recipe) for recipe in official.recipes}
+        # An episode asks for its one world again and again. Hundreds of environments in flight keep one each.
+        self.world = lru_cache(maxsize=1)(self._world)
+
+    def _world(self, index: int) -> tuple[RecipeBook, str]:
+        """Return the recipes of a world and its goal item, whose depth is `index % MAX_DEPTH + 1`."""
+        rng = random.Random(derive_seed("shaped-world", self._seed, index))
+        while True:
+            draft = _Draft(rng=rng, names=iter(rng.sample(self._names, len(self._names))), planks=self._planks)
+            goal = draft.draw(index % MAX_DEPTH + 1)
+            if not any(_who_needs_what(recipe) in self._official for recipe in draft.recipes):
+                rng.shuffle(draft.recipes)
+                return build_book(draft.recipes, item_to_tag=dict.fromkeys(self._planks, PLANKS)), goal
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A world while it is drawn."""
+
+    rng: random.Random
+    names: Iterator[str]
+    planks: Sequence[str]
+    recipes: list[Recipe] = field(default_factory=list)
+
+    def draw(self, depth: int) -> str:
+        """Draw all recipes of a world; return its goal."""
+        rates = _RATES[depth]
+        needed = self.rng.random() < rates.planks_needed
+        in_plan = needed and self.rng.random() < _OF_PLANKS
+        goal = self._item(depth, need=1, is_goal=True, rates=rates)
+        if needed:
+            self._bring_in_planks(goal, in_plan=in_plan)
+        beside = not needed and self.rng.random() < rates.planks_beside
+        self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=needed or beside)
+        return goal
+
+    def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
+        """Draw an item of a depth with all that it is made of; `need` pieces of it are wanted."""
+        name = next(self.names)
+        makes = self._pick(_GOAL_MAKES[depth]) if is_goal else self._pick(_PART_MAKES)
+        if not is_goal and -(-need // makes) > 2 and self.rng.random() < _FEW_CRAFTS:
+            makes = self._pick(_PART_MAKES)
+        times = -(-need // makes)
+        inputs = []
+        if depth == 1:
+            counts = _ONLY_RAW_COUNT if is_goal else _RAW_COUNT
+            for _ in range(self._pick(_RAW_INPUTS) if is_goal else 1):
+                inputs.append(_ingredient(next(self.names), self._pick(counts)))
+        else:
+            crafted, raw = self._pick(_INPUTS[depth])
+            for number in range(crafted):
+                count = self._pick(_CRAFTED_COUNT[depth])
+                below = depth - 1 if number == 0 else self.rng.randint(1, depth - 1)
+                inputs.append(_ingredient(self._item(below, need=times * count, is_goal=False, rates=rates), count))
+            inputs += [_ingredient(next(self.names), self._pick(_RAW_COUNT)) for _ in range(raw)]
+            self.rng.shuffle(inputs)
+        self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
+        if depth == 1 and self.rng.random() < rates.several_recipes:
+            self.recipes += [self._other_way(name) for _ in range(self._pick(_OTHER_RECIPES))]
+        return name
+
+    def _other_way(self, name: str) -> Recipe:
+        inputs = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
+        return Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs)
+
+    def _bring_in_planks(self, goal: str, *, in_plan: bool) -> None:
+        """List all planks; a part of depth 1 becomes planks, or can also be made of them."""
+        makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
+        inner = {i.name for r in self.recipes for i in r.inputs}
+        made = {r.output for r in self.recipes}
+        parts = sorted({r.output for r in self.recipes if not any(i.name in made for i in r.inputs)} & inner)
+        part = self.rng.choice(parts)
+        if in_plan:
+            any_planks = self.rng.random() < _ANY_PLANKS
+            stands = PLANKS if any_planks else self.rng.choice(self.planks)
+            self.recipes = [
+                Recipe(
+                    output=r.output,
+                    count=r.count,
+                    output_tag=r.output_tag,
+                    inputs=tuple(
+                        Ingredient(name=stands, count=i.count, is_tag=any_planks) if i.name == part else i
+                        for i in r.inputs
+                    ),
+                )
+                for r in self.recipes
+                if r.output != part
+            ]
+        else:
+            inputs = (Ingredient(name=PLANKS, count=self._pick({1: 2, 2: 5, 3: 1, 4: 1}), is_tag=True),)
+            self.recipes.append(Recipe(output=part, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs))
+        for planks in self.planks:
+            source = (_ingredient(next(self.names), takes),)
+            self.recipes.append(Recipe(output=planks, count=makes, output_tag=PLANKS, inputs=source))
+
+    def _distract(self, goal: str, number: int, *, planks: bool) -> None:
+        """Draw commands that share an ingredient with those that are needed, and are of no use."""
+        made = {r.output for r in self.recipes} - set(self.planks)
+        used = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
+        crafted = sorted((used & made) - {goal}) or [goal]
+        raw = sorted(used - made - {PLANKS})
+        others = [next(self.names) for _ in range(4)]
+        for position in range(number):
+            takes_planks = planks and (position == 0 or self.rng.random() < 0.2)
+            takes_crafted = self.rng.random() < (0.65 if len(made) > 1 else 0.12)
+            shared = self.rng.choice(crafted if takes_crafted or not raw else raw)
+            inputs = [_ingredient(shared, self._pick(_ONLY_RAW_COUNT))]
+            if takes_planks:
+                inputs.append(Ingredient(name=PLANKS, count=self._pick(_ONLY_RAW_COUNT), is_tag=True))
+            more = self._pick(_DISTRACTOR_INPUTS) - len(inputs)
+            inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in self._more(others, more)]
+            self.rng.shuffle(inputs)
+            makes = self._pick(_DISTRACTOR_MAKES)
+            self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
+
+    def _more(self, others: Sequence[str], number: int) -> list[str]:
+        if number <= 0:
+            return []
+        common = self.rng.sample(others, min(number, len(others)))
+        return [name if self.rng.random() < 0.5 else next(self.names) for name in common]
+
+    def _pick(self, weights: Weights[T]) -> T:
+        return self.rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _ingredient(name: str, count: int) -> Ingredient:
+    return Ingredient(name=name, count=count, is_tag=False)
+
+
+def _who_needs_what(recipe: Recipe) -> tuple[str, frozenset[str]]:
+    return recipe.output, frozenset(ingredient.name for ingredient in recipe.inputs)

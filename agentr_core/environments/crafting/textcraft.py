@@ -1,0 +1,229 @@
+"""TextCraft in process: crafting goals from listed commands, microseconds a step.
+
+Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation strings are theirs,
+so that transcripts can be compared. Unlike the served version the text of an instance is a function of its index.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from agentr_core.environments.crafting import oracle, text
+from agentr_core.environments.crafting.game import CraftingGame
+from agentr_core.environments.crafting.listing import Distractors, listed_commands
+from agentr_core.environments.crafting.planner import CraftingTask, chain, plan
+from agentr_core.environments.crafting.procedural import ProceduralWorlds
+from agentr_core.environments.crafting.recipes import RecipeBook, build_book, load_folder, load_shipped, load_split
+from agentr_core.environments.crafting.renaming import free_names, rename
+from agentr_core.environments.crafting.shaped import ShapedWorlds
+from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import words_after_label
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.fingerprint import canonical, derive_seed
+from agentr_core.types import Instance, Transition, Verdict
+
+RENAMINGS = 1_000_000
+"""How often each official instance comes under other names."""
+RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
+"""The splits of official instances under other names, and the splits that these come from."""
+
+_INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
+    "procedural": lambda book: ProceduralWorlds(),
+    "shaped": ShapedWorlds,
+}
+"""The splits of invented worlds, and what makes them beside the official ones."""
+
+
+class TextCraft:
+    """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
+
+    Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals in neither, and
+    `procedural` has any number of invented worlds that share no item with the official ones, `shaped` invented worlds
+    in the shape of the official goals. `renamed`, `renamed-test` and `renamed-rest` have the instances of the first
+    three again and again with other names for their items, so that what is learned or measured on them is not who
+    needs what.
+
+    Args:
+        recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
+        expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only what the next
+            craft needs, which spares it from multiplying totals ahead.
+        distractors: `published` draws the commands of no use as the public code does, where a recipe with
+            a group is twice, so that instances have as many as there; `distinct` has each recipe once. It concerns
+            the official goals and those under other names.
+    """
+
+    name = "textcraft"
+    instruction = text.INSTRUCTION
+    acknowledgement = "Ok."
+    step_limit = 20
+    can_snapshot = True
+    blocking = False
+
+    def __init__(
+        self,
+        *,
+        recipes_dir: str = "",
+        expert: Literal["optimal", "lazy"] = "optimal",
+        distractors: Distractors = "distinct",
+    ) -> None:
+        if expert not in ("optimal", "lazy"):
+            raise ConfigError(f"environment.options.expert must be optimal or lazy, not {expert!r}")
+        if distractors not in get_args(Distractors):
+            raise ConfigError(
+                f"environment.options.distractors must be {' or '.join(get_args(Distractors))}, not {distractors!r}"
+            )
+        self.book = load_folder(Path(recipes_dir)) if recipes_dir else _shipped_book()
+        self._split = _shipped_split()
+        self._families: dict[str, ProceduralWorlds | ShapedWorlds] = {}
+        self._expert = expert
+        self._distractors = distractors
+        self._world: RecipeBook = self.book
+        self._goal = ""
+        self._game = CraftingGame(self._world)
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return ("train", "test", "rest", *_INVENTED, *RENAMED)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
+        if split in _INVENTED:
+            indices: Sequence[int] = range(self._invented(split).count)
+        elif split in RENAMED:
+            indices = range(RENAMINGS * len(self._published(RENAMED[split])))
+        elif split in self._split:
+            indices = self._published(split)
+        else:
+            raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
+        return Instances(self.name, split, indices)
+
+    def task(self, instance: Instance) -> CraftingTask:
+        """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an unknown one."""
+        return self._open(instance)[0]
+
+    def reset(self, instance: Instance) -> str:
+        """Return the listed commands and the goal; the inventory is empty."""
+        task, self._world = self._open(instance)
+        self._goal = task.goal
+        self._game = CraftingGame(self._world)
+        return text.first_observation(task)
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
+        return parse_action(reply)
+
+    def step(self, action: str) -> Transition:
+        """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
+        observation, item = self._game.act(action)
+        won = item == self._goal
+        return Transition(
+            observation, float(won), won, False, {"success": won, "valid": bool(item) or action.startswith("inventory")}
+        )
+
+    def snapshot(self) -> Any:
+        """Return a copy of the inventory with the goal and world it belongs to."""
+        return self._world, self._goal, self._game.entries
+
+    def state(self) -> str:
+        """Return what is carried: nothing else of an episode changes."""
+        return canonical(self._game.entries)
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back to a snapshot."""
+        self._world, self._goal, entries = snapshot
+        self._game = CraftingGame(self._world, entries)
+
+    @property
+    def inventory(self) -> Mapping[str, int]:
+        """A copy of the present inventory: item id to count, no zero entries."""
+        return self._game.inventory
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
+            return world.depth(goal)
+        return self.book.goals[self.origin(instance).index][1]
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
+        task = self.task(instance)
+        inventory: dict[str, int] = {}
+        replies: list[str] = []
+        first = plan(task, inventory)
+        if first is None:
+            return None
+        if self._expert == "optimal":
+            return text.optimal_replies(task, first)
+        while not inventory.get(task.goal):
+            present = plan(task, inventory)
+            if present is None:
+                return None
+            hops = chain(task, inventory, present)
+            replies.append(text.lazy_reply(hops, present.items))
+            text.apply_last_hop(inventory, hops, present.items)
+        return replies
+
+    def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
+        """Return the true verdict on each action of an episode, played from its start."""
+        return oracle.verdicts(*self._open(instance), actions)
+
+    def close(self) -> None:
+        """Do nothing: an episode holds no resources."""
+
+    def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
+        """Return the worlds of an invented split; they are set up when one is first needed, which takes a moment."""
+        if split not in self._families:
+            self._families[split] = _INVENTED[split](self.book)
+        return self._families[split]
+
+    def _published(self, split: str) -> list[int]:
+        return [index for index in self._split[split] if index < len(self.book.goals)]
+
+    def origin(self, instance: Instance) -> Instance:
+        """Return the official instance that a renamed one was made of, and every other instance as it is."""
+        if instance.split not in RENAMED:
+            return instance
+        split = RENAMED[instance.split]
+        official = self._published(split)
+        return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
+
+    def _open(self, instance: Instance) -> tuple[CraftingTask, RecipeBook]:
+        """Return what an instance lists and the rules of its world."""
+        if instance.environment != self.name or instance.split not in self.splits():
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        origin = self.origin(instance)
+        drawn: Distractors = "distinct"
+        if instance.split in _INVENTED:
+            world, goal = self._invented(instance.split).world(instance.index)
+        elif origin.index < len(self.book.goals):
+            world, goal, drawn = self.book, self.book.goals[origin.index][0], self._distractors
+        else:
+            raise EnvironmentFault(f"textcraft has no instance {instance.key}")
+        commands = listed_commands(world, goal, origin, distractors=drawn)
+        task = CraftingTask(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
+        if instance.split in RENAMED:
+            # The split of the training instances was there first: its texts stay as they were.
+            which = () if instance.split == "renamed" else (instance.split,)
+            rng = random.Random(derive_seed("textcraft-renamed", *which, instance.index))
+            task = rename(task, free_names(self.book), rng)
+            world = build_book(task.commands, item_to_tag=task.item_to_tag)
+        return task, world
+
+
+# Every tree in flight has an environment of its own; making one must cost nothing.
+_shipped_book = cache(load_shipped)
+_shipped_split = cache(load_split)
+
+
+def parse_action(reply: str) -> str:
+    """Return the line after the last "Action:" of a reply, lower case, without foreign characters.
+
+    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's client has it.
+    """
+    action = words_after_label(reply).lower()
+    return "inventory" if action == "look" else action

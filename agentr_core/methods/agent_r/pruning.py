@@ -1,0 +1,50 @@
+"""Which steps of a good path the outcome needs, found by playing it without them.
+
+A path that ends well need not be a good example: a sampled one holds refused actions, repeated looks at the inventory
+and detours, and training on it teaches them, too. Pruning is to a single path what verified splicing is to a pair:
+nothing but the environment decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentr_core.episodes.rollout import play
+from agentr_core.protocols import Environment
+from agentr_core.types import Instance
+
+
+def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
+    """Return the positions of the replies to keep: without any of them from `start` on, the final reward would be less.
+
+    Replies are tried one by one, the last first, each time by playing the whole episode without them: one stays out if
+    the episode still ends with the reward that all the replies reach. Replies after the end of the episode are left
+    out, too. n replies cost at most n + 1 episodes, and the environment must be deterministic.
+
+    A step that only informs changes no reward and is left out: this suits worlds whose first observation tells all,
+    and not those in which an agent has to look for things.
+
+    Args:
+        start: replies before this one always stay.
+    """
+    kept = tuple(range(len(replies)))
+    reward, reached = _final(env, instance, replies, kept)
+    if reward is None:
+        return kept
+    kept = kept[:reached]
+    for position in reversed(kept[start:]):
+        candidate = tuple(other for other in kept if other != position)
+        found, reached = _final(env, instance, replies, candidate)
+        if found is not None and found >= reward and reached > start:
+            kept = candidate[:reached]
+    return kept
+
+
+def _final(
+    env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
+) -> tuple[float | None, int]:
+    """Return the reward in which the chosen replies end, None for a disaster, and how many of them were played."""
+    _, outcomes = play(env, instance, [replies[position] for position in positions])
+    if not outcomes or outcomes[-1].step.disaster:
+        return None, len(outcomes)
+    return outcomes[-1].step.reward, len(outcomes)

@@ -1,0 +1,78 @@
+"""Revision samples as the report shows them: each turn with its part, its verdict, and whether it is trained."""
+
+from __future__ import annotations
+
+import random
+
+from agentr_core.fingerprint import derive_seed
+from agentr_core.reports.records import RevisionExample, Turn, TurnPart
+from agentr_core.runtime.place import Workplace
+from agentr_core.store.codec import load_critiques, load_samples
+from agentr_core.types import Critique, Sample, StepVerdict
+
+_OPENING = 3
+"""Turns before the first step: instruction, acknowledgement, first observation."""
+
+
+def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionExample, ...]:
+    """Return up to `count` revision samples of an iteration that were trained on, drawn by the recipe's seed."""
+    rows = place.all(
+        "select distinct s.sample_id, s.pair_id from dataset d join dataset_row w using (dataset_id) "
+        "join sample s using (sample_id) where d.iteration_id = ? and s.kind = 'revision' order by s.sample_id",
+        place.iteration_id(iteration),
+    )
+    rng = random.Random(derive_seed(place.recipe.seed, "examples", iteration))
+    chosen = dict(rng.sample(rows, min(count, len(rows))))
+    samples = load_samples(place.store, list(chosen))
+    critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
+    return tuple(_example(key, sample, critiques.get(chosen[key])) for key, sample in samples.items())
+
+
+def _example(key: str, sample: Sample, critique: Critique | None) -> RevisionExample:
+    origin = sample.provenance
+    live = origin.extra.get("live_reward")
+    return RevisionExample(
+        sample_id=key,
+        instance=sample.instance.key if sample.instance else "",
+        tree_id=origin.tree_id,
+        good_reward=origin.good_reward or 0.0,
+        bad_reward=origin.bad_reward or 0.0,
+        split=origin.split or 0,
+        cut=origin.cut or 0,
+        turns=_turns(sample, critique),
+        live_reward=None if live is None else float(live),
+    )
+
+
+def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
+    split, cut = sample.provenance.split or 0, sample.provenance.cut or 0
+    verdicts: dict[int, StepVerdict] = {v.position: v for v in critique.verdicts} if critique else {}
+    first_error = critique.first_error if critique else None
+    turns = []
+    dropped = int(sample.provenance.extra.get("dropped", 0))
+    for number, message in enumerate(sample.messages):
+        # What a window left out lies between the first reply and the turn after it.
+        position = (number - _OPENING + 2 * dropped * (number > _OPENING)) // 2
+        reply = message.role == "assistant" and number >= _OPENING
+        verdict = verdicts.get(position) if reply and position < cut else None
+        turns.append(
+            Turn(
+                role=message.role,
+                text=message.text,
+                part=_part(number, position, split, cut),
+                train=message.train,
+                first_error=reply and position == first_error and position < cut,
+                verdict=str(verdict.verdict) if verdict else "",
+                judge_reply=verdict.reply if verdict else "",
+            )
+        )
+    return tuple(turns)
+
+
+def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
+    if number < _OPENING:
+        return "opening"
+    if position >= cut:
+        return "revision" if position == cut else "good"
+    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the same.
+    return "shared" if position < split else "bad"

@@ -1,0 +1,1 @@
+"""The stages of Agent-R: collect, critique, continuation, splice."""

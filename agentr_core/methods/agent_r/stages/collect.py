@@ -1,0 +1,109 @@
+"""Collection: a tree for each training instance, kept expansion by expansion."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
+from agentr_core.runtime.instances import separate_instances, training_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.shards import carry_out
+from agentr_core.store import Store, Writer
+from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_alike, stored_trees, unfinished_trees
+from agentr_core.types import Instance, Tree
+
+VERSION = 1
+"""Raise it when the same configuration would give other trees."""
+
+
+def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
+    """Return the id of the tree that an iteration grows for an instance."""
+    return fingerprint("tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, place.recipe.search)
+
+
+def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
+    """Return the instance of each tree of an iteration, by tree id. Raises `DataFault` without a policy."""
+    env = place.make_environment()
+    try:
+        instances = training_instances(place.recipe, env, iteration)
+    finally:
+        env.close()
+    policy = place.policy(iteration)
+    wanted = {tree_id(place, iteration, policy.id, instance): instance for instance in instances}
+    return dict(zip(latest_restarts(place.store, list(wanted)), wanted.values(), strict=True))
+
+
+def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
+    """Return for each tree the id under which it was begun anew last, or its own where it never was."""
+    later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
+    begun = stored_trees(store, [key for keys in later.values() for key in keys])
+    return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
+
+
+def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
+    """Return the trees of an iteration whose search is done, by id; one that was lost to an error is left out."""
+    wanted = list(tree_ids(place, iteration))
+    unfinished = set(unfinished_trees(place.store, wanted))
+    return load_trees(place.store, [key for key in wanted if key not in unfinished])
+
+
+async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
+
+    Finished trees of another run that asked for the same are copied; `copied` tells how many, if any.
+
+    Raises:
+        ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
+        DataFault: training and test instances meet, or the policy is not there.
+        RunBusy: another process grows one of the trees, too.
+        WorkerLost: workers were lost again and again; what came back is kept.
+    """
+    await separate_instances(place, iteration)
+    wanted = tree_ids(place, iteration)
+    copied = _take_over(place, iteration, wanted)
+    missing = unfinished_trees(place.store, list(wanted))
+    if missing:
+        # The lock of the run keeps others out where locks work; the mark does also where they do not.
+        mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(place.store, missing, mark)
+        begun = load_trees(place.store, missing)
+        policy = place.policy(iteration)
+        first_ids = {key: tree_id(place, iteration, policy.id, wanted[key]) for key in missing}
+        shard = TreeShard(
+            iteration=iteration,
+            checkpoint=place.policy(iteration),
+            trees=tuple(
+                TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
+                for key in missing
+            ),
+            done=len(wanted) - len(missing),
+            total=len(wanted),
+            writer=mark,
+        )
+        with place.timed(STAGE, iteration) as clock:
+            async with Writer(place.store) as writer:
+                clock.add_effort(await carry_out(shard, place, place.spread, writer, "trees"))
+            clock.add({"store": writer.seconds})
+    return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
+
+
+def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
+    """Copy finished trees of runs whose search asks for the same, where an iteration has none; return their number."""
+    others = runs_alike(place.store, place.run_id, STAGE)
+    policy, copied = place.policy(iteration), 0
+    for run in others:
+        begun = stored_trees(place.store, list(wanted))
+        missing = {key: instance for key, instance in wanted.items() if key not in begun}
+        if not missing:
+            break
+        other = replace(place, run_id=run)
+        theirs = [tree_id(other, iteration, policy.id, instance) for instance in missing.values()]
+        originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
+        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
+    return copied

@@ -1,0 +1,153 @@
+"""Critique: pair the paths of each tree and find the first error of each bad one, by the judge's word."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from agentr_core.episodes.units import run_all
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.methods.agent_r.critique.locate import Judgement, critique_of, judge_paths, scans_of
+from agentr_core.methods.agent_r.pairing import pairs_of_tree
+from agentr_core.methods.agent_r.stages.collect import finished_trees
+from agentr_core.runtime.equipment import held_back, in_flight, speed
+from agentr_core.runtime.place import Workplace
+from agentr_core.search.paths import leaf_paths
+from agentr_core.store import Writer
+from agentr_core.store.codec import (
+    Draw,
+    StoredJudgement,
+    copy_judgements,
+    critique_rows,
+    judgement_rows,
+    knows_inputs,
+    load_judgements,
+    pair_rows,
+    rejection_rows,
+    runs_alike,
+)
+from agentr_core.store.tables import Rows
+from agentr_core.types import PathPair, Rejection, Tree
+
+STAGE = "critique"
+
+
+def pair_id(pair: PathPair) -> str:
+    """Return the id of a pair: its tree, which stands for iteration, policy and search, and its leaves."""
+    return fingerprint("pair", pair.good.tree_id, pair.good.leaf, pair.bad.leaf)
+
+
+def pairs_of(place: Workplace, iteration: int, trees: dict[str, Tree]) -> tuple[list[PathPair], list[Rejection]]:
+    """Return the pairs of all trees of an iteration, and what was turned away."""
+    pairs: list[PathPair] = []
+    rejections: list[Rejection] = []
+    # A run that an earlier version began goes on with the seeds that it began with.
+    shares = knows_inputs(place.store, place.run_id)
+    for key, tree in trees.items():
+        kept, rejected = pairs_of_tree(
+            key,
+            leaf_paths(tree, key, stream=tree.instance.key if shares else ""),
+            place.recipe.pairs,
+            alpha=place.recipe.alpha(iteration),
+            seed=derive_seed(place.recipe.seed, "pairs", iteration),
+        )
+        pairs += kept
+        rejections += rejected
+    return pairs, rejections
+
+
+async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Pair the finished trees of an iteration and judge the bad paths that are not judged yet.
+
+    What the same judge said about the same trees in another run is taken over.
+    In splice mode `direct` nobody is judged: pairs are stored, critiques are not.
+    """
+    trees = finished_trees(place, iteration)
+    pairs, rejections = await asyncio.to_thread(pairs_of, place, iteration, trees)
+    iteration_id = place.iteration_id(iteration)
+    place.store.write(
+        {
+            **rejection_rows(rejections, iteration_id=iteration_id),
+            "pair": [
+                row for pair in pairs for row in pair_rows(pair_id(pair), pair, iteration_id=iteration_id)["pair"]
+            ],
+        }
+    )
+    open_ids = set(place.store.missing("critique", [pair_id(pair) for pair in pairs]))
+    by_tree: dict[str, list[PathPair]] = {}
+    for pair in pairs:
+        if pair_id(pair) in open_ids:
+            by_tree.setdefault(pair.bad.tree_id, []).append(pair)
+    if by_tree and place.recipe.splice.mode != "direct":
+        await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
+    return {"pairs": len(pairs), "judged": sum(map(len, by_tree.values()))}
+
+
+async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
+    config = place.recipe.critique
+    iteration_id = place.iteration_id(iteration)
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
+    stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
+    with place.timed(STAGE, iteration) as clock:
+        async with place.sampling(place.policy(iteration).path, "judge") as batcher, Writer(place.store) as writer:
+            done = 0
+            sample = held_back(batcher, writer)
+
+            async def work(item: tuple[str, list[PathPair]]) -> None:
+                tree_id, pairs = item
+                judgements = await judge_paths(
+                    scans_of(pairs, config),
+                    sample,
+                    config,
+                    seed=derive_seed(place.recipe.seed, "critique", iteration),
+                    count_tokens=batcher.model.count_tokens,
+                    context_length=batcher.model.context_length,
+                    known={node: _known(node, judgement) for node, judgement in stored.get(tree_id, {}).items()},
+                    on_judgement=lambda made: writer.add(_rows(tree_id, made, iteration_id)),
+                )
+                for pair in pairs:
+                    found = critique_of(pair, judgements, config)
+                    writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))
+
+            def show(*_: Any) -> None:
+                nonlocal done
+                done += 1
+                place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
+
+            await run_all(
+                list(by_tree.items()),
+                work,
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, STAGE, iteration),
+                concurrency=in_flight(batcher, config.votes),
+                on_result=show,
+                total=total,
+            )
+            clock.add_batcher(batcher)
+        clock.add({"store": writer.seconds})
+
+
+def _rows(tree_id: str, judgement: Judgement, iteration_id: str) -> Rows:
+    stored = StoredJudgement(
+        verdict=judgement.verdict,
+        votes=judgement.votes,
+        draws=tuple(
+            Draw(seed=judgement.seed, number=number, generation=generation)
+            for number, generation in enumerate(judgement.generations)
+        ),
+        dropped_steps=judgement.dropped_steps,
+    )
+    return judgement_rows(tree_id, judgement.node, stored, iteration_id=iteration_id)
+
+
+def _known(node: int, stored: StoredJudgement) -> Judgement:
+    return Judgement(
+        node=node,
+        seed=stored.draws[0].seed if stored.draws else 0,
+        dropped_steps=stored.dropped_steps,
+        verdict=stored.verdict,
+        votes=stored.votes,
+        generations=tuple(draw.generation for draw in stored.draws),
+    )

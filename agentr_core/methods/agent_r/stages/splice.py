@@ -1,0 +1,193 @@
+"""Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from agentr_core.episodes.conversation import Fits
+from agentr_core.errors import EnvironmentFault, IllTypedAnswer
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.methods.agent_r.pairing import good_paths
+from agentr_core.methods.agent_r.splicing import UNPLAYABLE, continued, good_sample, pair_key, splice
+from agentr_core.methods.agent_r.stages.collect import finished_trees
+from agentr_core.methods.agent_r.stages.continuation import continuations
+from agentr_core.methods.agent_r.stages.critique import pair_id, pairs_of
+from agentr_core.models.checkpoint_dir import context_length_of
+from agentr_core.protocols import Environment
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.threads import check_wanted, in_thread
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.rendering import load_renderer
+from agentr_core.samples.stretches import drops, split
+from agentr_core.search.paths import leaf_paths
+from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Trajectory, Tree
+
+T = TypeVar("T")
+
+STAGE = "splice"
+
+
+async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of each there are.
+
+    In splice mode `continued` the policy first plays on from the turns of revision; what it raises is told in
+    `continuations`.
+    """
+    trees = finished_trees(place, iteration)
+    return await _make_samples(place, iteration, trees, pairs_of(place, iteration, trees)[0])
+
+
+async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Make samples of the good paths of an iteration alone, of which nobody was judged; return how many there are."""
+    return await _make_samples(place, iteration, finished_trees(place, iteration), [])
+
+
+async def _make_samples(
+    place: Workplace, iteration: int, trees: dict[str, Tree], pairs: list[PathPair]
+) -> dict[str, Any]:
+    critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
+    seed = derive_seed(place.recipe.seed, "splice", iteration)
+    tries: dict[str, dict[str, Trajectory]] = {}
+    if place.recipe.splice.mode == "continued":
+        tries = await continuations(place, iteration, pairs, critiques, seed=seed)
+    iteration_id = place.iteration_id(iteration)
+    fits = _fits(place, iteration)
+    revisions: list[Rows] = []
+    rejections: list[Rejection] = []
+
+    def make(env: Environment) -> list[Rows]:
+        for done, pair in enumerate(pairs, start=1):
+            check_wanted()
+            place.progress(done, len(pairs), "pairs spliced")
+            key = pair_id(pair)
+            try:
+                made = _revisions(place, env, pair, critiques.get(key), tries.get(key, {}), iteration, seed)
+            except UNPLAYABLE as error:
+                made = _unplayable(pair_key(pair), error)
+            if isinstance(made, Rejection):
+                rejections.append(made)
+                continue
+            for trajectory_id, whole in made:
+                read = _as_read(place, whole, fits, pair_key(pair))
+                if isinstance(read, Rejection):
+                    rejections.append(read)
+                    continue
+                revisions.extend(
+                    sample_rows(
+                        sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
+                    )
+                    for sample in read
+                )
+        good, unread = _good(place, env, trees, iteration, fits)
+        rejections.extend(unread)
+        return good
+
+    with place.timed(STAGE, iteration) as clock:
+        good = await in_thread(_within, place, make)
+        rejected = rejection_rows(rejections, iteration_id=iteration_id)
+        place.store.write(merge([*revisions, *good, rejected]))
+        clock.add({})
+    return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
+
+
+def _good(
+    place: Workplace, env: Environment, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
+) -> tuple[list[Rows], list[Rejection]]:
+    """Return the rows of the good paths' samples, and what was turned away of them."""
+    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    rows: list[Rows] = []
+    rejections: list[Rejection] = []
+    for key, tree in trees.items():
+        for path in good_paths(leaf_paths(tree, key), alpha, rule):
+            read = _good_samples(place, env, path, fits)
+            if isinstance(read, Rejection):
+                rejections.append(read)
+            else:
+                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+    return rows, rejections
+
+
+def _fits(place: Workplace, iteration: int) -> Fits | None:
+    """Return what tells whether a prompt leaves the policy room for a reply; None where a recipe has no window."""
+    recipe = place.recipe
+    if recipe.context == "stop":
+        return None
+    path = place.policy(iteration).path
+    renderer, context = load_renderer(path), context_length_of(path, recipe.model.context_length)
+    continued = recipe.splice.mode == "continued"
+    room = recipe.splice.continuation.max_new_tokens if continued else recipe.search.max_new_tokens
+    return lambda messages: len(renderer.render_prompt(messages)) + room <= context
+
+
+def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
+    """Return a splice as it would be read: nobody drew its turns one after the other, so they are measured."""
+    if fits is None:
+        return (sample,)
+    return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
+
+
+def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
+    """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they would be read."""
+    prune = place.recipe.splice.prune
+    subject = f"{path.tree_id}:{path.leaf}"
+    try:
+        sample = good_sample(path, env, prune=prune)
+    except UNPLAYABLE as error:
+        return _unplayable(subject, error)
+    if prune:
+        return _as_read(place, sample, fits, subject)
+    dropped = [step.dropped for step in path.trajectory.steps]
+    return split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
+
+
+def _within(place: Workplace, make: Callable[[Environment], T]) -> T:
+    env = place.make_environment()
+    try:
+        return make(env)
+    finally:
+        env.close()
+
+
+def _revisions(
+    place: Workplace,
+    env: Environment,
+    pair: PathPair,
+    critique: Critique | None,
+    tries: Mapping[str, Trajectory],
+    iteration: int,
+    seed: int,
+) -> list[tuple[str | None, Sample]] | Rejection:
+    """Return the revision samples of a pair, each with the id of the trajectory behind it if it has one of its own."""
+    config, alpha, rule = place.recipe.splice, place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    if critique is None and config.mode != "direct":
+        detail = "judging its tree failed; table event has the error"
+        return Rejection(stage=STAGE, subject=pair_key(pair), reason="not-judged", detail=detail)
+    if config.mode == "continued":
+        samples = continued(pair, critique, tries, env, config, alpha=alpha, rule=rule, seed=seed)
+        return samples if isinstance(samples, Rejection) else list(samples.items())
+    made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
+    return made if isinstance(made, Rejection) else [(None, made)]
+
+
+def _unplayable(subject: str, error: EnvironmentFault) -> Rejection:
+    reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
+
+
+def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:
+    """Return the rows of a good sample together with its path as a trajectory of its own."""
+    trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+    walked = trajectory_rows(
+        trajectory_id,
+        path.trajectory,
+        source="tree",
+        iteration_id=iteration_id,
+        tree_id=path.tree_id,
+        leaf=path.leaf,
+    )
+    return merge(
+        [walked, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
+    )

@@ -1,0 +1,275 @@
+"""Which trajectories are held against each other, and what of each is trained on. Source: ETO section 3.2.
+
+    instruction, acknowledgement, first observation, steps that both share  |  replies after them  |  observations
+    in both sides, never trained                                            |  trained             |  never trained
+
+Both sides end with a reply. A losing side is cut a few steps after the length of the better one, because the
+log-probability of a trajectory is a sum over its tokens: a failure that goes on and on would outweigh everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from agentr_core.episodes.conversation import opening, turns
+from agentr_core.fingerprint import fingerprint
+from agentr_core.protocols import Environment
+from agentr_core.recipes import PreferencesConfig
+from agentr_core.recipes.thresholds import exceeds
+from agentr_core.samples.identity import conversation_key, sample_id
+from agentr_core.types import (
+    Path,
+    Preference,
+    PreferenceCase,
+    Provenance,
+    Rejection,
+    Sample,
+    SampleKind,
+    Trajectory,
+)
+
+STAGE = "preferences"
+
+Made = tuple[tuple[Preference, ...], tuple[Rejection, ...]]
+"""Preferences, and a rejection for each trajectory or pair that made none."""
+
+
+class Played(NamedTuple):
+    """A stored trajectory, by its id. Its first `forced` steps are the expert's, and the policy took over there."""
+
+    id: str
+    trajectory: Trajectory
+    forced: int = 0
+
+
+class _Side(NamedTuple):
+    """What is trained of a trajectory: its steps from `shared` up to, not including, `end`."""
+
+    played: Played
+    shared: int
+    end: int
+    origin: Provenance
+
+
+def preference_id(preference: Preference) -> str:
+    """Return the id of a preference: a fingerprint of its two samples."""
+    return fingerprint("preference", sample_id(preference.chosen), sample_id(preference.rejected))
+
+
+def against_expert(
+    expert: Played | None, explored: Sequence[Played], env: Environment, config: PreferencesConfig
+) -> Made:
+    """Return what the episodes of one instance make when each is held against the expert's.
+
+    The higher reward is chosen: the expert's when the policy lost, the policy's when it won; a tie makes nothing.
+    With `config.level` `step` only the two replies at the fork are compared; `mixture` makes both kinds.
+    """
+    if expert is None:
+        detail = "there is no expert trajectory of its instance"
+        return (), tuple(_reject(played.id, "no-expert", detail) for played in explored)
+    kept: list[Preference] = []
+    rejected: list[Rejection] = []
+    for played in explored:
+        fault = _unfit(expert, played, config.margin)
+        if fault is not None:
+            rejected.append(fault)
+            continue
+        made: list[Preference | Rejection] = []
+        if config.level != "step" and not played.forced:
+            made.append(_whole(expert, played, env, config))
+        if config.level != "trajectory":
+            made.append(_fork(expert, played, env))
+        kept += [one for one in made if isinstance(one, Preference)]
+        rejected += [one for one in made if isinstance(one, Rejection)]
+    return tuple(kept), tuple(rejected)
+
+
+def among_own(explored: Sequence[Played], env: Environment, config: PreferencesConfig) -> Made:
+    """Return the one preference of an instance's episodes: the best, shortest first, against the worst.
+
+    Source: ETO table 5, which does without an expert.
+    """
+    spoken = [played for played in explored if played.trajectory.steps]
+    silent = tuple(_reject(p.id, "no-agent-turn") for p in explored if not p.trajectory.steps)
+    if len(spoken) < 2:
+        return (), (*silent, *(_reject(p.id, "single-episode", "there is nothing to compare it with") for p in spoken))
+    best = min(spoken, key=lambda p: (-p.trajectory.reward, len(p.trajectory.steps), p.id))
+    worst = min(spoken, key=lambda p: (p.trajectory.reward, len(p.trajectory.steps), p.id))
+    fault = _unequal(best, worst, config.margin)
+    if fault:
+        return (), (*silent, fault)
+    made = _preference(PreferenceCase.OWN, _kept(best), _kept(worst, len(best.trajectory.steps), config), env)
+    return ((), (*silent, made)) if isinstance(made, Rejection) else ((made,), silent)
+
+
+def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
+    """Return a preference for each fork of a search tree whose branches differ in their mean reward.
+
+    The best path through the best branch is chosen, the worst through the worst branch rejected; what comes before the
+    fork belongs to the prompt. A branch without an ended path counts for nothing.
+
+    Args:
+        paths: all leaf paths of one tree, whose id is `tree_id`.
+    """
+    forks: dict[tuple[int, ...], dict[int, list[Path]]] = {}
+    for path in paths:
+        for depth, node in enumerate(path.nodes):
+            forks.setdefault(path.nodes[:depth], {}).setdefault(node, []).append(path)
+    kept: list[Preference] = []
+    rejected: list[Rejection] = []
+    for way, branches in sorted(forks.items()):
+        if len(branches) < 2:
+            continue
+        worst_branch, *_, best_branch = sorted(branches.values(), key=lambda ps: (_mean(ps), -ps[0].leaf))
+        best = min(best_branch, key=lambda p: (-p.trajectory.reward, len(p.nodes), p.leaf))
+        worst = min(worst_branch, key=lambda p: (p.trajectory.reward, len(p.nodes), p.leaf))
+        subject = f"{tree_id}:{way[-1] if way else 0}"
+        if not exceeds(_mean(best_branch), _mean(worst_branch)):
+            rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
+        elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
+            rejected.append(_reject(subject, "margin", _rewards(best.trajectory, worst.trajectory)))
+        elif isinstance(made := _branches(best, worst, len(way), env, config), Rejection):
+            rejected.append(made)
+        else:
+            kept.append(made)
+    if not kept and not rejected:
+        rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
+    return tuple(kept), tuple(rejected)
+
+
+def distinct(preferences: Iterable[Preference]) -> Made:
+    """Return the first of all preferences that read the same, and a rejection for each of the others."""
+    first: dict[tuple[str, str], Preference] = {}
+    rejected = []
+    for preference in preferences:
+        key = (conversation_key(preference.chosen), conversation_key(preference.rejected))
+        earlier = first.setdefault(key, preference)
+        if earlier is not preference and preference_id(earlier) != preference_id(preference):
+            detail = f"reads as preference {preference_id(earlier)}"
+            rejected.append(_reject(preference_id(preference), "duplicate", detail))
+    return tuple(first.values()), tuple(rejected)
+
+
+def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
+    """Return at most `per_instance` preferences of each instance, the widest margin first; 0 keeps all."""
+    if not per_instance:
+        return tuple(preferences), ()
+    order = sorted(range(len(preferences)), key=lambda at: (-(preferences[at].margin or 0.0), at))
+    taken: dict[str, int] = {}
+    kept: set[int] = set()
+    for position in order:
+        instance = preferences[position].chosen.instance
+        key = "" if instance is None else instance.key
+        taken[key] = taken.get(key, 0) + 1
+        if taken[key] <= per_instance or not key:
+            kept.add(position)
+    detail = f"the cap is {per_instance}"
+    return (
+        tuple(preference for position, preference in enumerate(preferences) if position in kept),
+        tuple(
+            _reject(preference_id(preference), "per-instance-cap", detail)
+            for position, preference in enumerate(preferences)
+            if position not in kept
+        ),
+    )
+
+
+def _unfit(expert: Played, played: Played, margin: float) -> Rejection | None:
+    """Return why an episode cannot be held against the expert's, or None."""
+    if len(played.trajectory.steps) <= played.forced:
+        return _reject(played.id, "no-agent-turn", f"the episode ended with {played.trajectory.stop} before any reply")
+    if played.trajectory.first_observation != expert.trajectory.first_observation:
+        return _reject(played.id, "other-beginning", f"its first observation is not that of expert {expert.id}")
+    return _unequal(expert, played, margin)
+
+
+def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
+    gap = abs(one.trajectory.reward - other.trajectory.reward)
+    if not exceeds(gap, 0):
+        return _reject(other.id, "tie", f"both have reward {one.trajectory.reward:g}")
+    if not exceeds(gap, margin):
+        return _reject(other.id, "margin", _rewards(one.trajectory, other.trajectory))
+    return None
+
+
+def _whole(expert: Played, played: Played, env: Environment, config: PreferencesConfig) -> Preference | Rejection:
+    if played.trajectory.reward < expert.trajectory.reward:
+        losing = _kept(played, len(expert.trajectory.steps), config)
+        return _preference(PreferenceCase.LOSE, _kept(expert), losing, env)
+    return _preference(PreferenceCase.WIN, _kept(played), _kept(expert), env)
+
+
+def _fork(expert: Played, played: Played, env: Environment) -> Preference | Rejection:
+    at = played.forced
+    if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
+        return _reject(played.id, "same-reply", f"the policy takes the expert's step {at}")
+    chosen, rejected = (
+        _Side(one, shared=at, end=at + 1, origin=_origin(one.id, at))
+        for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
+    )
+    return _preference(PreferenceCase.STEP, chosen, rejected, env)
+
+
+def _branches(
+    best: Path, worst: Path, shared: int, env: Environment, config: PreferencesConfig
+) -> Preference | Rejection:
+    end = min(len(worst.nodes), len(best.nodes) + config.extra_rounds)
+    chosen = Provenance(tree_id=best.tree_id, good_leaf=best.leaf, split=shared, good_reward=best.trajectory.reward)
+    losing = Provenance(tree_id=worst.tree_id, bad_leaf=worst.leaf, split=shared, bad_reward=worst.trajectory.reward)
+    return _preference(
+        PreferenceCase.TREE,
+        _Side(
+            Played(f"{best.tree_id}:{best.leaf}", best.trajectory), shared=shared, end=len(best.nodes), origin=chosen
+        ),
+        _Side(Played(f"{worst.tree_id}:{worst.leaf}", worst.trajectory), shared=shared, end=end, origin=losing),
+        env,
+    )
+
+
+def _kept(played: Played, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
+    """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
+    length = len(played.trajectory.steps)
+    end = length if better is None or config is None else min(length, better + config.extra_rounds)
+    return _Side(played, shared=0, end=end, origin=_origin(played.id, 0))
+
+
+def _origin(trajectory_id: str, shared: int) -> Provenance:
+    return Provenance(split=shared, extra={"trajectory": trajectory_id})
+
+
+def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference | Rejection:
+    for side in (chosen, rejected):
+        if any(step.dropped for step in side.played.trajectory.steps[: side.end]):
+            detail = (
+                "its history outgrew the context and was read through a window; both sides of a pair have one prompt"
+            )
+            return _reject(side.played.id, "windowed", detail)
+    return Preference(
+        case=case,
+        chosen=_sample(SampleKind.CHOSEN, chosen, env),
+        rejected=_sample(SampleKind.REJECTED, rejected, env),
+        chosen_reward=chosen.played.trajectory.reward,
+        rejected_reward=rejected.played.trajectory.reward,
+        dropped=0 if case is PreferenceCase.STEP else len(rejected.played.trajectory.steps) - rejected.end,
+    )
+
+
+def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
+    trajectory = side.played.trajectory
+    prompt = opening(env, trajectory.first_observation) + turns(trajectory.steps[: side.shared])
+    # What follows the last reply is nobody's turn to answer any more.
+    way = turns(trajectory.steps[side.shared : side.end], train=True)[:-1]
+    return Sample(kind=kind, messages=prompt + way, instance=trajectory.instance, provenance=side.origin)
+
+
+def _mean(paths: Sequence[Path]) -> float:
+    return sum(path.trajectory.reward for path in paths) / len(paths)
+
+
+def _rewards(better: Trajectory, worse: Trajectory) -> str:
+    return f"rewards {better.reward:g} and {worse.reward:g}"
+
+
+def _reject(subject: str, reason: str, detail: str = "") -> Rejection:
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)

@@ -1,0 +1,161 @@
+"""Preferences: the trajectories of an iteration held against each other, as pairs of samples in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentr_core.episodes.conversation import of_another_run
+from agentr_core.errors import ConfigError
+from agentr_core.methods.eto.preferences import (
+    STAGE,
+    Made,
+    Played,
+    against_expert,
+    among_own,
+    capped,
+    distinct,
+    in_tree,
+    preference_id,
+)
+from agentr_core.methods.eto.stages.explore import exploration
+from agentr_core.protocols import Environment
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.threads import check_wanted, in_thread
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.json_lines import World
+from agentr_core.samples.pairs_file import read_pairs
+from agentr_core.search.paths import leaf_paths
+from agentr_core.stages.demonstrate import expert_id
+from agentr_core.store.codec import load_trajectories, load_trees, preference_rows, rejection_rows
+from agentr_core.store.tables import merge
+from agentr_core.types import Instance, Preference, Rejection, Sample, Tree
+
+
+async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Make the preferences of an iteration; return how many there are of each kind, and how many were rejected.
+
+    Raises:
+        ConfigError: the run whose trees are wanted is not there, or has none.
+        DataFileError: the file of pairs is malformed.
+        DataFault: training and test instances meet.
+    """
+    await separate_instances(place, iteration)
+    with place.timed(STAGE, iteration):
+        preferences, rejections = await in_thread(_make, place, iteration)
+        iteration_id = place.iteration_id(iteration)
+        units = [
+            preference_rows(
+                preference_id(preference),
+                preference,
+                chosen_id=sample_id(preference.chosen),
+                rejected_id=sample_id(preference.rejected),
+                iteration_id=iteration_id,
+            )
+            for preference in preferences
+        ]
+        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
+    kinds = [str(preference.case) for preference in preferences]
+    return {kind: kinds.count(kind) for kind in sorted(set(kinds))} | {"rejected": len(rejections)}
+
+
+def check_pairs(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `DataFileError` when the file of pairs that a recipe names is malformed."""
+    if recipe.eto.preferences.source == "file":
+        _of_file(recipe, env)
+
+
+def _of_file(recipe: Recipe, env: Environment) -> Made:
+    world = World(env.name, recipe.environment.name)
+    return read_pairs(Path(recipe.eto.preferences.file), world=world, split=recipe.instances.train)
+
+
+def _make(place: Workplace, iteration: int) -> Made:
+    config = place.recipe.eto.preferences
+    env = place.make_environment()
+    try:
+        if config.source == "file":
+            made = _of_file(place.recipe, env)
+        else:
+            made = _of_trees(place, env) if config.source == "trees" else _of_episodes(place, iteration, env)
+    finally:
+        env.close()
+    different, repeated = distinct(_stamped(made[0], place.iteration_id(iteration)))
+    kept, over_cap = capped(different, config.per_instance)
+    return kept, (*made[1], *repeated, *over_cap)
+
+
+def _of_episodes(place: Workplace, iteration: int, env: Environment) -> Made:
+    config = place.recipe.eto.preferences
+    wanted = exploration(place, iteration)
+    played = load_trajectories(place.store, list(wanted))
+    by_instance: dict[str, list[Played]] = {}
+    lost: list[Rejection] = []
+    for key, plan in wanted.items():
+        episodes = by_instance.setdefault(plan.instance.key, [])
+        if key in played:
+            episodes.append(Played(key, played[key], forced=len(plan.prefix)))
+        else:
+            detail = f"episode {plan.key} has no reward; table event has the error that ended it"
+            lost.append(Rejection(stage=STAGE, subject=key, reason="no-reward", detail=detail))
+    made: list[Made] = [((), tuple(lost))]
+    if config.against == "own":
+        made += [among_own(episodes, env, config) for episodes in by_instance.values()]
+        return _joined(made)
+    ids = {plan.instance.key: expert_id(place.iteration_id(iteration), plan.instance) for plan in wanted.values()}
+    experts = {key: Played(key, found) for key, found in load_trajectories(place.store, list(ids.values())).items()}
+    for instance, episodes in by_instance.items():
+        check_wanted()
+        made.append(against_expert(experts.get(ids[instance]), episodes, env, config))
+    return _joined(made)
+
+
+def _of_trees(place: Workplace, env: Environment) -> Made:
+    config = place.recipe.eto.preferences
+    runs = place.all("select run_id from run where starts_with(run_id, ?)", config.trees or place.run_id)
+    if len(runs) != 1:
+        raise ConfigError(
+            f"eto.preferences.trees: {len(runs)} runs of {place.root} begin with {config.trees!r}; "
+            "`agentr runs` lists them all"
+        )
+    rows = place.all(
+        "select t.tree_id from tree t join iteration i using (iteration_id) "
+        "where i.run_id = ? and t.finished order by 1",
+        runs[0][0],
+    )
+    if not rows:
+        raise ConfigError(f"eto.preferences.trees: run {runs[0][0]} has no finished tree; name a run of method agent-r")
+    trees = load_trees(place.store, [key for (key,) in rows])
+    strange = sorted({tree.instance.environment for tree in trees.values()} - {env.name})
+    if strange:
+        raise ConfigError(
+            f"eto.preferences.trees: run {runs[0][0]} has trees of {', '.join(strange)}, and the recipe's environment "
+            f"is {env.name}"
+        )
+    if runs[0][0] != place.run_id:
+        trees = {key: _of_another_run(tree) for key, tree in trees.items()}
+    return _joined(in_tree(leaf_paths(tree, key), env, config, key) for key, tree in trees.items())
+
+
+def _of_another_run(tree: Tree) -> Tree:
+    nodes = [node if node.step is None else replace(node, step=of_another_run([node.step])[0]) for node in tree.nodes]
+    return replace(tree, nodes=tuple(nodes))
+
+
+def _joined(parts: Iterable[Made]) -> Made:
+    parts = list(parts)
+    return tuple(p for kept, _ in parts for p in kept), tuple(r for _, rejected in parts for r in rejected)
+
+
+def _stamped(preferences: Iterable[Preference], iteration_id: str) -> list[Preference]:
+    """Return the preferences as those of an iteration: the same file or tree may serve several."""
+
+    def stamp(sample: Sample) -> Sample:
+        origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
+        return replace(sample, provenance=origin)
+
+    return [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in preferences]

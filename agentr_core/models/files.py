@@ -1,0 +1,110 @@
+"""The files of a Hugging Face model directory: which hold its weights, and what they hash to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from agentr_core.errors import ModelDirectoryError
+from agentr_core.fingerprint import file_sha256
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def adapter_base(path: Path) -> Path | None:
+    """Return the model directory that the PEFT adapter in `path` belongs to; None where `path` holds a whole model.
+
+    A relative path counts from the working directory, as PEFT has it.
+
+    Raises `ModelDirectoryError` when the adapter names no directory that is there.
+    """
+    if (path / "config.json").is_file() or not (path / ADAPTER_CONFIG).is_file():
+        return None
+    named = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not named or not Path(named).is_dir():
+        raise ModelDirectoryError(
+            f"the adapter in {path} belongs to the model {named!r}, which is no directory here; put its path into "
+            f"{path / ADAPTER_CONFIG} as base_model_name_or_path"
+        )
+    return Path(named)
+
+
+def weights_sha256(path: Path) -> str:
+    """Return the SHA-256 of a model's weights: of the only weight file, or over names and hashes of several.
+
+    For an adapter it is that of the adapter's weights and those of its model.
+
+    Raises `ModelDirectoryError` when there are no sound weights.
+    """
+    files = weight_files(path)
+    base = adapter_base(path)
+    if base is not None:
+        return hashlib.sha256(f"{weights_sha256(base)}:{file_sha256(files[0])}".encode()).hexdigest()
+    if len(files) == 1:
+        return file_sha256(files[0])
+    together = hashlib.sha256()
+    for file in files:
+        together.update(f"{file.name}:{file_sha256(file)}\n".encode())
+    return together.hexdigest()
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """Return the weight files of a model or adapter directory, sorted by name; only their headers are read.
+
+    Raises `ModelDirectoryError` when there are none, or one is missing, truncated or corrupt.
+    """
+    if adapter_base(path) is not None:
+        if not (path / ADAPTER_WEIGHTS).is_file():
+            raise ModelDirectoryError(f"{path} has no {ADAPTER_WEIGHTS}; copy or save the adapter again")
+        _tensor_names(path / ADAPTER_WEIGHTS)
+        return (path / ADAPTER_WEIGHTS,)
+    if (path / _INDEX).is_file():
+        weight_map = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelDirectoryError(f"{path / _INDEX} has no weight_map; save the model again")
+        names = sorted(set(weight_map.values()))
+        held = {name: _tensor_names(path / name) for name in names}
+        for tensor, name in weight_map.items():
+            if tensor not in held[name]:
+                raise ModelDirectoryError(
+                    f"{path / name} lacks the tensor {tensor!r} of the index; copy the file again"
+                )
+        return tuple(path / name for name in names)
+    if not (path / _SINGLE).is_file():
+        if any(path.glob("*.bin")):
+            raise ModelDirectoryError(f"{path} has pickled weights only; convert them to safetensors")
+        raise ModelDirectoryError(f"{path} has no weights ({_SINGLE} or {_INDEX}); copy or save the model again")
+    _tensor_names(path / _SINGLE)
+    return (path / _SINGLE,)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises `ModelDirectoryError` when there is none."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{file} is not readable JSON ({error}); copy it again") from error
+    if not isinstance(data, dict):
+        raise ModelDirectoryError(f"{file} must hold a JSON object, not a {type(data).__name__}; copy it again")
+    return data
+
+
+def _tensor_names(file: Path) -> frozenset[str]:
+    if not file.is_file():
+        raise ModelDirectoryError(f"weight file {file} is missing though the index names it; copy it again")
+    try:
+        # Opening checks the header and that the file is as long as the header says.
+        with safe_open(file, framework="numpy") as tensors:
+            names = frozenset(tensors.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelDirectoryError(f"weight file {file} is truncated or corrupt ({error}); copy it again") from error
+    if not names:
+        raise ModelDirectoryError(f"weight file {file} holds no tensors; save the model again")
+    return names

@@ -1,0 +1,1 @@
+"""Transformers models in this process: loading, decoding, caches of keys and values."""

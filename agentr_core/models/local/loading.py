@@ -1,0 +1,193 @@
+"""Loads a Hugging Face model directory and makes sure that the decode loop suits its architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.models.files import ADAPTER_WEIGHTS, adapter_base
+from agentr_core.models.local.decoding import Decoder, Reply
+from agentr_core.models.local.devices import torch_device
+from agentr_core.models.local.grouped import use_grouped_attention
+from agentr_core.models.local.kv import KVShape
+from agentr_core.models.local.masks import Attention
+from agentr_core.models.local.waves import Row, Wave
+from agentr_core.samples.rendering import Renderer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
+"""The largest difference of a log-probability that rounding explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends a reply.
+
+    `shares_rows` says that several queries on one row cost no copy of its keys and values.
+    """
+
+    model: Any
+    tokenizer: Any
+    renderer: Renderer
+    shape: KVShape
+    attention: Attention
+    context_length: int
+    vocabulary: int
+    end_ids: frozenset[int]
+    shares_rows: bool
+
+
+def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: datetime | None = None) -> LoadedModel:
+    """Return a model in evaluation mode on its device. `at` is the moment whose date its chat template prints.
+
+    Raises:
+        ModelDirectoryError: files do not fit together, or the architecture is not attention, full or sliding.
+        ConfigError: an unknown dtype or device, or a context longer than the model's.
+    """
+    if dtype not in _DTYPES:
+        raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
+    place = torch_device(device)
+    # Stages show their own progress.
+    transformers_logging.disable_progress_bar()
+    base = adapter_base(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            base or path, dtype=_DTYPES[dtype], local_files_only=True, output_loading_info=True
+        )
+        if base is not None:
+            model = _with_adapter(model, path)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if wrong:
+        raise ModelDirectoryError(
+            f"{path} lacks weights or has them in another shape: {', '.join(wrong[:3])}; save it again"
+        )
+    model = model.to(place).eval().requires_grad_(False)
+    config = model.config.get_text_config()
+    context = _context_length(path, config, context_length)
+    renderer = Renderer(tokenizer, at=at)
+    heads = getattr(config, "num_attention_heads", None)
+    shape = _kv_shape(path, model, _DTYPES[dtype], place)
+    shares_rows = heads == shape.heads or use_grouped_attention(model)
+    loaded = LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        shape=shape,
+        attention=attention_of(path, config, context),
+        context_length=context,
+        vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
+        end_ids=_end_ids(model, tokenizer) | {renderer.end_of_turn},
+        shares_rows=shares_rows,
+    )
+    _check_decoding(path, loaded, _TOLERANCE[dtype])
+    return loaded
+
+
+def _with_adapter(model: Any, path: Path) -> Any:
+    """Return a model with the adapter of a PEFT directory in its layers, apart from its weights."""
+    # Slow to import, and most models have none.
+    from peft import PeftModel, get_peft_model_state_dict
+
+    adapted = PeftModel.from_pretrained(model, path)
+    with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
+        strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+    if strangers:
+        raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
+    return adapted.get_base_model()
+
+
+def _context_length(path: Path, config: Any, wanted: int) -> int:
+    own: Any = getattr(config, "max_position_embeddings", None)
+    if own is None and not wanted:
+        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
+    if own is not None and wanted > own:
+        raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
+    context: int = wanted or own
+    return context
+
+
+def attention_of(path: Path, config: Any, context: int) -> Attention:
+    """Return what the layers of a text configuration see in a context of so many tokens.
+
+    Raises `ModelDirectoryError` for layers that are no attention, full or sliding.
+    """
+    # Without a list, a model that has a window has it in all layers.
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    kinds = set(layers)
+    if strange := kinds - {"full_attention", "sliding_attention"}:
+        raise ModelDirectoryError(
+            f"the model of {path} has layers of kind {', '.join(sorted(strange))}, which this backend cannot decode; "
+            "serve it with vLLM"
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is None or window >= context or kinds == {"full_attention"}:
+        return Attention(by_kind=len(kinds) == 2)
+    near = frozenset(number for number, kind in enumerate(layers) if kind == "sliding_attention")
+    return Attention(window=window, near=near, by_kind=len(kinds) == 2)
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
+    return frozenset(ids)
+
+
+@torch.inference_mode()
+def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
+    """Return what the layers store, found by asking: configurations name it in many ways."""
+    output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
+    layers = getattr(getattr(output, "past_key_values", None), "layers", [])
+    stored = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
+    shapes = {
+        (keys.shape[1], keys.shape[3], values.shape[3]) if keys is not None and values is not None else None
+        for keys, values in stored
+    }
+    if len(shapes) != 1 or None in shapes:
+        raise ModelDirectoryError(
+            f"the model of {path} does not keep equal keys and values in all layers, so this backend cannot decode it; "
+            "serve it with vLLM"
+        )
+    ((heads, key_size, value_size),) = (shape for shape in shapes if shape is not None)
+    return KVShape(len(stored), heads, key_size, value_size, dtype, device)
+
+
+@torch.inference_mode()
+def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
+    """Compare the decode loop with a plain forward pass: architectures with other position or mask rules differ."""
+    decoder = Decoder(
+        loaded.model,
+        loaded.shape,
+        loaded.attention,
+        vocabulary=loaded.vocabulary,
+        context_length=loaded.context_length,
+        ended=lambda tokens, stops: False,
+        prefix_cache_bytes=0,
+    )
+    prompts = [[(7 * i + 1) % loaded.vocabulary for i in range(length)] for length in (4, 9)]
+    replies = [
+        Reply(prompt=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
+        for number in range(2)
+    ]
+    decoder.decode(Wave(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
+    for prompt, reply in zip(prompts, replies, strict=True):
+        ids = torch.tensor([prompt + reply.tokens], device=loaded.shape.device)
+        logits = loaded.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded.vocabulary]
+        plain = logits.double().log_softmax(dim=-1)[range(len(reply.tokens)), reply.tokens].tolist()
+        difference = max(abs(a - b) for a, b in zip(plain, reply.token_logprobs, strict=True))
+        if difference > tolerance:
+            raise ModelDirectoryError(
+                f"the model of {path} gives other results token by token than at once (log-probabilities differ by "
+                f"{difference:.2g}), so this backend cannot decode it; serve it with vLLM"
+            )

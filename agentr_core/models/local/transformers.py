@@ -1,0 +1,201 @@
+"""A Hugging Face causal language model in this process, on CPU or CUDA."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.models.files import weights_sha256
+from agentr_core.models.local.waves import MAX_WIDTH, plan
+from agentr_core.models.stopping import StopWatch, cut_at_stop
+from agentr_core.types import Generation, Message, Request
+
+if TYPE_CHECKING:
+    from agentr_core.models.local.decoding import Reply
+    from agentr_core.models.local.loading import LoadedModel
+
+_CACHED_PROMPTS = 4096
+
+
+class TransformersModel:
+    """A ChatModel on any causal language model that Transformers can run with attention, full or sliding.
+
+    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. What still depends on the
+    batch is rounding, in the last bits of the logits. Shapes are padded to a short ladder (`waves`), with which a
+    float32 request had the same bits alone and in company (190 of 190 replies, on one AVX-512 processor); another `n`,
+    or more requests with an equal prompt, does change them. The tokens came out the same in all these cases. In
+    bfloat16 a logit is known to 0.4%, and two tokens that are nearly as likely can change places. Logits are turned
+    into probabilities in float64.
+
+    Log-probabilities are the model's own, at temperature 1 and before any top-p cut. Stop strings are looked for in
+    the text without special tokens. All computing is done in one worker thread. Use `load`.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, name: str, fingerprint: str, max_batch: int, prefix_cache_bytes: int
+    ) -> None:
+        from agentr_core.models.local.decoding import Decoder
+
+        self.name = name
+        self.fingerprint = fingerprint
+        self.context_length = loaded.context_length
+        self.renderer = loaded.renderer
+        self._tokenizer = loaded.tokenizer
+        self._device = loaded.shape.device
+        self._end_ids = loaded.end_ids
+        self._max_batch = max_batch
+        self._max_width = MAX_WIDTH if loaded.shares_rows else 1
+        self._stops = StopWatch(self._text)
+        self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
+        self._decoder: Decoder | None = Decoder(
+            loaded.model,
+            loaded.shape,
+            loaded.attention,
+            vocabulary=loaded.vocabulary,
+            context_length=loaded.context_length,
+            ended=self._ended,
+            prefix_cache_bytes=prefix_cache_bytes,
+        )
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        max_batch: int = 128,
+        context_length: int = 0,
+        prefix_cache_bytes: int = 1 << 30,
+        at: datetime | None = None,
+    ) -> TransformersModel:
+        """Return the model of a directory, named after it.
+
+        Args:
+            path: A Hugging Face model directory with safetensors, a tokenizer and a chat template.
+            dtype: "float32" or "bfloat16".
+            device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
+            max_batch: The most replies decoded at once.
+            context_length: The most tokens of a prompt and its reply; 0 means what the model's configuration says.
+            prefix_cache_bytes: Memory for keys and values of prompt beginnings that may be met again; 0 keeps none.
+            at: When the run started, for chat templates that print the date.
+
+        Raises:
+            ModelDirectoryError: the directory is unsound, or its architecture cannot be decoded here.
+            ConfigError: an unknown dtype or device, or a context longer than the model's.
+        """
+        from agentr_core.models.local.loading import load_model
+
+        check_model_directory(path)
+        loaded = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)
+        identity = fingerprint(weights_sha256(path), behaviour_files_sha256(path), dtype, loaded.context_length)
+        return cls(
+            loaded, name=path.name, fingerprint=identity, max_batch=max_batch, prefix_cache_bytes=prefix_cache_bytes
+        )
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        """Return the replies; requests with equal prompts share one prefill.
+
+        Raises `PromptTooLong` before anything is computed, `DataFault` for a conversation that the chat template
+        refuses, and `ModelFault` after `close` or when the computation breaks.
+        """
+        if self._decoder is None:
+            raise ModelFault(f"model {self.name} is closed; load it again")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._generate, tuple(requests))
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the number of prompt tokens, the header of the reply included."""
+        return len(self._prompt(request.messages))
+
+    def cached_share(self) -> float:
+        """Return the part of the tokens of all different prompts of a batch that was in the prefix cache, in [0, 1]."""
+        decoder = self._decoder
+        return decoder.cached_tokens / decoder.prompt_tokens if decoder and decoder.prompt_tokens else 0.0
+
+    async def close(self) -> None:
+        """Free the model once the work under way is done, and on CUDA its memory for other processes."""
+        await asyncio.to_thread(self._worker.shutdown)
+        self._decoder = None
+        if self._device.type == "cuda":
+            import torch
+
+            # PyTorch keeps what was freed for itself, and the trainer, which has its own process, is next on this GPU.
+            # What holds itself in a circle is not freed before it is looked for.
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
+        from agentr_core.models.local.decoding import Reply
+
+        decoder = self._decoder
+        if decoder is None:
+            raise ModelFault(f"model {self.name} is closed; load it again")
+        prompts: dict[tuple[int, ...], int] = {}
+        replies: list[Reply] = []
+        for request in requests:
+            tokens = self._prompt(request.messages)
+            room = self.context_length - len(tokens)
+            if room < 1:
+                raise PromptTooLong(
+                    f"a prompt of {len(tokens)} tokens leaves no room for a reply in the {self.context_length} of "
+                    f"{self.name}"
+                )
+            sampling = request.sampling
+            replies += [
+                Reply(
+                    prompt=prompts.setdefault(tokens, len(prompts)),
+                    seed=request.seed,
+                    number=number,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    limit=min(sampling.max_new_tokens, room),
+                    logprobs=sampling.logprobs,
+                    stops=sampling.stop,
+                )
+                for number in range(request.n)
+            ]
+        wanted: list[list[int]] = [[] for _ in prompts]
+        for index, reply in enumerate(replies):
+            wanted[reply.prompt].append(index)
+        texts = list(prompts)
+        waves = plan([len(text) for text in texts], wanted, max_batch=self._max_batch, max_width=self._max_width)
+        try:
+            for wave in waves:
+                decoder.decode(wave, texts, replies)
+        except RuntimeError as error:
+            raise ModelFault(
+                f"model {self.name} failed on {len(replies)} replies: {error}; if memory ran out, lower model.max_batch"
+            ) from error
+        finished = iter(replies)
+        return [[self._generation(next(finished), texts) for _ in range(request.n)] for request in requests]
+
+    def _generation(self, reply: Reply, prompts: Sequence[tuple[int, ...]]) -> Generation:
+        spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens
+        return Generation(
+            text=cut_at_stop(self._text(spoken), reply.stops),
+            token_ids=tuple(reply.tokens),
+            finish_reason="stop" if reply.ended else "length",
+            prompt_tokens=len(prompts[reply.prompt]),
+            completion_tokens=len(reply.tokens),
+            logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
+        )
+
+    def _ended(self, tokens: Sequence[int], stops: tuple[str, ...]) -> bool:
+        return tokens[-1] in self._end_ids or (bool(stops) and self._stops.completed(tokens, stops))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.renderer.render_prompt(messages))

@@ -1,0 +1,54 @@
+"""A worker process: `python -m agentr_core.models.local.worker DESCRIPTOR`, started by `workers`.
+
+It loads one model and answers what comes through a socket, one batch after the other. It ends when the process that
+started it does, or closes the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from multiprocessing.connection import Connection
+
+from agentr_core.errors import AgentrError
+from agentr_core.lifetime import end_with_parent
+from agentr_core.models.cpu_memory import keep_freed_memory
+from agentr_core.models.local.worker_messages import Answer, Loaded, Loading
+from agentr_core.types import Request
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status: 0 when the socket was closed, 1 when the model could not be loaded."""
+    end_with_parent()
+    with Connection(int(arguments[0])) as connection:
+        return asyncio.run(serve(connection))
+
+
+async def serve(connection: Connection) -> int:
+    """Load the model that the first message names, and answer batches until the socket is closed."""
+    loading: Loading = connection.recv()
+    if loading.device == "cpu":
+        keep_freed_memory()
+    try:
+        model = loading.load()
+    except AgentrError as error:
+        connection.send(error)
+        return 1
+    connection.send(Loaded(name=model.name, fingerprint=model.fingerprint, context_length=model.context_length))
+    while True:
+        try:
+            requests: tuple[Request, ...] = connection.recv()
+        except EOFError:
+            return 0
+        try:
+            replies = await model.generate(requests)
+        except AgentrError as error:
+            connection.send(error)
+        else:
+            connection.send(Answer(replies=replies, cached_share=model.cached_share()))
+
+
+if __name__ == "__main__":
+    # What is left of torch's threads has nothing to take down, and may take long to.
+    os._exit(main(sys.argv[1:]))

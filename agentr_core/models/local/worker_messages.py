@@ -1,0 +1,52 @@
+"""What a worker process and the process that started it tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.types import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What a worker loads: the arguments of `TransformersModel.load`."""
+
+    path: Path
+    dtype: str
+    device: str
+    max_batch: int
+    context_length: int
+    prefix_cache_bytes: int
+    at: datetime | None
+
+    def load(self) -> TransformersModel:
+        """Return the model in this process. Raises as `TransformersModel.load`."""
+        return TransformersModel.load(
+            self.path,
+            dtype=self.dtype,
+            device=self.device,
+            max_batch=self.max_batch,
+            context_length=self.context_length,
+            prefix_cache_bytes=self.prefix_cache_bytes,
+            at=self.at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a worker says of the model that it has loaded."""
+
+    name: str
+    fingerprint: str
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The replies to a batch, and the part of all prompt tokens so far that was cached, in [0, 1]."""
+
+    replies: list[list[Generation]]
+    cached_share: float

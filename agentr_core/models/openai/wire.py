@@ -1,0 +1,216 @@
+"""Requests and replies in OpenAI's chat-completions form. Pure: what is sent and received is the caller's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
+from agentr_core.errors import MalformedReply, ModelFault
+from agentr_core.fingerprint import derive_seed
+from agentr_core.models.stopping import cut_at_stop
+from agentr_core.recipes import ServerConfig
+from agentr_core.types import Generation, Request
+
+_SHOWN = 200
+"""Characters of a malformed body that an error message quotes."""
+
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+"""A token id, or a number of tokens."""
+
+
+class _Strict(BaseModel):
+    """What a server says is believed as it stands: no text is made a number, and NaN is none."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Message(_Strict):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Token(_Strict):
+    logprob: Annotated[float, Field(le=HIGHEST_LOGPROB)]
+
+
+class _Logprobs(_Strict):
+    content: list[_Token] | None = None
+
+
+class _Choice(_Strict):
+    index: int
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[Tokens] | None = None
+
+
+class _Usage(_Strict):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+
+
+class _Completion(_Strict):
+    choices: list[_Choice]
+    usage: _Usage
+
+
+class _Measured(_Strict):
+    usage: _Usage
+
+
+class _Served(_Strict):
+    id: str
+    max_model_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+
+
+class _ModelList(_Strict):
+    data: list[_Served]
+
+
+def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str, Any]]:
+    """Return the bodies of the HTTP requests that together ask for the `request.n` replies, in their order.
+
+    There is one, unless `server.n_per_request` is smaller than `n`. The first carries the request's seed, each further
+    one a seed derived from it and the number of its first reply. `limit` is the most tokens of a reply.
+    """
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        **server.extra_body,
+        "model": server.model,
+        "messages": [{"role": message.role, "content": message.text} for message in request.messages],
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        server.max_tokens_field: limit,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logprobs:
+        body["logprobs"] = True
+    if server.token_ids:
+        body["return_token_ids"] = True
+    most = server.n_per_request or request.n
+    made = []
+    for first in range(0, request.n, most):
+        seed = derive_seed(request.seed, first) if first else request.seed
+        made.append({**body, "n": min(most, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
+    return made
+
+
+def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> list[Generation]:
+    """Return the `n` replies in a response body, in the order of their indices.
+
+    Where a server gives token ids, they say how many tokens each reply has. Otherwise the total that it counted is
+    shared out: `limit` to each reply that was cut there, the rest by length of text. Sums are always the server's.
+
+    Raises:
+        MalformedReply: the body is cut or not what the protocol says, has another number of replies, or an empty one.
+            A reply is only taken to be empty by the model's choice when token ids prove that the model spoke.
+        ModelFault: the model refused, was filtered, or called a tool.
+    """
+    try:
+        completion = _Completion.model_validate_json(payload)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise MalformedReply(f"the reply is malformed ({where}: {first['msg']}): {_quote(payload)}") from None
+    choices = sorted(completion.choices, key=lambda choice: choice.index)
+    numbers = [choice.index for choice in choices]
+    if len(choices) != n:
+        raise MalformedReply(
+            f"{n} replies were asked for and {len(choices)} came; if the server does not support n, set "
+            "server.n_per_request to 1"
+        )
+    if numbers != list(range(n)):
+        raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
+    for choice in choices:
+        _check(choice, completion.usage)
+    counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
+    return [
+        Generation(
+            text=cut_at_stop(choice.message.content or "", request.sampling.stop),
+            token_ids=tuple(choice.token_ids or ()),
+            finish_reason="length" if choice.finish_reason == "length" else "stop",
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=count,
+            logprobs=_logprobs(choice) if request.sampling.logprobs else None,
+        )
+        for choice, count in zip(choices, counts, strict=True)
+    ]
+
+
+def read_prompt_tokens(payload: bytes) -> int:
+    """Return how many tokens the server counted in the prompt of a response. Raises `MalformedReply`."""
+    try:
+        return _Measured.model_validate_json(payload).usage.prompt_tokens
+    except ValidationError:
+        raise MalformedReply(f"the reply does not tell the tokens of its prompt: {_quote(payload)}") from None
+
+
+def read_models(payload: bytes) -> dict[str, int | None]:
+    """Return the context length, where it is told, of each model that a server lists. Raises `MalformedReply`."""
+    try:
+        return {served.id: served.max_model_len for served in _ModelList.model_validate_json(payload).data}
+    except ValidationError:
+        raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
+
+
+def _check(choice: _Choice, usage: _Usage) -> None:
+    """Raise unless a choice is a whole reply of the model."""
+    if choice.message.refusal or choice.finish_reason == "content_filter":
+        raise ModelFault(f"the server withheld a reply: {choice.message.refusal or 'its content filter cut it'}")
+    if choice.finish_reason in ("tool_calls", "function_call"):
+        raise ModelFault("the model called a tool, and none was offered; switch tools off at the server")
+    if choice.finish_reason not in ("stop", "length"):
+        raise MalformedReply(f"reply {choice.index} has the finish reason {choice.finish_reason!r}: it is not whole")
+    if not choice.message.content and not choice.token_ids:
+        hint = (
+            "a model that thinks first needs a higher max_new_tokens, or its thinking switched off in server.extra_body"
+            if choice.finish_reason == "length"
+            else "with server.token_ids a server can prove that the model meant to say nothing"
+        )
+        raise MalformedReply(f"reply {choice.index} is empty after {usage.completion_tokens} tokens; {hint}")
+
+
+def _logprobs(choice: _Choice) -> tuple[float, ...]:
+    given = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
+    if choice.token_ids is not None and len(given) != len(choice.token_ids):
+        raise MalformedReply(
+            f"reply {choice.index} has {len(choice.token_ids)} token ids and {len(given)} log-probabilities"
+        )
+    if not given:
+        raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
+    return given
+
+
+def _completion_tokens(choices: Sequence[_Choice], total: int, limit: int) -> list[int]:
+    """Return the number of tokens of each choice."""
+    if all(choice.token_ids is not None for choice in choices):
+        return [len(choice.token_ids or ()) for choice in choices]
+    if len(choices) == 1:
+        return [total]
+    cut = [choice.finish_reason == "length" for choice in choices]
+    if all(cut):
+        return _shares(total, [1] * len(choices))
+    each = min(limit, total // max(1, sum(cut)))
+    rest = [0 if is_cut else len(choice.message.content or "") for is_cut, choice in zip(cut, choices, strict=True)]
+    shares = _shares(total - each * sum(cut), rest)
+    return [each if is_cut else share for is_cut, share in zip(cut, shares, strict=True)]
+
+
+def _shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Return whole numbers in proportion to the weights that sum to `total`; zeros where all weights are zero."""
+    whole = sum(weights)
+    if not whole:
+        return [0] * len(weights)
+    ends = (total * end // whole for end in accumulate(weights, initial=0))
+    return [end - start for start, end in pairwise(ends)]
+
+
+def _quote(payload: bytes) -> str:
+    text = " ".join(payload[: 4 * _SHOWN].decode("utf-8", "replace").split())
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

@@ -1,0 +1,1 @@
+"""vLLM servers that are started, watched and asked from here."""

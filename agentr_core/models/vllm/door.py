@@ -1,0 +1,299 @@
+"""The door of `agentr models serve`: where runs ask which replicas there are, and that they serve other weights.
+
+GET tells the present state; POST with what a recipe says of its model has the replicas serve that. Both answer with a
+`State`, at once: replicas take their time to start, so who waits asks again. Only this machine can reach it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from agentr_core.errors import AgentrError, ConfigError, ModelFault, ModelServerError, ModelUnavailable
+from agentr_core.models.vllm.command import HOST, Launch
+from agentr_core.models.vllm.replicas import Replicas
+from agentr_core.models.vllm.start import make_launch
+from agentr_core.recipes import ModelConfig
+
+_POLL_SECONDS = 1.0
+_TIMEOUT_SECONDS = 60.0
+_REPLACEMENTS = 3
+_JSON = "application/json"
+_OWN_NAMES = (HOST, "localhost", "::1")
+_MOST_BYTES = 2**20
+_LENGTH_DIGITS = 9
+_SILENCE_SECONDS = 30.0
+
+
+class State(BaseModel):
+    """What the door tells: no addresses while replicas start; `fault` when they cannot.
+
+    `seeds` and `options` are those of `model.vllm` that the door was opened with; no wish changes them.
+    """
+
+    model: Path
+    served_name: str
+    seeds: bool = True
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    fault: str = ""
+
+
+class Wish(BaseModel):
+    """What the door is asked to serve: a model directory, and the number format and context of a recipe.
+
+    `suspected` are addresses of replicas that failed a request: they are looked at before the answer.
+    """
+
+    model: Path
+    dtype: str
+    context_length: int
+    suspected: tuple[str, ...] = ()
+
+
+class Keeper:
+    """Watches replicas and answers the door. Thread-safe."""
+
+    def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
+        self._replicas = replicas
+        self._model = model
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._state = self._present()
+
+    @property
+    def state(self) -> State:
+        """How the replicas stood at the last look."""
+        return self._state
+
+    def look(self) -> State:
+        """Look after the replicas, and return how they stand."""
+        with self._lock:
+            try:
+                addresses = self._replicas.advance() or ()
+                self._state = self._present(addresses)
+            except AgentrError as error:
+                self._state = self._present(fault=str(error))
+            return self._state
+
+    def serve(self, wish: Wish) -> State:
+        """Have the replicas serve what is wished, if they do not yet. Raises `UserError` for what cannot be served."""
+        changed = {"path": str(wish.model), "dtype": wish.dtype, "context_length": wish.context_length}
+        launch = make_launch(wish.model, replace(self._model, **changed))  # type: ignore[type-var]
+        with self._lock:
+            if launch.served_name != self._replicas.launch.served_name:
+                self._tell(f"serving {launch.model} from now on")
+                self._replicas.serve(launch)
+                self._state = self._present()
+        for address in wish.suspected:
+            self._replicas.suspect(address)
+        return self.look() if wish.suspected else self._state
+
+    def watch(self, stop: threading.Event, *, every: float = _POLL_SECONDS) -> None:
+        """Look after the replicas until told to stop."""
+        while not stop.wait(every):
+            self.look()
+
+    def _present(self, addresses: tuple[str, ...] = (), fault: str = "") -> State:
+        launch = self._replicas.launch
+        return State(
+            model=launch.model,
+            served_name=launch.served_name,
+            seeds=launch.settings.seeds,
+            options=launch.settings.options,
+            addresses=addresses,
+            fault=fault,
+        )
+
+
+@contextmanager
+def open_door(keeper: Keeper, port: int) -> Iterator[str]:
+    """Answer at a port of this machine for the length of the block, and lend the address. Raises `ConfigError`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        # Of a connection that says nothing more: it would keep a thread for ever.
+        timeout = _SILENCE_SECONDS
+
+        def do_GET(self) -> None:
+            if refusal := _foreign(self.headers):
+                self._refuse(*refusal)
+            else:
+                self._answer(200, keeper.state)
+
+        def do_POST(self) -> None:
+            if refusal := _foreign(self.headers) or _unreadable(self.headers):
+                self._refuse(*refusal)
+                return
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                self._answer(200, keeper.serve(Wish.model_validate_json(content)))
+            except (AgentrError, ValidationError) as error:
+                self._refuse(400, str(error))
+
+        def _refuse(self, status: int, fault: str) -> None:
+            # What was not read of a request would be taken for the next one.
+            self.close_connection = True
+            self._answer(status, keeper.state.model_copy(update={"fault": fault}))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests of the door are no news."""
+
+        def _answer(self, status: int, state: State) -> None:
+            content = state.model_dump_json().encode()
+            self.send_response(status)
+            self.send_header("Content-Type", _JSON)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _foreign(headers: Message) -> tuple[int, str] | None:
+    """Return status and reason for a request that a web page had a browser make, or None.
+
+    A browser names the page in `Origin`; a page under a name that leads to this machine names itself in `Host`.
+    """
+    if headers.get("Origin") is not None:
+        return 403, "web pages are not answered here"
+    try:
+        host = urlsplit(f"//{headers.get('Host', '')}").hostname
+    except ValueError:
+        host = None
+    if host not in _OWN_NAMES:
+        return 403, f"this door is {HOST}; it does not answer to another name"
+    return None
+
+
+def _unreadable(headers: Message) -> tuple[int, str] | None:
+    """Return status and reason for a request whose body is not read, or None."""
+    # A web page can have a browser post to this machine, but not of this type.
+    if headers.get("Content-Type") != _JSON:
+        return 415, f"a wish is of the type {_JSON}"
+    length = headers.get("Content-Length")
+    if length is None:
+        return 411, "a wish says how long it is"
+    if not (length.isascii() and length.isdecimal()):
+        return 400, "the length of a wish is a number of bytes"
+    if len(length) > _LENGTH_DIGITS or int(length) > _MOST_BYTES:
+        return 413, f"a wish has at most {_MOST_BYTES} bytes"
+    return None
+
+
+class RemoteFleet:
+    """A Fleet behind a door of this machine. Other weights than those of `launch` are replaced there.
+
+    When somebody else has replaced ours for the third time, they are left to it: two who each put theirs back would
+    end each other's replicas for ever.
+
+    Raises `ConfigError` for an address that is none.
+    """
+
+    def __init__(self, door: str, launch: Launch) -> None:
+        parts = urlsplit(door)
+        if parts.scheme != "http" or not parts.hostname or not parts.port:
+            raise ConfigError(f"{door!r} is not the address of `agentr models serve`; it looks like http://{HOST}:8100")
+        self._where = (parts.hostname, parts.port)
+        self._launch = launch
+        self._suspected: set[str] = set()
+        # Whether the door has been asked for our weights, or was found to serve them.
+        self._served = False
+        self._replaced = 0
+
+    def advance(self) -> tuple[str, ...] | None:
+        """See `Fleet.advance`; the replicas are started anew by who keeps them.
+
+        Raises `ModelServerError` also when the door cannot serve our weights, or others take turns with them.
+        """
+        state = self._ask("GET")
+        ours = state.served_name == self._launch.served_name
+        if not ours and self._served:
+            self._count_replacement(state)
+        if not ours or self._suspected:
+            state = self._ask("POST")
+            if state.served_name != self._launch.served_name:
+                raise ModelServerError(
+                    f"the servers at {self._address} do not serve {self._launch.model} as the recipe says: "
+                    f"{state.fault or _difference(self._launch, state)}"
+                )
+        self._served = True
+        if state.fault:
+            raise ModelFault(state.fault)
+        return state.addresses or None
+
+    def suspect(self, address: str) -> None:
+        """See `Fleet.suspect`."""
+        self._suspected.add(address)
+
+    def close(self) -> None:
+        """Leave the replicas as they are: they outlive a run."""
+
+    @property
+    def _address(self) -> str:
+        return f"http://{self._where[0]}:{self._where[1]}"
+
+    def _count_replacement(self, state: State) -> None:
+        self._replaced += 1
+        if self._replaced >= _REPLACEMENTS:
+            raise ModelServerError(
+                f"the servers at {self._address} were made to serve {state.model} instead of {self._launch.model} "
+                f"{self._replaced} times: another run, or another model of this one, wants other weights from the same "
+                "`agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
+            )
+
+    def _ask(self, method: str) -> State:
+        body = None
+        if method == "POST":
+            launch, self._suspected, suspected = self._launch, set(), self._suspected
+            body = Wish(
+                model=launch.model.absolute(),
+                dtype=launch.dtype,
+                context_length=launch.context_length,
+                suspected=tuple(sorted(suspected)),
+            ).model_dump_json()
+        with closing(http.client.HTTPConnection(*self._where, timeout=_TIMEOUT_SECONDS)) as connection:
+            try:
+                connection.request(method, "/", body, {"Content-Type": _JSON})
+                return _STATE.validate_json(connection.getresponse().read())
+            except (OSError, http.client.HTTPException, ValidationError) as error:
+                raise ModelUnavailable(
+                    f"`agentr models serve` does not answer at {self._address} ({error}); start it, or unset "
+                    "AGENTR_VLLM"
+                ) from error
+
+
+def _difference(launch: Launch, state: State) -> str:
+    """Return why equal weights have another name behind a door."""
+    pairs = {"seeds": (launch.settings.seeds, state.seeds), "options": (launch.settings.options, state.options)}
+    parts = [
+        f"model.vllm.{name} is {json.dumps(here)} in the recipe and {json.dumps(there)} there"
+        for name, (here, there) in pairs.items()
+        if here != there
+    ]
+    if not parts:
+        return "they are of another version of agentr, or the files changed just now; start them again"
+    return f"{', and '.join(parts)}; give `agentr models serve` the same (-o model.vllm...), or change the recipe"
+
+
+_STATE: TypeAdapter[State] = TypeAdapter(State)

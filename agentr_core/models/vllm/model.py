@@ -1,0 +1,168 @@
+"""A chat model on managed vLLM servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
+from agentr_core.models.checkpoint_dir import end_ids
+from agentr_core.models.connections import allow_connections, limits
+from agentr_core.models.sticky import replica_of
+from agentr_core.models.stopping import cut_at_stop
+from agentr_core.models.together import all_or_none
+from agentr_core.models.vllm.command import Launch
+from agentr_core.models.vllm.replicas import Fleet
+from agentr_core.models.vllm.wire import Choice, body, read_choices
+from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.types import Generation, Message, Request
+
+_CACHED_PROMPTS = 4096
+_POLL_SECONDS = 0.25
+_CONNECTIONS = 8192
+"""For so many requests under way there are files; how many there are is the caller's business."""
+_IDLE_SECONDS = 2.0
+"""vLLM's server closes a connection that was idle for five."""
+
+
+class VllmModel:
+    """A ChatModel on the replicas of a fleet, which it closes with itself.
+
+    All requests of a session go to one replica, whose prefix cache knows what the session has said. Requests go out all
+    at once; the engine batches. With `model.vllm.seeds`, reply i of a request is drawn from (seed, i) whatever else the
+    engine does; what still depends on its batch is rounding. Log-probabilities are the model's own, at temperature 1.
+
+    Args:
+        launch: What the fleet serves; the tokenizer is that of `launch.model`.
+        fleet: The replicas.
+        at: When the run started, for chat templates that print the date.
+
+    Raises `ModelDirectoryError` when the tokenizer or its template is unsound.
+    """
+
+    def __init__(self, launch: Launch, fleet: Fleet, *, at: datetime | None = None) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+
+        self.name = launch.model.name
+        self.fingerprint = launch.served_name
+        self.context_length = launch.context_length
+        self._launch = launch
+        self._fleet = fleet
+        self._tokenizer = load_tokenizer(launch.model)
+        self.renderer = Renderer(self._tokenizer, at=at)
+        self._end_ids = end_ids(launch.model, self._tokenizer) | {self.renderer.end_of_turn}
+        self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
+        self._closed = False
+        # Empty until the replicas answer, and from a failed request until they do again.
+        self._addresses: tuple[str, ...] = ()
+        self._looking = asyncio.Lock()
+        allow_connections(_CONNECTIONS)
+        self._client = AsyncOpenAI(
+            base_url="http://127.0.0.1",
+            api_key="none",
+            max_retries=0,
+            timeout=Timeout(launch.settings.request_timeout, pool=None),
+            # The servers are on this machine: a proxy that the environment names must not come between.
+            http_client=DefaultAsyncHttpxClient(trust_env=False, limits=limits(None, idle_seconds=_IDLE_SECONDS)),
+        )
+
+    async def ready(self) -> tuple[str, ...]:
+        """Return the addresses of the replicas once all answer; those that died are started anew.
+
+        Raises `ModelServerError` when one does not start, `ModelFault` when one has died too often, or after `close`.
+        """
+        async with self._looking:
+            while not self._addresses:
+                if self._closed:
+                    raise ModelFault(f"model {self.name} is closed; load it again")
+                found = await asyncio.to_thread(self._fleet.advance)
+                if found is None:
+                    await asyncio.sleep(_POLL_SECONDS)
+                else:
+                    self._addresses = found
+            return self._addresses
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        """Return the replies.
+
+        Raises `PromptTooLong` before anything is sent, `ModelUnavailable` (transient) when a replica does not answer or
+        answers with a fault of its own, and what `ready` raises. A fault ends the requests beside it.
+        """
+        if self._closed:
+            raise ModelFault(f"model {self.name} is closed; load it again")
+        prompts = [self._prompt(request.messages) for request in requests]
+        for prompt in prompts:
+            if len(prompt) >= self.context_length:
+                raise PromptTooLong(
+                    f"a prompt of {len(prompt)} tokens leaves no room for a reply in the {self.context_length} of "
+                    f"{self.name}"
+                )
+        addresses = await self.ready()
+        return await all_or_none(
+            [self._reply(request, prompt, addresses) for request, prompt in zip(requests, prompts, strict=True)]
+        )
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the number of prompt tokens, the header of the reply included."""
+        return len(self._prompt(request.messages))
+
+    async def close(self) -> None:
+        """Let go of the fleet and the connections."""
+        self._closed, self._addresses = True, ()
+        await self._client.close()
+        await asyncio.to_thread(self._fleet.close)
+
+    async def _reply(self, request: Request, prompt: tuple[int, ...], addresses: tuple[str, ...]) -> list[Generation]:
+        # Without a session, requests that begin alike share a cache.
+        address = addresses[replica_of(request.session or request.messages[0].text, len(addresses))]
+        asked = body(
+            request,
+            prompt,
+            served_name=self._launch.served_name,
+            limit=min(request.sampling.max_new_tokens, self.context_length - len(prompt)),
+            stop_ids=self._end_ids,
+            seeds=self._launch.settings.seeds,
+        )
+        payload = await self._post(address, asked)
+        return [self._generation(choice, request, len(prompt)) for choice in read_choices(payload, request)]
+
+    async def _post(self, address: str, asked: dict[str, Any]) -> bytes:
+        from openai import APIConnectionError, APIStatusError
+
+        try:
+            return await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked)
+        except APIConnectionError as error:
+            self._suspect(address)
+            why = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__
+            raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({why})") from error
+        except APIStatusError as error:
+            said = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
+            # 404: it serves other weights now.
+            if error.status_code >= 500 or error.status_code in (404, 408, 429):
+                self._suspect(address)
+                raise ModelUnavailable(said) from error
+            raise ModelFault(said) from error
+
+    def _suspect(self, address: str) -> None:
+        self._fleet.suspect(address)
+        self._addresses = ()
+
+    def _generation(self, choice: Choice, request: Request, prompt_tokens: int) -> Generation:
+        ids = choice.token_ids
+        spoken = ids[:-1] if ids[-1] in self._end_ids else ids
+        text = self._tokenizer.decode(spoken, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Generation(
+            text=cut_at_stop(str(text), request.sampling.stop),
+            token_ids=tuple(ids),
+            finish_reason="length" if choice.finish_reason == "length" else "stop",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(ids),
+            logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
+            tokenizer=self.renderer.fingerprint,
+        )
+
+    def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.renderer.render_prompt(messages))

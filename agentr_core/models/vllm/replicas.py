@@ -1,0 +1,244 @@
+"""Replicas of one model server as child processes: started, watched, started anew when they die, and ended."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from agentr_core.errors import AgentrError, ModelFault, ModelServerError
+from agentr_core.models.vllm import guard
+from agentr_core.models.vllm.command import HOST, Launch, cause, check_ports, command, free_ports, variables
+
+_HEALTH_SECONDS = 5.0
+_PATIENCE_SECONDS = 30.0
+"""How long a replica under suspicion may take to answer: a busy one is slow, and killing it loses its work."""
+_TAIL_BYTES = 1 << 18
+_ENDING_SECONDS = guard.GRACE + 5.0
+
+
+class Fleet(Protocol):
+    """Replicas, from the side of who sends requests to them. Its methods block for some seconds at most."""
+
+    def advance(self) -> tuple[str, ...] | None:
+        """Return the addresses of all replicas once each answers, else None; start what has died anew.
+
+        Raises `ModelServerError` when a replica does not start, `ModelFault` when one has died too often.
+        """
+        ...
+
+    def suspect(self, address: str) -> None:
+        """Say that a request to a replica failed; the next `advance` looks whether it still works."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the replicas. Calling it twice is harmless."""
+        ...
+
+
+@dataclass(slots=True)
+class _Replica:
+    number: int
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    log_start: int = 0
+    ready: bool = False
+    suspected: bool = False
+    deaths: int = 0
+    ever_ready: bool = field(default=False)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+class Replicas:
+    """A Fleet of child processes of this one. None outlives it, even if it is killed. Thread-safe.
+
+    Args:
+        launch: What they serve, and how; `launch.settings` says how many.
+        python: The interpreter of the engine's environment.
+        logs: The folder of `replica-N.log`.
+        ports: One for each replica; none means free ones. A replica keeps its port when it is started anew.
+        tell: Is given a line when a replica is started anew.
+        make_command: Makes the command line of a replica from the interpreter, the launch and a port.
+
+    Raises `ConfigError` at once when a port is in use or an option is wrong.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        python: Path,
+        logs: Path,
+        ports: Sequence[int] = (),
+        tell: Callable[[str], None] = lambda line: None,
+        make_command: Callable[[Path, Launch, int], list[str]] = command,
+        inherited: Mapping[str, str] = os.environ,
+    ) -> None:
+        check_ports(ports)
+        self._launch = launch
+        self._python = python
+        self._tell = tell
+        self._make_command = make_command
+        self._inherited = inherited
+        self._lock = Lock()
+        self._failure: AgentrError | None = None
+        self._closed = False
+        count = launch.settings.replicas
+        logs.mkdir(parents=True, exist_ok=True)
+        chosen = list(ports) or free_ports(count)
+        self._replicas = [_Replica(number, chosen[number], logs / f"replica-{number}.log") for number in range(count)]
+        for replica in self._replicas:
+            make_command(python, launch, replica.port)
+            variables(launch, replica.number, inherited)
+
+    @property
+    def launch(self) -> Launch:
+        """What is served now."""
+        return self._launch
+
+    def advance(self) -> tuple[str, ...] | None:
+        """See `Fleet.advance`; the first call starts the replicas."""
+        with self._lock:
+            if self._closed:
+                raise ModelFault("these model servers were stopped; start new ones")
+            if self._failure is not None:
+                raise self._failure
+            try:
+                ready = [self._look(replica) for replica in self._replicas]
+            except AgentrError as error:
+                self._failure = error
+                self._stop_all()
+                raise
+            return tuple(replica.address for replica in self._replicas) if all(ready) else None
+
+    def suspect(self, address: str) -> None:
+        """See `Fleet.suspect`."""
+        with self._lock:
+            for replica in self._replicas:
+                replica.suspected |= replica.address == address
+
+    def serve(self, launch: Launch) -> None:
+        """Serve another model in the same way, on the same ports: the replicas are stopped, `advance` starts them."""
+        with self._lock:
+            self._stop_all()
+            self._launch = launch
+            self._failure = None
+            for replica in self._replicas:
+                replica.deaths, replica.ever_ready = 0, False
+
+    def close(self) -> None:
+        """End all replicas; returns when they are gone."""
+        with self._lock:
+            self._closed = True
+            self._stop_all()
+
+    def _look(self, replica: _Replica) -> bool:
+        """Return whether a replica answers; start it where it does not run."""
+        if replica.process is None:
+            self._start(replica)
+            return False
+        status = replica.process.poll()
+        if status is not None:
+            return self._died(replica, f"ended with status {status}")
+        if not replica.ready:
+            if _answers(replica.port):
+                replica.ready = replica.ever_ready = True
+                replica.suspected = False
+                return True
+            if time.monotonic() - replica.began > self._launch.settings.start_timeout:
+                limit = f"did not answer within {self._launch.settings.start_timeout:g} s (model.vllm.start_timeout)"
+                return self._died(replica, limit)
+            return False
+        if replica.suspected:
+            if not _answers(replica.port, timeout=_PATIENCE_SECONDS):
+                return self._died(replica, "no longer answers")
+            replica.suspected = False
+        return True
+
+    def _start(self, replica: _Replica) -> None:
+        line = self._make_command(self._python, self._launch, replica.port)
+        replica.log_start = replica.log.stat().st_size if replica.log.exists() else 0
+        replica.began = time.monotonic()
+        with replica.log.open("ab") as log:
+            try:
+                replica.process = subprocess.Popen(
+                    [sys.executable, "-I", guard.__file__, *line],
+                    # Its end tells the guard that we are gone.
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=variables(self._launch, replica.number, self._inherited),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ModelServerError(f"the model server cannot be started: {error}") from error
+
+    def _died(self, replica: _Replica, how: str) -> bool:
+        _stop(replica)
+        reason = cause(_tail(replica.log, replica.log_start))
+        said = (
+            f"replica {replica.number} of {self._launch.model} {how}; its log says: {reason} (all of it: {replica.log})"
+        )
+        if not replica.ever_ready:
+            raise ModelServerError(said)
+        replica.deaths += 1
+        if replica.deaths > self._launch.settings.restarts:
+            raise ModelFault(
+                f"{said}; it has died {replica.deaths} times, model.vllm.restarts allows {replica.deaths - 1}"
+            )
+        self._tell(f"{said}; it is started anew")
+        self._start(replica)
+        return False
+
+    def _stop_all(self) -> None:
+        # First tell them all, then wait for each: an end takes seconds.
+        for replica in self._replicas:
+            _tell_to_end(replica)
+        for replica in self._replicas:
+            _stop(replica)
+
+
+def _tell_to_end(replica: _Replica) -> None:
+    if replica.process is not None and replica.process.stdin is not None:
+        with suppress(BrokenPipeError):
+            replica.process.stdin.close()
+
+
+def _stop(replica: _Replica) -> None:
+    _tell_to_end(replica)
+    if replica.process is not None:
+        try:
+            replica.process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            replica.process.kill()
+            replica.process.wait()
+    replica.process, replica.ready, replica.suspected = None, False, False
+
+
+def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
+    """Return whether a server says that it is well. Not through a proxy, which http.client never uses."""
+    with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as stream:
+        stream.seek(max(start, log.stat().st_size - _TAIL_BYTES))
+        return stream.read().decode("utf-8", "replace")

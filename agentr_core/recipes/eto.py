@@ -1,0 +1,159 @@
+"""The section `eto` of a recipe: learning from failures by contrast, and its baselines.
+
+Defaults are the numbers of the ETO paper (arXiv 2403.02502, section 4 and appendix) unless a field says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentr_core.fingerprint import later
+from agentr_core.recipes.fields import Count, Natural, Positive, Temperature, Unit, record
+
+Phase = Literal["sft", "rft", "dpo"]
+"""What an iteration trains on: the expert's episodes, the policy's own successes (see `EtoConfig.rft`), or preference
+pairs."""
+
+
+LossType = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"]
+
+
+@record
+class ExpertConfig:
+    """Where the expert's trajectories come from."""
+
+    file: str = ""
+    """A JSONL file of conversations, each with the `id` of its instance; empty: the environment's own expert."""
+    opening: Natural = 2
+    """Turns of a conversation before that of the problem: instruction and acknowledgement (as published)."""
+    failed_replay: Literal["error", "reject"] = "error"
+    """What to do with a conversation of the file that, played again, does not reach the reward it claims."""
+
+
+@record
+class ExploreConfig:
+    """How the policy plays the training instances."""
+
+    greedy: bool = True
+    """One greedy episode of each instance (as published)."""
+    samples: Natural = 0
+    """Further episodes of each instance, drawn at `temperature`."""
+    temperature: Temperature = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_steps: Count = 40
+    max_new_tokens: Count = 512
+
+
+@record
+class PreferencesConfig:
+    """Which trajectories are held against each other. Source: ETO section 3.2, tables 4 and 5."""
+
+    source: Literal["exploration", "trees", "file"] = "exploration"
+    trees: str = ""
+    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of its id will do.
+    A comparison takes its own if none is named."""
+    file: str = ""
+    """With source `file`: a JSONL file of ready pairs, `prompt`, `chosen` and `rejected` each a list of turns."""
+    against: Literal["expert", "own"] = "expert"
+    """`own`: the best of the policy's episodes of an instance against the worst."""
+    level: Literal["trajectory", "step", "mixture"] = "trajectory"
+    """`step`: the policy goes on from the expert's first steps, and only the replies at the fork are compared."""
+    forced_steps: Natural = 0
+    """The most forks of an expert's episode, spread evenly over it; 0 means every step (as published)."""
+    margin: Unit = 0.0
+    """How much more the chosen side's reward must be."""
+    extra_rounds: Natural = 5
+    """How many steps more than the better trajectory's a losing side keeps; it is cut there."""
+    per_instance: Natural = 0
+    """The most pairs kept of one instance, widest margin first; 0 means no cap."""
+
+
+@record
+class DpoConfig:
+    """Preference training on TRL, whose names these are. Whatever else is set in section `training` holds here too.
+
+    `beta`, `learning_rate` and `num_train_epochs` go by preference iteration; the last one counts for all later ones.
+    """
+
+    beta: tuple[Positive, ...] = (0.1,)
+    learning_rate: tuple[Positive, ...] = (1e-6,)
+    num_train_epochs: tuple[Positive, ...] = (3.0,)
+    max_tokens: Natural = 0
+    """As `training.max_tokens`; the trained tokens of both sides count."""
+    per_device_train_batch_size: Count = 4
+    """Pairs, not samples."""
+    gradient_accumulation_steps: Count = 8
+    lr_scheduler_type: str = "cosine"
+    warmup_ratio: Unit = 0.03
+    loss_type: tuple[Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"], ...] = (
+        "sigmoid",
+    )
+    """`[sigmoid, sft]` adds the likelihood of the chosen side (RPO); `sigmoid_norm` and `ipo` divide by length."""
+    loss_weights: tuple[Positive, ...] = ()
+    """One for each loss type; all 1 if empty."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    ld_alpha: Unit | None = None
+    """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is plain DPO."""
+
+
+@record
+class EtoConfig:
+    """Exploration-based trajectory optimisation: what each iteration does, and how."""
+
+    phases: tuple[Phase, ...] = ("sft", "dpo")
+    """By iteration; the last one counts for all later iterations. Baselines of the paper are `[sft]`, and `[sft, rft]`
+    with `rft: with_expert`; `[rft, dpo]` does without an expert."""
+    rft: Literal["own", "with_expert"] = later("own")
+    """What an iteration `rft` trains: on the policy's successes alone, going on as `training.start_from` says; or on
+    the expert's episodes and the policy's successes together, from the model that the run began with (as published)."""
+    expert: ExpertConfig = ExpertConfig()
+    explore: ExploreConfig = ExploreConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
+    dpo: DpoConfig = DpoConfig()
+
+
+def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
+    """Return what is wrong with the section `eto` of a recipe, one sentence each.
+
+    `own_trees` says that the run grows trees itself, and need not be told which run has them.
+    """
+    faults = []
+    if not eto.phases:
+        faults.append("eto.phases: name at least one of sft, rft and dpo")
+    if eto.rft == "with_expert" and "rft" not in eto.phases:
+        faults.append("eto.rft: has no use without an iteration rft in eto.phases")
+    if eto.explore.samples + eto.explore.greedy == 0:
+        faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
+    if eto.explore.samples and eto.explore.temperature == 0:
+        faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
+    faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)
+    return faults
+
+
+def _preference_faults(eto: EtoConfig, own_trees: bool) -> list[str]:
+    made, faults = eto.preferences, []
+    for source, name in (("trees", made.trees), ("file", made.file)):
+        if made.source == source and not name and not (source == "trees" and own_trees):
+            faults.append(f"eto.preferences.{source}: source {source} needs it")
+        if made.source != source and name:
+            faults.append(f"eto.preferences.{source}: has no use with source {made.source}")
+    if made.source != "exploration" and (made.against, made.level) != ("expert", "trajectory"):
+        faults.append(f"eto.preferences: against and level have no use with source {made.source}")
+    if made.against == "own" and made.level != "trajectory":
+        faults.append(f"eto.preferences.level: {made.level} follows the expert's steps, so against must be expert")
+    if made.against == "own" and eto.explore.samples + eto.explore.greedy < 2:
+        faults.append("eto.explore.samples: pairs of the policy's own episodes need at least two of each instance")
+    return faults
+
+
+def _dpo_faults(dpo: DpoConfig) -> list[str]:
+    faults = [
+        f"eto.dpo.{name}: give at least one"
+        for name in ("beta", "learning_rate", "num_train_epochs", "loss_type")
+        if not getattr(dpo, name)
+    ]
+    if dpo.loss_weights and len(dpo.loss_weights) != len(dpo.loss_type):
+        faults.append(f"eto.dpo.loss_weights: {len(dpo.loss_weights)} weights for {len(dpo.loss_type)} loss types")
+    return faults

@@ -1,0 +1,84 @@
+"""The section of a recipe that says how a model is measured."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentr_core.fingerprint import later
+from agentr_core.recipes.fields import Count, Natural, Temperature, record
+
+TEST, REVISION = "test", "revision_test"
+"""The names of the evaluations that every recipe has; further sets take others."""
+
+SetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+
+
+@record
+class RevisionTestConfig:
+    """Recovery from failed prefixes of the base model. Source: Agent-R table 3."""
+
+    enabled: bool = True
+    cuts: Count = 1
+    """Random cuts for each failed episode of the base model."""
+    limit: Natural = 0
+    """The most cuts that are played, spread evenly over all; 0 means all."""
+    max_steps: Count = 50
+    states: str = later("")
+    """The id of a run of the same workspace whose states are taken in place of own ones, to test another model on the
+    failures of that run's first model."""
+
+
+@record
+class EvaluationSetConfig:
+    """One more set of held-out instances, beside `instances.test`, with the same limits of steps and tokens."""
+
+    split: str
+    limit: Natural = 0
+    """How many instances are played; 0 means all."""
+    spread: bool = True
+    """Whether these are spread evenly over the split, or its first ones: a split may be endless."""
+    episodes: Count = 1
+    """Episodes for each instance; with several, pass@k is measured for k = 1, 2, 4, ..."""
+    temperature: Temperature = 0.0
+    models: Literal["all", "base"] = "all"
+    """Whether the model of every iteration plays it, or only the one that the run starts from."""
+
+
+@record
+class EvaluationConfig:
+    """Held-out evaluation, greedy unless said otherwise."""
+
+    max_steps: Count = 100
+    temperature: Temperature = 0.0
+    episodes: Count = 1
+    """Episodes for each instance; more than one only makes sense at a temperature above 0."""
+    max_new_tokens: Count = 500
+    revision_test: RevisionTestConfig = RevisionTestConfig()
+    disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
+    """What an episode that ended in a disaster counts in the mean reward of a report: published means of ScienceWorld
+    count a wrong focus as -1. In data and in the search its reward is 0 in any case."""
+    repeats: Natural = later(0)
+    """An episode ends, unsuccessfully, when the model has given one reply in one state so many times (stop reason
+    `repeats`); 0 lets it go on to its last step. Only in environments that tell their state."""
+    sets: dict[SetName, EvaluationSetConfig] = later(default_factory=dict)
+    """Further sets by name."""
+
+
+def evaluation_faults(evaluation: EvaluationConfig) -> list[str]:
+    """Return what is wrong with the section `evaluation` of a recipe, one sentence each."""
+    faults = []
+    if evaluation.repeats == 1:
+        faults.append(
+            "evaluation.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never"
+        )
+    if evaluation.episodes > 1 and evaluation.temperature == 0:
+        faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
+    for name, chosen in evaluation.sets.items():
+        where = f"evaluation.sets.{name}"
+        if name in (TEST, REVISION):
+            faults.append(f"{where}: every recipe has an evaluation of this name; choose another")
+        if chosen.episodes > 1 and chosen.temperature == 0:
+            faults.append(f"{where}.episodes: more than one episode at temperature 0 would repeat the same one")
+    return faults

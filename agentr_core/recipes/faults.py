@@ -1,0 +1,93 @@
+"""What is wrong with a recipe whose fields are right one by one: parts that do not go together, and secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from agentr_core.errors import ConfigError
+from agentr_core.recipes.evaluation import evaluation_faults
+from agentr_core.recipes.instances import instances_faults
+from agentr_core.recipes.models import (
+    ModelRole,
+    model_faults,
+    secret_faults,
+)
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe
+from agentr_core.recipes.splicing import splice_faults
+from agentr_core.recipes.training import (
+    training_faults,
+    vllm_adapter_faults,
+)
+
+
+def secrets_in(recipe: Recipe) -> list[str]:
+    """Return where a recipe spells a secret out, one sentence each."""
+    return [fault for role, model in recipe.own_models().items() for fault in secret_faults(_section_of(role), model)]
+
+
+def _section_of(role: ModelRole) -> str:
+    return "model" if role == "actor" else f"models.{role}"
+
+
+def faults_of(recipe: Recipe) -> list[str]:
+    # Methods stand above recipes, and the table imports none before it is asked for.
+    from agentr_core.methods.table import method_of
+
+    faults = []
+    try:
+        method = method_of(recipe)
+    except ConfigError as error:
+        return [f"method: {error}"]
+    if method.acts:
+        for role, model in recipe.own_models().items():
+            faults += model_faults(_section_of(role), model)
+        faults += _faults_of_served_adapters(recipe)
+    faults += _foreign_sections(recipe, method.name, method.sections)
+    faults += method.faults(recipe)
+    if not recipe.pairs.alpha:
+        faults.append("pairs.alpha: give at least one threshold")
+    if not recipe.training.num_train_epochs:
+        faults.append("training.num_train_epochs: give at least one number")
+    faults += training_faults(recipe.training)
+    if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
+        faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
+    if recipe.data.general.share > 0 and not recipe.data.general.file:
+        faults.append("data.general.file: a share above 0 needs a file of chat data")
+    faults += instances_faults(recipe.instances)
+    faults += splice_faults(recipe.splice)
+    faults += evaluation_faults(recipe.evaluation)
+    faults += [
+        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
+        for name, chosen in recipe.evaluation.sets.items()
+        if chosen.split == recipe.instances.train
+    ]
+    scale = recipe.scale
+    if scale.runner == "local" and (scale.address or scale.workers):
+        faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
+    if scale.address and scale.workers:
+        faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
+    return faults
+
+
+def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
+    """Checkpoints that vLLM could not serve would end the run only after its first training."""
+    training, model = recipe.training, recipe.model
+    if model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
+        return []
+    faults = vllm_adapter_faults(training)
+    if model.dtype == "float32" and model.device != "cpu":
+        faults.append(
+            "model.dtype: on a GPU vLLM serves adapters in bfloat16 only; set model.dtype=bfloat16, or "
+            "training.publish=merged, or model.device=cpu where there is no GPU"
+        )
+    return faults
+
+
+def _foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+    """A section of another method would be read by nobody."""
+    plain = ADAPTER.validate_python({"name": recipe.name})
+    return [
+        f"{section}: belongs to another method than {method}; leave it out"
+        for section in OPTIONAL
+        if section not in read and getattr(recipe, section) != getattr(plain, section)
+    ]

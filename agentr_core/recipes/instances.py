@@ -1,0 +1,59 @@
+"""The section of a recipe that says which instances are collected from and which are held out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from agentr_core.fingerprint import later
+from agentr_core.recipes.fields import Natural, record
+
+RANGE = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
+
+
+def _known_form(value: Any) -> Any:
+    if isinstance(value, str) and not RANGE.fullmatch(value.strip()):
+        raise ValueError('give a list of numbers, or a range as a text, such as "[0, 100)"')
+    return value
+
+
+@record
+class InstancesConfig:
+    """Which instances are collected from and which are held out."""
+
+    train: str = "train"
+    train_limit: Natural = 200
+    """How many training instances an iteration collects from; 0 means all. Drawn from the seed."""
+    only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
+    """The training instances that there are for this run, by their numbers: a list, or a range without its end, as the
+    text `"[0, 100)"`. What `train_limit` draws is drawn from these. Empty: all of the split."""
+    draw: Literal["fresh", "fixed"] = later("fresh")
+    """Whether each iteration draws its training instances anew, or all take those of the first one (as published)."""
+    test: str = "test"
+    test_limit: Natural = 0
+    """How many test instances are evaluated; 0 means all."""
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers that `only` names, in its order; none if it is empty."""
+        if not isinstance(self.only, str):
+            return self.only
+        found = RANGE.fullmatch(self.only.strip())
+        assert found is not None, "checked when the recipe was parsed"
+        return range(int(found[1]), int(found[2]))
+
+
+def instances_faults(instances: InstancesConfig) -> list[str]:
+    """Return what is wrong with the section `instances` of a recipe, one sentence each."""
+    faults = []
+    if instances.train == instances.test:
+        faults.append(f"instances: train and test are the same split ({instances.train!r})")
+    numbers = instances.numbers()
+    if isinstance(instances.only, str) and not numbers:
+        faults.append(f"instances.only: the range {instances.only} is empty; its end is not part of it")
+    if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):
+        twice = sorted({number for number in numbers if numbers.count(number) > 1})
+        faults.append(f"instances.only: named twice: {', '.join(map(str, twice))}")
+    return faults

@@ -1,0 +1,99 @@
+"""From YAML and overrides to a recipe; every fault is reported, all together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentr_core.errors import ConfigError
+from agentr_core.recipes.faults import faults_of, secrets_in
+from agentr_core.recipes.instances import RANGE
+from agentr_core.recipes.recipe import ADAPTER, Recipe, resolved
+from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe in a YAML file with `a.b=value` overrides applied.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of range; the message
+            lists every fault.
+    """
+    try:
+        data = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"recipe {path} does not exist; `ls deployments/recipes` shows those that come along"
+        ) from None
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"recipe {path} must be a mapping of fields, not {type(data).__name__}")
+    return parse(data, overrides, source=str(path))
+
+
+def parse(
+    data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
+) -> Recipe:
+    """Return the recipe of a mapping with overrides applied. Raises `ConfigError` listing every fault.
+
+    A `stored` recipe may be of a version that let secrets be written out; they are not refused any more then.
+    """
+    merged = _plain_copy(data)
+    for override in overrides:
+        _apply(merged, override)
+    try:
+        recipe = ADAPTER.validate_python(merged)
+    except ValidationError as error:
+        faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_say(e)}" for e in error.errors()]
+        raise ConfigError(f"{source}: {'; '.join(faults)}") from None
+    faults = [
+        *faults_of_kind(merged, resolved(recipe)),
+        *faults_of(recipe),
+        *([] if stored else secrets_in(recipe)),
+    ]
+    if faults:
+        raise ConfigError(f"{source}: {'; '.join(faults)}")
+    return recipe
+
+
+def _say(error: Any) -> str:
+    if error["type"] == "unexpected_keyword_argument":
+        return "unknown field"
+    if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
+        # What stands there may be the key itself.
+        return "give the name of an environment variable, in capitals, that holds the key; never the key"
+    said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    # What stands there may hold a secret.
+    return said if "extra_body" in error["loc"] else f"{said} (got {_short(repr(error['input']))})"
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {key!r} must look like section.field=value")
+    try:
+        # A range ends with a bracket that YAML does not know.
+        value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
+    *parents, last = key.split(".")
+    target = data
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+    target[last] = value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain_copy(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,196 @@
+"""The sections of a recipe that say how models are trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentr_core.fingerprint import later
+from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
+
+VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next one."""
+
+
+@record
+class LaunchConfig:
+    """Training through `accelerate launch`, whose names these are."""
+
+    num_processes: Count = 1
+    """On all machines together, the same number on each; a process has one GPU, or shares the CPU."""
+    num_machines: Count = 1
+    """With more than one, the others are started with `python -m agentr_core.training.join`."""
+    main_process_ip: str = ""
+    """Address of the machine that the run is started on; needed with several machines."""
+    main_process_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free one; with several machines they must agree on it."""
+    deepspeed: str = ""
+    """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of your own."""
+
+
+@record
+class TrainingConfig:
+    """Supervised fine-tuning; names are Hugging Face's. Source: Agent-R appendix (AdamW, cosine, 3% warm-up)."""
+
+    start_from: Literal["previous", "base"] = "previous"
+    num_train_epochs: tuple[Positive, ...] = (3.0, 1.0, 1.0)
+    """By iteration; the last one counts for all later iterations."""
+    max_tokens: Natural = 0
+    """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are reached; 0 means
+    `num_train_epochs` decides. Set it to compare methods at an equal budget."""
+    max_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows come again and again, and
+    the step in which the time is up is the last one; 0 means no such budget. The learning rate follows the time:
+    schedule and warm-up run over the seconds instead of steps. Loading, and what the reference model makes of pairs,
+    are not counted; steps before an interruption are, if a checkpoint kept them. How many steps fit depends on the
+    machine, so another run gives other weights."""
+    learning_rate: Positive = 2e-5
+    lr_scheduler_type: str = "cosine"
+    warmup_ratio: Unit = 0.03
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Positive = 1.0
+    per_device_train_batch_size: Count = 16
+    gradient_accumulation_steps: Count = 1
+    step_tokens: Natural = later(0)
+    """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes samples while they
+    have no more tokens together than this. 0: it takes as many as the batch size, `gradient_accumulation_steps` and
+    the number of processes make. Trainers that pack whole rows count so: 128 rows of 8192 tokens are 1048576."""
+    packing: bool = True
+    bf16: bool | Literal["auto"] = True
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations twice to save memory; by default on a GPU only."""
+    report_to: tuple[str, ...] = ()
+    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name the Trainer knows."""
+    lora_r: Natural = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: Positive = 16.0
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lora_target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of modules, or one pattern, as PEFT takes them."""
+    lora_modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters."""
+    use_dora: bool = False
+    """DoRA: the adapter learns direction and magnitude apart."""
+    load_in_4bit: bool = False
+    """QLoRA: the weights under the adapter in 4 bits; needs CUDA and bitsandbytes."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What a LoRA checkpoint is: a whole model with the adapter beside it, or a PEFT directory that names its model."""
+    launch: LaunchConfig | None = None
+    """None trains in one plain process, on the first GPU or the CPU."""
+    num_threads: Natural = 0
+    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which it is one where there
+    is no GPU. Two threads are faster on an idle machine, and many times slower beside other programs; two processes
+    (`launch.num_processes`) are faster on both."""
+
+    @property
+    def num_processes(self) -> int:
+        """Return how many processes share the samples of an optimizer step."""
+        return self.launch.num_processes if self.launch else 1
+
+    @property
+    def ended_by(self) -> Literal["max_seconds", "max_tokens", "num_train_epochs"]:
+        """Return the name of the field that decides when the training of an iteration is over."""
+        if self.max_seconds:
+            return "max_seconds"
+        return "max_tokens" if self.max_tokens else "num_train_epochs"
+
+    def anywhere(self) -> TrainingConfig:
+        """Return the settings without addresses: what decides the weights, wherever it runs."""
+        if self.launch is None:
+            return self
+        unplaced = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)  # type: ignore[type-var]
+        return dataclasses.replace(self, launch=unplaced)  # type: ignore[type-var]
+
+
+@record
+class BaseConfig:
+    """How a tiny base model is made from expert episodes and oracle-judged steps (recipe `method: base`)."""
+
+    hidden_size: Count = 256
+    num_hidden_layers: Count = 4
+    head_dim: Count = 64
+    intermediate_size: Count = 704
+    sliding_window: Count = 4
+    """Tokens that every other layer sees, from the first layer on, the present token included."""
+    max_position_embeddings: Count = 2048
+    tokens: Count = 20_000_000
+    """Tokens of all batches, padding included."""
+    batch_tokens: Count = 4096
+    learning_rate: Positive = 0.02
+    """Of Muon, which trains the matrices of the layers."""
+    embedding_learning_rate: Positive = 3e-3
+    """Of AdamW, which trains embeddings and norms."""
+    warmup_steps: Natural = 100
+    judge_share: Unit = 0.2
+    """Part of the samples that are judge examples."""
+    mistake_share: Unit = 0.0
+    """Part of the expert episodes in which the expert misreads a command for some replies, which are not trained."""
+    shaped_share: Unit = later(0.0)
+    """Part of the samples that come from invented worlds in the shape of the official goals."""
+    depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
+    """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
+    max_steps: Natural = later(0)
+    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means any."""
+    judge_depths: tuple[Annotated[float, Field(ge=0)], ...] = later(())
+    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps: what an agent tries is
+    longer than what it can do, and so is what it must judge. Empty: as the other examples."""
+    procedural_share: Unit = 0.5
+    """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
+    rename_share: Unit = 0.65
+    """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
+    drills: Natural = 0
+    """Samples at the beginning that only ask for listed commands, one by one."""
+    drill_questions: Count = later(100)
+    """The most commands that one of them asks for."""
+    output: str = ""
+    """Where the finished model directory goes."""
+    bf16: bool | Literal["auto"] = later(True)
+    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
+    num_threads: Natural = 0
+
+
+def training_faults(training: TrainingConfig) -> list[str]:
+    """Return what is wrong with the section `training` of a recipe, one sentence each."""
+    plain = TrainingConfig()
+    faults = [
+        f"training.{name}: only with LoRA, so set training.lora_r"
+        for name in ("lora_modules_to_save", "use_dora", "load_in_4bit", "publish")
+        if not training.lora_r and getattr(training, name) != getattr(plain, name)
+    ]
+    if training.step_tokens and training.gradient_accumulation_steps != plain.gradient_accumulation_steps:
+        faults.append(
+            "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of them out"
+        )
+    if training.max_seconds and training.max_tokens:
+        faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
+    launch = training.launch
+    if launch is None:
+        return faults
+    if launch.num_processes % launch.num_machines:
+        faults.append(
+            f"training.launch: {launch.num_processes} processes cannot be divided evenly among {launch.num_machines} "
+            "machines; change num_processes or num_machines"
+        )
+    if launch.num_machines > 1 and not (launch.main_process_ip and launch.main_process_port):
+        faults.append("training.launch: several machines need main_process_ip and main_process_port")
+    if training.load_in_4bit and launch.deepspeed.startswith("zero3"):
+        faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
+    return faults
+
+
+def vllm_adapter_faults(training: TrainingConfig) -> list[str]:
+    """Return why vLLM could not serve the adapters that a section `training` makes, one sentence each."""
+    way_out = "set training.publish=merged"
+    faults = []
+    if training.use_dora:
+        faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {way_out}")
+    if training.lora_modules_to_save:
+        faults.append(
+            f"training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; {way_out}"
+        )
+    if training.lora_r > VLLM_LORA_RANKS[-1]:
+        faults.append(f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {way_out}")
+    return faults

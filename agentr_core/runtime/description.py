@@ -1,0 +1,164 @@
+"""What a method says of itself: the stages of each iteration, what each needs, and the objective that is trained.
+
+These records import neither torch nor DuckDB: what does the work is imported when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentr_core.errors import ConfigError
+from agentr_core.recipes import ModelRole, Recipe, TrainingConfig
+from agentr_core.training.job import PreferenceLoss
+
+if TYPE_CHECKING:
+    from agentr_core.protocols import Environment
+    from agentr_core.reports.records import FunnelStage
+    from agentr_core.runtime.place import Workplace
+    from agentr_core.types import Instance, Sample
+
+Need = Literal["gpu", "env"]
+"""What a stage takes up, as a tag that Prefect limits: a model on a GPU, environments."""
+Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
+"""Raises `UserError` for what would stop a stage; is given training instances."""
+
+
+def nothing_to_check(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Accept any recipe."""
+
+
+def imported(where: str) -> Callable[..., Any]:
+    """Return a function that imports the one it stands for, `module:name`, when it is called."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        return resolve_name(where)(*args, **options)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of an iteration.
+
+    Two methods may have stages of one name that do different work; of one name, `needs` and `spreads` are the same.
+    """
+
+    name: str
+    about: str
+    """What it does, as one sentence."""
+    work: Callable[[Workplace, int], Awaitable[Any]]
+    """Does what is not done yet of an iteration and returns a small summary."""
+    reads: tuple[str, ...] = ()
+    """The sections and fields of a recipe that reach it, as `section` or `section.field`."""
+    needs: tuple[Need, ...] = ()
+    roles: tuple[ModelRole, ...] = ()
+    """The roles whose models it asks."""
+    spreads: bool = False
+    """Whether it hands shards to the workers of a cluster."""
+    check: Check = nothing_to_check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What an iteration trains, and how."""
+
+    kind: Literal["sft", "dpo"]
+    config: TrainingConfig
+    num_train_epochs: float
+    anew: bool = False
+    """Whether it trains the model that the run began with, and not the last policy."""
+    preference: PreferenceLoss | None = None
+    """The loss of kind `dpo`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one iteration does."""
+
+    stages: tuple[Stage, ...]
+    """In their order."""
+    objective: Objective | None = None
+    """None where nothing is trained."""
+    phase: str = ""
+    """What kind of iteration it is, where a method has several kinds."""
+    takes: Callable[[Sample], bool] | None = None
+    """Which of the samples that were made become the dataset; None: all."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the dataset is made of preference pairs."""
+        return self.objective is not None and self.objective.kind == "dpo"
+
+    def stage(self, name: str) -> Stage:
+        """Return a stage by its name. Raises `ConfigError` when the iteration has none of that name."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise ConfigError(f"this iteration has no stage {name}; it has {', '.join(one.name for one in self.stages)}")
+
+
+def _no_faults(recipe: Recipe) -> list[str]:
+    return []
+
+
+def _sound(recipe: Recipe) -> None:
+    pass
+
+
+def _itself(recipe: Recipe) -> Sequence[Recipe]:
+    return [recipe]
+
+
+def _as_it_is(recipe: Recipe, plain: dict[str, Any]) -> None:
+    pass
+
+
+def _nothing(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
+    return {}
+
+
+def _no_lines(recipe: Recipe, train: int, test: int) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way of learning, described once: flows, tasks, plans, checks, estimates and reports read it."""
+
+    name: str
+    """As recipes write it in `method`."""
+    title: str
+    flow: Literal["flywheel", "compare", "base-model"] = "flywheel"
+    """Which flow runs its recipes."""
+    sections: tuple[str, ...] = ()
+    """The sections of a recipe that it reads, of those that not every method reads (`config.OPTIONAL`)."""
+    stages: tuple[Stage, ...]
+    """Every stage that an iteration may have, in their order."""
+    plan: Callable[[Recipe, int], Plan]
+    """Returns what an iteration, counted from 1, does."""
+    before: tuple[Stage, ...] = ()
+    """What is done with the model that a run begins with, before the first iteration."""
+    acts: bool = True
+    """Whether a policy acts in an environment; else a recipe has neither."""
+    faults: Callable[[Recipe], list[str]] = _no_faults
+    """Returns what is wrong with a recipe, one sentence each, beyond what is wrong with any method."""
+    settle: Callable[[Recipe], None] = _sound
+    """Raises `ConfigError` for what only the parsed recipe as a whole shows."""
+    trained: Callable[[Recipe], Sequence[Recipe]] = _itself
+    """Returns the recipes whose trainings a run does: its own, or those of its arms."""
+    identify: Callable[[Recipe, dict[str, Any]], None] = _as_it_is
+    """Takes from the plain data of a recipe what is no part of its run's id."""
+    describe: Callable[[Recipe, int, int], list[str]] = _no_lines
+    """Returns lines for `agentr plan`; is given the numbers of training instances and of held-out episodes."""
+    sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = _nothing
+    """Returns the most replies of an iteration, and the most tokens of each, by what they are for; is given the number
+    of training instances."""
+    funnel: Callable[[Workplace, int], tuple[FunnelStage, ...]]
+    """Returns what came out of each stage of an iteration's data construction, for its report."""
+    revises: Callable[[Recipe], bool] = lambda recipe: False
+    """Returns whether the samples of a recipe are revisions, so that a report shows some."""
+    without_expert: str = "choose an environment that has one"
+    """What to do about an environment that has no expert."""

@@ -1,0 +1,151 @@
+"""What it takes to grow trees and play episodes, here or on another machine: there is no store in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.rollout import Sample
+from agentr_core.episodes.units import UnitError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.samplers import Sampler, sampler_of
+from agentr_core.protocols import Caching, ChatModel, Environment, Starting
+from agentr_core.recipes import ModelRole, Recipe
+from agentr_core.store.tables import Rows
+from agentr_core.types import Generation, Message, Request, Sampling
+
+Progress = Callable[[int, int, str], None]
+"""Is told (done, total, note) as a stage goes on."""
+_LEAST_IN_FLIGHT = 512
+
+
+class Sink(Protocol):
+    """Takes rows, to be stored now or later. `Writer` is one."""
+
+    def add(self, unit: Rows) -> None:
+        """Take the rows of one unit."""
+        ...
+
+    async def room(self) -> None:
+        """Return once it can take more without holding ever more of them in memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model directory that the store knows. The model a run starts from is a checkpoint too."""
+
+    id: str
+    path: Path
+    weights_sha256: str
+
+    def absolute(self) -> Checkpoint:
+        """Return the same checkpoint with a path that does not depend on the working directory."""
+        return replace(self, path=self.path.absolute())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equipment:
+    """The recipe of a run, and how its environments and models are made; the caller knows which adapters it names."""
+
+    recipe: Recipe
+    run_id: str
+    make_environment: Callable[[], Environment]
+    load_model: Callable[[ModelRole, Path], ChatModel]
+    """Makes the model that has a role. The path is that of the acting policy, for roles that are the actor's."""
+    progress: Progress
+
+    def iteration_id(self, iteration: int) -> str:
+        """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
+        return fingerprint("iteration", self.run_id, iteration)
+
+    def source_id(self, iteration: int) -> str:
+        """Return the id of the iteration whose samples an iteration trains on: its own, or for an arm the pool's.
+
+        The arms of a comparison begin with its model, so their iteration 0 is the pool's, too.
+        """
+        return fingerprint("iteration", self.recipe.compare.pool or self.run_id, iteration)
+
+    @asynccontextmanager
+    async def sampling(self, path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
+        """Lend what asks the model of a role for the length of the block; `path` is that of the acting policy."""
+        model = await asyncio.to_thread(self.load_model, role, path)
+        batcher = sampler_of(model, self.recipe.model_of(role))
+        try:
+            if isinstance(model, Starting):
+                await model.ready()
+            yield batcher
+        finally:
+            await batcher.close()
+            await model.close()
+
+    def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
+        """Return what keeps a failed try of a unit as an event."""
+        return lambda error: sink.add(_event(error, self.run_id, self.iteration_id(iteration), stage))
+
+
+def held_back(sampler: Sampler, sink: Sink) -> Sample:
+    """Return what asks a sampler only while a sink has room, so that a model never outruns the store."""
+
+    async def sample(request: Request) -> list[Generation]:
+        await sink.room()
+        return await sampler.sample(request)
+
+    return sample
+
+
+def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
+    """Return what tells whether a prompt leaves a model room for a whole reply; None where a recipe has no window."""
+    if recipe.context == "stop":
+        return None
+    model = sampler.model
+
+    def fits(messages: tuple[Message, ...]) -> bool:
+        tokens = model.count_tokens(Request(messages=messages, sampling=sampling, seed=0))
+        return tokens + sampling.max_new_tokens <= model.context_length
+
+    return fits
+
+
+def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
+    """Return how many trees or episodes to have in flight: enough that while some act, others fill the next batch.
+
+    Each asks for `replies` at a time. If none are `wanted` in particular, there are never fewer than 512.
+    """
+    return wanted or max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
+
+
+def speed(batcher: Sampler) -> str:
+    """Return what a batcher has done so far as a phrase for a line of progress."""
+    stats = batcher.stats()
+    rate = stats.completion_tokens / stats.generate_seconds if stats.generate_seconds else 0.0
+    line = f"{stats.sequences} replies, {rate:.0f} tokens/s, batches {stats.fill:.0%} full"
+    if isinstance(batcher.model, Caching):
+        line += f", {batcher.model.cached_share():.0%} of prompts cached"
+    return line
+
+
+def _event(error: UnitError, run_id: str, iteration_id: str, stage: str) -> Rows:
+    """Return the row of a failed try: an error if it was the last one, else a warning."""
+    return {
+        "event": [
+            {
+                "event_id": fingerprint(run_id, iteration_id, stage, error, time.time_ns()),
+                "run_id": run_id,
+                "iteration_id": iteration_id,
+                "stage": stage,
+                "level": "error" if error.final else "warning",
+                "class": error.kind,
+                "phase": error.phase,
+                "subject": error.key,
+                "message": error.message,
+                "traceback": error.traceback,
+            }
+        ]
+    }

@@ -1,0 +1,60 @@
+"""What decides the replies of a stage, as one hash: runs in which it is equal take over each other's work.
+
+A reply depends on the policy, the iteration and the instance as well; these are told apart where rows are copied. What
+only later stages read is left out: how a model is trained, evaluated and reported says nothing about a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentr_core.environments import registry
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_date
+from agentr_core.recipes import ModelRole, Recipe
+
+VERSION = 1
+"""Raise it when the same inputs would give other replies."""
+
+
+def input_ids(
+    recipe: Recipe,
+    asked: Mapping[str, Any],
+    *,
+    weights: Mapping[ModelRole, str],
+    files: Mapping[str, str],
+    at: datetime,
+) -> dict[str, str]:
+    """Return the hash of what decides the replies of a stage, by stage.
+
+    Args:
+        asked: what the recipe asks for, as plain data (`start.asked_for`).
+        weights: what tells the models apart, by role.
+        files: the SHA-256 of files that the recipe names.
+        at: when the run starts; its date counts where a chat template prints it.
+    """
+
+    def model(role: ModelRole) -> tuple[Any, ...]:
+        config = recipe.model_of(role)
+        plain = asked["model"] if config is recipe.model else asked["models"][role]
+        if config.backend == "openai":
+            return plain, weights.get(role, "")
+        path = Path(config.path)
+        # The actor's weights are those of the checkpoint that acts.
+        own = "" if config is recipe.model else weights[role]
+        return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
+
+    environment = recipe.environment
+    world = asked["environment"], registry.version_of(environment.name, environment.options)
+    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, asked["instances"]["train"]
+    collect = fingerprint("collect", *acting, asked["search"])
+    eto = asked["eto"]
+    forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
+    return {
+        "collect": collect,
+        "critique": fingerprint("critique", collect, model("judge"), asked["critique"]),
+        "explore": fingerprint("explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks),
+    }

@@ -1,0 +1,133 @@
+"""Which instances an iteration collects from, and which are held out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from agentr_core import answers
+from agentr_core.errors import ConfigError, DataFault, IllTypedAnswer
+from agentr_core.fingerprint import derive_seed
+from agentr_core.protocols import Deriving, Environment
+from agentr_core.recipes import EvaluationSetConfig, InstancesConfig, Recipe
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.threads import check_wanted, in_thread
+from agentr_core.store.codec import instance_row
+from agentr_core.store.tables import Row
+from agentr_core.types import Instance
+
+
+def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances of an iteration: `train_limit` of the training split, in its order.
+
+    They are drawn for each iteration anew, or once for all, and only from those that `instances.only` names. Raises
+    `ConfigError` when the split has not all that are named in a list, or none of a range.
+    """
+    config = recipe.instances
+    listed = _named(env.instances(config.train), config)
+    if not config.train_limit or config.train_limit >= len(listed):
+        return tuple(listed)
+    rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
+    return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
+
+
+def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
+    """Return what `instances.only` leaves of a split."""
+    numbers = config.numbers()
+    if not config.only:
+        return listed
+    if max(numbers) < len(listed) and all(listed[number].index == number for number in numbers):
+        # A split that counts from 0 may hold billions, and need not be gone through.
+        return [listed[number] for number in sorted(numbers)]
+    wanted = numbers if isinstance(numbers, range) else frozenset(numbers)
+    found = [instance for instance in listed if instance.index in wanted]
+    missing = sorted(set(numbers) - {instance.index for instance in found}) if isinstance(wanted, frozenset) else []
+    if missing or not found:
+        which = f"no instance {', '.join(map(str, missing[:5]))}" if missing else f"none of {config.only}"
+        least, most = min(i.index for i in listed), max(i.index for i in listed)
+        raise ConfigError(
+            f"instances.only: split {config.train} of the environment has {which}; it has {len(listed)} instances, "
+            f"numbered from {least} to {most}"
+        )
+    return found
+
+
+def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
+    """Return the held-out instances: all of the test split, or `test_limit` spread over it evenly."""
+    return _some(env.instances(recipe.instances.test), recipe.instances.test_limit, spread=True)
+
+
+def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
+    """Return the instances of a further evaluation set."""
+    return _some(env.instances(chosen.split), chosen.limit, spread=chosen.spread)
+
+
+def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
+    """Return every instance that some evaluation plays, each once."""
+    sets = (set_instances(chosen, env) for chosen in recipe.evaluation.sets.values())
+    return tuple(dict.fromkeys(itertools.chain(test_instances(recipe, env), *sets)))
+
+
+def episode_count(recipe: Recipe, env: Environment) -> int:
+    """Return how many held-out episodes each iteration plays, those of the revision test left out."""
+    sets = [chosen for chosen in recipe.evaluation.sets.values() if chosen.models == "all"]
+    further = sum(chosen.episodes * len(set_instances(chosen, env)) for chosen in sets)
+    return recipe.evaluation.episodes * len(test_instances(recipe, env)) + further
+
+
+def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
+    """Return the rows of instances with what their environment says of them."""
+    return [
+        instance_row(i, answers.depth(env, i), env.origin(i) if isinstance(env, Deriving) else None) for i in instances
+    ]
+
+
+def _some(listed: Sequence[Instance], limit: int, *, spread: bool) -> tuple[Instance, ...]:
+    if not limit or limit >= len(listed):
+        return tuple(listed)
+    return tuple(listed[position * len(listed) // limit if spread else position] for position in range(limit))
+
+
+async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances of an iteration, once they and the held-out ones are stored and known to be different.
+
+    Raises `DataFault` as `check_separate`.
+    """
+    env = place.make_environment()
+    try:
+        chosen, held_out = training_instances(place.recipe, env, iteration), held_out_instances(place.recipe, env)
+        await in_thread(check_separate, env, chosen, held_out)
+        place.store.write({"instance": stored_rows(env, (*chosen, *held_out))})
+    finally:
+        env.close()
+    return chosen
+
+
+def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
+    """Raise `DataFault` if a training instance is a held-out instance or a variant of one, under whatever name.
+
+    An instance that begins with what is no text is compared to none: its episode will be refused. Blocks as `reset` of
+    the environment does.
+    """
+    held_out: dict[str, str] = {}
+    for instance in test:
+        check_wanted()
+        held_out |= dict.fromkeys(_names(env, instance), instance.key)
+    for instance in train:
+        check_wanted()
+        twin = next((held_out[name] for name in _names(env, instance) if name in held_out), None)
+        if twin is not None:
+            raise DataFault(
+                f"training instance {instance.key} is held-out instance {twin}, or a variant of the same one; change "
+                "instances.train, instances.test or evaluation.sets"
+            )
+
+
+def _names(env: Environment, instance: Instance) -> tuple[str, ...]:
+    """Return the texts that no training and held-out instance may share."""
+    names = [f"origin {env.origin(instance).key}"] if isinstance(env, Deriving) else []
+    with suppress(IllTypedAnswer):
+        names.append(answers.identity(env, instance))
+    return tuple(names)

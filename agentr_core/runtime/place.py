@@ -1,0 +1,120 @@
+"""Where a stage works: its equipment, the store, and the hands it may give shards to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import DataFault
+from agentr_core.methods.table import method_of, plan_of
+from agentr_core.models.samplers import Sampler
+from agentr_core.runtime.description import Method, Plan
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress
+from agentr_core.runtime.shards import Effort, Spread
+from agentr_core.store import Store
+from agentr_core.store.codec import started_at, timing_rows
+
+__all__ = ["Checkpoint", "Clock", "Progress", "Workplace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace(Equipment):
+    """All that a stage needs; made by the caller."""
+
+    root: Path
+    """Folder of the store, checkpoints and reports."""
+    store: Store
+    spread: Spread | None = None
+    """Hands shards to the workers of a cluster; None: everything is done in this process."""
+
+    def started_at(self) -> datetime | None:
+        """Return the moment whose date chat templates print: the start of the run, for an arm that of its pool.
+
+        None before the run is stored.
+        """
+        return started_at(self.store, self.recipe.compare.pool or self.run_id)
+
+    @property
+    def method(self) -> Method:
+        """The method of the recipe."""
+        return method_of(self.recipe)
+
+    def plan(self, iteration: int) -> Plan:
+        """Return what an iteration does; 0 comes before the first one."""
+        return plan_of(self.recipe, iteration)
+
+    def policy(self, iteration: int) -> Checkpoint:
+        """Return the checkpoint that acts in an iteration: the one that the iteration before it made.
+
+        Raises `DataFault` when there is none yet.
+        """
+        return self.trained(iteration - 1)
+
+    def trained(self, iteration: int) -> Checkpoint:
+        """Return the checkpoint that an iteration made; for 0, the model the run starts from.
+
+        Raises `DataFault` when there is none yet.
+        """
+        row = self.one(
+            "select c.checkpoint_id, c.path, c.weights_sha256 from iteration i "
+            "join checkpoint c on c.checkpoint_id = i.checkpoint_out where i.iteration_id = ?",
+            self.iteration_id(iteration),
+        )
+        if row is None:
+            raise DataFault(f"run {self.run_id} has no checkpoint of iteration {iteration} yet; run its training first")
+        return Checkpoint(id=row[0], path=Path(row[1]), weights_sha256=row[2])
+
+    def one(self, sql: str, *params: Any) -> tuple[Any, ...] | None:
+        """Return the first row of a query, or None."""
+        rows = self.all(sql, *params)
+        return rows[0] if rows else None
+
+    def all(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        with self.store.reading() as con:
+            found: list[tuple[Any, ...]] = con.execute(sql, list(params)).fetchall()
+        return found
+
+    @contextmanager
+    def timed(self, stage: str, iteration: int) -> Iterator[Clock]:
+        """Measure a stage: what its clock was told, and the rest of the wall time as "other", go to the store."""
+        clock = Clock()
+        started = time.perf_counter()
+        try:
+            yield clock
+        finally:
+            spent = time.perf_counter() - started
+            parts = {**clock.seconds, "other": max(0.0, spent - sum(clock.seconds.values()))}
+            self.store.write(timing_rows(self.iteration_id(iteration), stage, parts, tokens=clock.tokens))
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds of a stage by part: generate, environment, train, store; and the tokens generated or trained in it.
+
+    Seconds of shards are summed over their workers.
+    """
+
+    seconds: dict[Any, float] = field(default_factory=dict)
+    tokens: int | None = None
+
+    def add(self, parts: Mapping[str, float]) -> None:
+        """Add seconds to parts."""
+        for part, value in parts.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + value
+
+    def add_batcher(self, batcher: Sampler) -> None:
+        """Add what a batcher has spent so far; call it once, at the end."""
+        stats = batcher.stats()
+        self.add({"generate": stats.generate_seconds})
+        self.tokens = (self.tokens or 0) + stats.completion_tokens
+
+    def add_effort(self, effort: Effort) -> None:
+        """Add what the work of a shard took."""
+        self.add({"generate": effort.generate_seconds, "environment": effort.environment_seconds})
+        self.tokens = (self.tokens or 0) + effort.tokens

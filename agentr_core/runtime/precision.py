@@ -1,0 +1,66 @@
+"""Number formats that a recipe leaves to the machine: `auto` is bfloat16 where it is computed fast, else float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from agentr_core.recipes import ModelConfig, Recipe, replace
+
+_PROCESSOR = Path("/proc/cpuinfo")
+_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+"""What Linux calls the instructions that multiply in bfloat16: two of x86, and that of Arm."""
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """Return a recipe in which each `auto` of `dtype` and `bf16` is what this machine computes fast.
+
+    Ids are made of settled recipes, so that of a run says which format it computed in.
+    """
+    models = {role: model and _settled_model(model) for role, model in vars(recipe.models).items()}
+    return replace(
+        recipe,
+        model=_settled_model(recipe.model),
+        models=dataclasses.replace(recipe.models, **models),  # type: ignore[type-var]
+        training=_settled_training(recipe.training),
+        base=_settled_training(recipe.base),
+    )
+
+
+def bfloat16(device: str = "auto") -> str:
+    """Return what computes bfloat16 fast on a device, such as "avx512_bf16"; empty where nothing does.
+
+    Args:
+        device: "cpu"; any other name means a GPU where PyTorch sees one.
+    """
+    # Slow to import.
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name() if torch.cuda.is_bf16_supported(including_emulation=False) else ""
+    return instructions(_PROCESSOR.read_text(encoding="utf-8")) if _PROCESSOR.exists() else ""
+
+
+def instructions(processor: str) -> str:
+    """Return the instructions for bfloat16 that the text of /proc/cpuinfo lists; empty if it lists none."""
+    flags = set(processor.split())
+    return next((name for name in _INSTRUCTIONS if name in flags), "")
+
+
+def formats(recipe: Recipe) -> str:
+    """Return in one line which format each model of a settled recipe is sampled in, and what it is trained in."""
+    sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
+    trained = f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"
+    return f"number formats: {', '.join([*sampled, trained])}; bfloat16 is fast here by {bfloat16() or 'nothing'}"
+
+
+def _settled_model(model: ModelConfig) -> ModelConfig:
+    if model.dtype != "auto":
+        return model
+    fast = model.backend != "openai" and bfloat16(model.device)
+    return dataclasses.replace(model, dtype="bfloat16" if fast else "float32")  # type: ignore[type-var]
+
+
+def _settled_training(section: Any) -> Any:
+    return dataclasses.replace(section, bf16=bool(bfloat16())) if section.bf16 == "auto" else section

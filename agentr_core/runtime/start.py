@@ -1,0 +1,181 @@
+"""The start and the end of a run: its rows in the store, and the model it begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from agentr_core.environments import registry
+from agentr_core.errors import DataFileError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.table import method_of
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.models.files import weights_sha256
+from agentr_core.recipes import ModelConfig, ModelRole, Recipe, identifying, replace, resolved
+from agentr_core.runtime.inputs import input_ids
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.precision import bfloat16
+from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
+from agentr_core.store.codec.ledger import Status
+from agentr_core.store.tables import Rows, merge
+
+PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
+
+
+def run_id_of(recipe: Recipe) -> str:
+    """Return the id of a run: what the recipe asks for and what the models hold.
+
+    More iterations of the same recipe go on with the same run, and so do other arms, seeds and trainings of the same
+    comparison: its run is the pool, and each arm has a run of its own. What every role's model holds is part of it, and
+    so of the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is
+    what files of demonstrations and of pairs hold, and the version of what the environment says once that has changed.
+    """
+    own = recipe.own_models()
+    behaviour = {
+        role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
+    }
+    files = _files(recipe)
+    models = {role: identity(model) for role, model in own.items()}
+    version = registry.version_of(recipe.environment.name, recipe.environment.options)
+    further = files, recipe.compare.pool, {"environment": version} if version > 1 else {}
+    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
+
+
+def asked_for(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe asks for as plain data.
+
+    How far it goes, where, on how many machines and in how many processes, with how large a prefix cache and at what
+    prices is not part of it, nor to which comparison it belongs.
+    """
+    anywhere = recipe.training.anywhere()
+    plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
+    del plain["scale"], plain["compare"]
+    method_of(recipe).identify(recipe, plain)
+    for section in (plain["model"], *filter(None, plain["models"].values())):
+        del section["prices"], section["prefix_cache_gib"], section["workers"]
+    return plain
+
+
+def identity(model: ModelConfig) -> str:
+    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its name on the server.
+
+    Raises `ModelDirectoryError` when there are no sound weights.
+    """
+    if model.backend == "openai":
+        return fingerprint("served", model.server.model)
+    return weights_sha256(Path(model.path))
+
+
+async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
+    """Write the run, its iteration 0 and the model it begins with to the store; what is there already stays.
+
+    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps its status.
+    Raises `ModelDirectoryError` when the model is unsound.
+    """
+    model = place.recipe.model
+    if model.backend != "openai":
+        check_model_directory(Path(model.path))
+    digest = identity(model)
+    checkpoint_id = fingerprint("checkpoint", digest)
+    config = resolved(place.recipe)
+    status: Status = "evaluating" if evaluates else "running"
+    ended: datetime | None = None
+    if evaluates and (known := _stored(place)) is not None:
+        # How far the run goes, and how it ended, is not the evaluation's to say.
+        status, ended, config["iterations"] = known
+    now = datetime.now(UTC)
+    own = run_rows(
+        place.run_id,
+        recipe=place.recipe.name,
+        method=place.recipe.method,
+        config=config,
+        versions={**versions(), "bfloat16": bfloat16() or "not fast here"},
+        workspace=str(place.root),
+        status=status,
+        started_at=now,
+        finished_at=ended,
+    )
+    base_model = checkpoint_rows(checkpoint_id, path=model.label, weights_sha256=digest, config={})
+    place.store.write(merge([own, base_model, *_inputs(place, now)]))
+    base = place.iteration_id(0)
+    if place.one("select status from iteration where iteration_id = ?", base) is None:
+        place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
+    return {"run_id": place.run_id, "checkpoint": checkpoint_id}
+
+
+async def begin(place: Workplace, iteration: int) -> None:
+    """Write that an iteration runs; an iteration that is finished stays so."""
+    row = place.one("select status from iteration where iteration_id = ?", place.iteration_id(iteration))
+    if row is None:
+        place.store.write(
+            iteration_rows(
+                place.iteration_id(iteration),
+                run_id=place.run_id,
+                iteration=iteration,
+                checkpoint_in=place.policy(iteration).id,
+            )
+        )
+
+
+async def end(place: Workplace, iteration: int) -> None:
+    """Write that an iteration is finished; one that was finished before keeps its time."""
+    key = place.iteration_id(iteration)
+    if place.one("select status from iteration where iteration_id = ?", key) != ("finished",):
+        place.store.update("iteration", {"iteration_id": key, "status": "finished", "finished_at": _now()})
+
+
+async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
+    """Write how a run ended; with `evaluates`, only of one that was nothing but an evaluation."""
+    known = _stored(place)
+    if evaluates and known is not None and known[0] != "evaluating":
+        return
+    place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def _inputs(place: Workplace, now: datetime) -> list[Rows]:
+    """Return the rows of what decides a new run's replies; none for one that is stored, or takes those of a pool."""
+    recipe = place.recipe
+    if recipe.compare.pool or place.started_at() is not None:
+        return []
+    own = recipe.own_models()
+    weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
+    inputs = input_ids(recipe, asked_for(recipe), weights=weights, files=_files(recipe), at=now)
+    return [stage_input_rows(place.run_id, inputs)]
+
+
+def _files(recipe: Recipe) -> dict[str, str]:
+    return {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
+
+
+def _stored(place: Workplace) -> tuple[Status, datetime | None, int] | None:
+    """Return status, end and number of iterations of a run that the store knows."""
+    if not place.store.path.exists():
+        return None
+    row = place.one(
+        "select status, finished_at, (config->>'$.iterations')::bigint from run where run_id = ?", place.run_id
+    )
+    if row is None:
+        return None
+    status, ended, iterations = row
+    return status, None if ended is None else ended.replace(tzinfo=UTC), iterations
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of what a run depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataFileError(f"file {file} of the recipe cannot be read: {error}") from error
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None)

@@ -1,0 +1,158 @@
+"""The training set of an iteration: samples mixed, checked, tokenised and put in order. Source: Agent-R section 3.3.
+
+Everything here is a function of its arguments. The order in which samples were collected does not matter, so a run
+that was interrupted ends with the same dataset hash.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.recipes import DataConfig
+from agentr_core.samples.filters import (
+    Filtered,
+    check_no_leakage,
+    cut_replies,
+    duplicates,
+    good_per_tree,
+    too_long,
+    unused_kinds,
+)
+from agentr_core.samples.identity import TurnClass, sample_id
+from agentr_core.samples.rendering import Renderer
+from agentr_core.samples.rows import TokenRow, token_row
+from agentr_core.types import Instance, Rejection, Sample, SampleKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a dataset is made of.
+
+    `dataset_hash` is over the token ids and labels of all rows in order. `samples` counts rows by kind, `tokens` all
+    tokens, `trained_tokens` those with loss by what their turn is for. `replayed` rows are of earlier iterations.
+    `general_passes` says how often the general data was begun from the start; above 1 some of it occurs repeatedly.
+    """
+
+    dataset_hash: str
+    seed: int
+    rows: int
+    tokens: int
+    samples: Mapping[SampleKind, int]
+    trained_tokens: Mapping[TurnClass, int]
+    replayed: int
+    general_passes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Rows in training order. `rejections` are all samples that were offered and are not in a row."""
+
+    rows: tuple[TokenRow, ...]
+    manifest: Manifest
+    rejections: tuple[Rejection, ...]
+
+
+def build_dataset(
+    samples: Iterable[Sample],
+    config: DataConfig,
+    renderer: Renderer,
+    *,
+    test: Collection[Instance],
+    seed: int,
+    earlier: Iterable[Sample] = (),
+    general: Sequence[Sample] = (),
+) -> Dataset:
+    """Return the dataset of the given samples; it is empty when none of them may be trained on.
+
+    Args:
+        samples: of this iteration. General conversations among these and the earlier ones are passed over: each
+            dataset draws its own from `general`.
+        test: the instances that must not occur.
+        earlier: samples of earlier iterations, used only if `config.replay`.
+        general: chat conversations; they make up `config.general.share` of the rows, drawn without replacement until
+            all were drawn, and then anew.
+
+    Raises:
+        DataFault: a sample is of a test instance, or would train a turn that must not be trained; or general data is
+            wanted and none of it can be used.
+    """
+    current = _by_id(sample for sample in samples if sample.kind is not SampleKind.GENERAL)
+    replayed = _by_id(sample for sample in earlier if config.replay and sample.kind is not SampleKind.GENERAL)
+    check_no_leakage((*current, *replayed), test)
+    used, unused = unused_kinds((*current, *replayed), config.use)
+    whole, cut = cut_replies(used, config.cut_replies, renderer)
+    different, repeated = duplicates(whole)
+    capped, over_cap = good_per_tree(different, config.good_per_tree)
+    rows, long = too_long((token_row(sample, renderer) for sample in capped), config.max_length)
+    wanted = round(len(rows) * config.general.share / (1 - config.general.share))
+    (chat, long_chat), passes = draw_general(general, wanted, renderer, max_length=config.max_length, seed=seed)
+    ordered = [*rows, *chat]
+    random.Random(derive_seed(seed, "dataset-order")).shuffle(ordered)
+    earlier_ids = {sample_id(sample) for sample in replayed} - {sample_id(sample) for sample in current}
+    return Dataset(
+        rows=tuple(ordered),
+        manifest=Manifest(
+            dataset_hash=dataset_hash(ordered),
+            seed=seed,
+            rows=len(ordered),
+            tokens=sum(len(row.input_ids) for row in ordered),
+            samples=Counter(row.kind for row in ordered),
+            trained_tokens=_trained_tokens(ordered),
+            replayed=sum(row.sample_id in earlier_ids for row in rows),
+            general_passes=passes,
+        ),
+        rejections=(*unused, *cut, *repeated, *over_cap, *long, *long_chat),
+    )
+
+
+def draw_general(
+    general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
+) -> tuple[Filtered[TokenRow], int]:
+    """Return `count` rows of general data, rejections of what was drawn and is too long, and the number of passes.
+
+    Each pass takes every conversation once, in an order of its own. Raises `DataFault` when a whole pass has none that
+    can be used.
+    """
+    usable = _by_id(general)
+    rows: list[TokenRow] = []
+    rejections: list[Rejection] = []
+    passes = 0
+    while len(rows) < count:
+        order = random.Random(derive_seed(seed, "general", passes)).sample(usable, len(usable))
+        passes += 1
+        refused: set[str] = set()
+        for sample in order:
+            (kept, long) = too_long([token_row(sample, renderer)], max_length)
+            rows += kept
+            rejections += long
+            refused.update(rejection.subject for rejection in long)
+            if len(rows) == count:
+                break
+        if not rows:
+            raise DataFault(
+                f"{count} conversations of general data are wanted and none of {len(general)} has at most {max_length} "
+                "tokens; give data.general.file another file, raise data.max_length, or set data.general.share to 0"
+            )
+        usable = tuple(sample for sample in usable if sample_id(sample) not in refused)
+    return Filtered(tuple(rows), tuple(rejections)), passes
+
+
+def dataset_hash(rows: Iterable[TokenRow]) -> str:
+    """Return the hash of a dataset: over the token ids and labels of its rows, in their order."""
+    return fingerprint([fingerprint(row.input_ids, row.labels) for row in rows])
+
+
+def _by_id(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    return tuple(sample for _, sample in sorted({sample_id(sample): sample for sample in samples}.items()))
+
+
+def _trained_tokens(rows: Iterable[TokenRow]) -> dict[TurnClass, int]:
+    total: Counter[TurnClass] = Counter()
+    for row in rows:
+        total.update(row.trained_tokens)
+    return dict(total)

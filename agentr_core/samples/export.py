@@ -1,0 +1,120 @@
+"""Samples as lines of JSON for other trainers. Every format says which turns must not be trained, in its own way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.samples.identity import sample_id
+from agentr_core.types import Message, Preference, Role, Sample
+
+Format = Literal["trl", "sharegpt", "llamafactory"]
+Tokens = tuple[Sequence[int], Sequence[int]]
+"""The token ids of a sample and their labels, -100 where there is no loss."""
+
+_SHAREGPT_ROLES: dict[Role, str] = {"system": "system", "user": "human", "assistant": "gpt"}
+
+
+def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, Tokens] | None = None) -> Iterator[str]:
+    """Yield the samples as lines of JSON, each with the sample's id and kind.
+
+    trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id) also `input_ids`,
+                   `labels` and `completion_mask`. TRL's SFT trainer takes these as they are, cut at its `max_length`;
+                   it knows no `train`, so that without them it would train on the bad steps, too.
+    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is told
+                   `message_field_training: train`. A reader that ignores the flag would train on the bad steps.
+    llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each trained turn, which
+                   is its last: LLaMA-Factory has no flags, so train on these with `mask_history: true`.
+
+    Raises:
+        ConfigError: there is no such format.
+        DataFault: `rows` lacks a sample, or a conversation cannot be written in the format.
+    """
+    writers: dict[str, Callable[[Sample], Iterable[dict[str, Any]]]] = {
+        "trl": lambda sample: [_trl(sample, rows)],
+        "sharegpt": lambda sample: [_sharegpt(sample)],
+        "llamafactory": _llamafactory,
+    }
+    if format not in writers:
+        raise ConfigError(f"there is no export format {format!r}; choose one of {', '.join(get_args(Format))}")
+    return (
+        json.dumps({"id": sample_id(sample), "kind": sample.kind.value, **record}, ensure_ascii=False)
+        for sample in samples
+        for record in writers[format](sample)
+    )
+
+
+def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
+    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`, `chosen`, `rejected`.
+
+    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the prompt alone: trained
+    with its stock collator, the observations within a side would carry loss too.
+
+    Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
+    """
+    write = {"trl": _openai_turn, "sharegpt": _turn}.get(format)
+    if write is None:
+        raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
+    for preference in preferences:
+        instance, turns = preference.chosen.instance, preference.chosen.messages
+        start = next(position for position, message in enumerate(turns) if message.train)
+        record = {
+            "id": None if instance is None else instance.key,
+            "prompt": [write(message) for message in turns[:start]],
+            "chosen": [write(message) for message in turns[start:]],
+            "rejected": [write(message) for message in preference.rejected.messages[start:]],
+            "chosen_reward": preference.chosen_reward,
+            "rejected_reward": preference.rejected_reward,
+        }
+        yield json.dumps(record, ensure_ascii=False)
+
+
+def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "messages": [_openai_turn(message) for message in sample.messages],
+        "train": [message.train for message in sample.messages],
+    }
+    if rows is None:
+        return record
+    row = rows.get(sample_id(sample))
+    if row is None:
+        raise DataFault(
+            f"sample {sample_id(sample)} has no token row; export with the rows of its dataset, or without any"
+        )
+    ids, labels = row
+    mask = [int(label == token) for token, label in zip(ids, labels, strict=True)]
+    return record | {"input_ids": ids, "labels": labels, "completion_mask": mask}
+
+
+def _sharegpt(sample: Sample) -> dict[str, Any]:
+    return {"conversations": [{**_turn(message), "train": message.train} for message in sample.messages]}
+
+
+def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
+    has_system = sample.messages[0].role == "system"
+    system = sample.messages[0].text if has_system else ""
+    spoken = sample.messages[1:] if has_system else sample.messages
+    _check_alternation(sample, spoken)
+    for position, message in enumerate(spoken):
+        if message.train:
+            yield {"conversations": [_turn(m) for m in spoken[: position + 1]], "system": system}
+
+
+def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
+    for position, message in enumerate(spoken):
+        expected = ("user", "assistant")[position % 2]
+        if message.role != expected:
+            raise DataFault(
+                f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
+                f"{expected}'s; export it as trl or sharegpt"
+            )
+
+
+def _openai_turn(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.text}
+
+
+def _turn(message: Message) -> dict[str, str]:
+    return {"from": _SHAREGPT_ROLES[message.role], "value": message.text}

@@ -1,0 +1,147 @@
+"""What keeps samples out of a dataset. Each filter returns what it kept, in order, and a rejection for all else.
+
+Filters are idempotent: applied to what they kept, they reject nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from agentr_core.errors import DataFault
+from agentr_core.recipes.comparison import Use
+from agentr_core.recipes.fields import CutReplies
+from agentr_core.samples.identity import conversation_key, sample_id, trained_turns
+from agentr_core.samples.rendering import Renderer
+from agentr_core.samples.rows import TokenRow
+from agentr_core.types import Instance, Rejection, Sample, SampleKind
+
+T = TypeVar("T")
+
+STAGE = "filter"
+CUT_REPLY = "cut-reply"
+
+
+class Filtered(NamedTuple, Generic[T]):
+    """What a filter kept, in the given order, and one rejection for each of the others."""
+
+    kept: tuple[T, ...]
+    rejected: tuple[Rejection, ...]
+
+
+def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
+    """Return the samples without the kinds that the recipe does not train on: revision or good ones, or both."""
+    revision, good = SampleKind.REVISION, SampleKind.GOOD
+    unused = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
+    kept, rejected = [], []
+    for sample in samples:
+        if sample.kind in unused:
+            rejected.append(_reject(sample_id(sample), "kind-not-used", f"data.use is {use}"))
+        else:
+            kept.append(sample)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
+    """Return the first sample of each conversation: the same texts in the same roles with the same train flags."""
+    first: dict[str, Sample] = {}
+    rejected = []
+    for sample in samples:
+        earlier = first.setdefault(conversation_key(sample), sample)
+        if earlier is not sample:
+            rejected.append(
+                _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(earlier)}")
+            )
+    return Filtered(tuple(first.values()), tuple(rejected))
+
+
+def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> Filtered[Sample]:
+    """Return the samples without those that train a reply which its token limit cut; all of them with rule `keep`."""
+    kept, rejected = [], []
+    for sample in samples:
+        cut = count_cut(sample, renderer) if rule == "reject" else 0
+        if cut:
+            rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(cut)))
+        else:
+            kept.append(sample)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def count_cut(sample: Sample, renderer: Renderer) -> int:
+    """Return how many trained turns of a sample their token limit cut."""
+    return sum(renderer.is_cut(turn) for turn in trained_turns(sample))
+
+
+def cut_detail(cut: int) -> str:
+    """Return why a sample, or a side of a pair, with `cut` trained turns that were cut is turned away."""
+    return f"{cut} trained replies were cut by their token limit; data.cut_replies is reject"
+
+
+def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
+    """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0 keeps all.
+
+    What was explored without a tree is counted by instance, and the stretches of one path count once. Samples of other
+    kinds are kept. Equally short paths are preferred by the index of their leaf, then by their id.
+    """
+    samples = tuple(samples)
+    by_tree: dict[str, dict[str, list[int]]] = {}
+    for position, sample in enumerate(samples):
+        if sample.kind is SampleKind.GOOD:
+            by_tree.setdefault(_origin(sample), {}).setdefault(_path(sample), []).append(position)
+    over: set[int] = set()
+    for paths in by_tree.values():
+        ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
+        over.update(position for path in ranked[cap or len(ranked) :] for position in path)
+    return Filtered(
+        tuple(sample for position, sample in enumerate(samples) if position not in over),
+        tuple(
+            _reject(sample_id(samples[p]), "good-per-tree-cap", f"{_origin(samples[p])} keeps {cap}")
+            for p in sorted(over)
+        ),
+    )
+
+
+def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
+    """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever cut to fit."""
+    kept, rejected = [], []
+    for row in rows:
+        if max_length and len(row.input_ids) > max_length:
+            detail = f"{len(row.input_ids)} tokens; data.max_length is {max_length}"
+            rejected.append(_reject(row.sample_id, "too-long", detail))
+        else:
+            kept.append(row)
+    return Filtered(tuple(kept), tuple(rejected))
+
+
+def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> None:
+    """Raise `DataFault` when a sample was made from a test instance; the message names all such instances."""
+    forbidden = {instance.key for instance in test}
+    leaked = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
+    if leaked:
+        raise DataFault(
+            f"samples were made from {len(leaked)} test instances: {', '.join(leaked)}; collect from another split and "
+            "build the samples again"
+        )
+
+
+def _origin(sample: Sample) -> str:
+    if sample.provenance.tree_id or sample.instance is None:
+        return f"tree {sample.provenance.tree_id}"
+    return f"instance {sample.instance.key}"
+
+
+def _path(sample: Sample) -> str:
+    """Return what the stretches of one path have in common, and no two paths."""
+    origin = sample.provenance
+    return (
+        sample_id(sample) if "stretch" not in origin.extra else f"{origin.good_leaf} {origin.extra.get('trajectory')}"
+    )
+
+
+def _preference(path: Sequence[Sample]) -> tuple[int, int, str]:
+    leaf = path[0].provenance.good_leaf
+    return sum(len(sample.messages) for sample in path), -1 if leaf is None else leaf, min(map(sample_id, path))
+
+
+def _reject(subject: str, reason: str, detail: str) -> Rejection:
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)

@@ -1,0 +1,230 @@
+"""Conversations as token ids: one rendering for sampling and for training.
+
+A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of template text
+between two of them. Segments are tokenised one by one and joined, so the prompt of turn k is a prefix of the training
+sample by construction, and a sampled turn is trained on exactly the ids that were sampled. Only the template writes
+control tokens: in the texts of a conversation they are characters.
+
+    | system and user text, header | reply ids, end of turn | rest of template, user text, header | reply ids, ... |
+      label -100                     trained if train=True    label -100
+
+The template ends each turn, but the loss falls on an end of turn only where the model said one, or where the turn was
+written and not sampled. A reply that was cut by its token limit, and one that ended with another token of that meaning,
+is followed by an end of turn without loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.samples.chat_template import ChatTemplate
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.tokenizing import Encoder, Marks
+from agentr_core.types import Message
+
+
+class RenderedSample(NamedTuple):
+    """Token ids and labels of one conversation, of equal length; an untrained token has the label -100."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
+    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded.
+
+    `at` is when the run started: templates that print a date print that one.
+    """
+    return Renderer(load_tokenizer(path), at=at)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a model directory. Raises `ModelDirectoryError` when it cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(
+            f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+
+
+class Renderer:
+    """Turns conversations into token ids with a tokenizer's own chat template.
+
+    Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant turn.
+
+    Args:
+        at: When the run started. A template that prints a date prints that one, and is refused without it.
+
+    Raises:
+        ModelDirectoryError: there is no chat template, it does not end assistant turns with one special token, or it
+            renders a conversation in different ways.
+    """
+
+    end_of_turn: int
+
+    def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._chat = ChatTemplate(tokenizer, at)
+        one_turn = self._template([Message(role="user", text="?")], Marks((), ()), prompt=False)
+        self._encoder = Encoder(tokenizer, one_turn)
+        self.end_of_turn, self._end_text = self._find_end_of_turn()
+
+    def render_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids after which the model's next reply begins.
+
+        Raises `DataFault` when there are no messages, the last one is an assistant turn, or the template cannot be cut
+        into segments.
+        """
+        if not messages or messages[-1].role == "assistant":
+            raise DataFault("a prompt must end with a system or user turn; drop the trailing assistant turn")
+        marks = self._marks(messages)
+        ids, _ = self._join(messages, self._pieces(messages, marks, prompt=True), marks)
+        return ids
+
+    def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
+        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, ends of turn included.
+
+        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none is trained.
+        The prompt of every assistant turn is checked to be a prefix of the whole. Raises `DataFault` when it is not,
+        or when a turn that is not the assistant's is marked for training.
+        """
+        if not messages:
+            raise DataFault("a sample needs at least one turn")
+        for position, message in enumerate(messages):
+            if message.train and message.role != "assistant":
+                raise DataFault(
+                    f"turn {position} is a {message.role} turn with train=True; only assistant turns are trained"
+                )
+        marks = self._marks(messages)
+        pieces = self._pieces(messages, marks, prompt=False)
+        self._check_prefixes(messages, pieces, marks)
+        return RenderedSample(*self._join(messages, pieces, marks))
+
+    def is_cut(self, message: Message) -> bool:
+        """Return whether a turn was cut by its token limit.
+
+        Where its finish reason is not known, a sampled turn without a special token at its end was cut.
+        """
+        if message.finish_reason is not None:
+            return message.finish_reason == "length"
+        ids = self.own_ids(message)
+        return bool(ids) and not self._ended(ids)
+
+    def own_ids(self, message: Message) -> tuple[int, ...]:
+        """Return the ids a turn was sampled as, if they are this tokenizer's; else none: its text is tokenised anew."""
+        own = message.tokenizer is None or message.tokenizer == self.fingerprint
+        return (message.token_ids or ()) if own else ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens and chat template."""
+        special = sorted(self._encoder.special.items())
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
+
+    def _marks(self, messages: Sequence[Message]) -> Marks:
+        return Marks([message.text for message in messages], self._encoder.control)
+
+    def _pieces(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> list[str]:
+        """Return the template text around the assistant turns: one piece more than there are such turns."""
+        text = self._template(messages, marks, prompt=prompt)
+        pieces = []
+        for marker in (marks.turn(i) for i in range(sum(m.role == "assistant" for m in messages))):
+            if text.count(marker) != 1:
+                raise DataFault(
+                    f"the chat template does not render each assistant turn once and unchanged ({marker!r} occurs "
+                    f"{text.count(marker)} times); use a template that keeps every turn"
+                )
+            before, text = text.split(marker)
+            pieces.append(before)
+        pieces.append(text)
+        for piece in pieces[1:]:
+            if not piece.startswith(self._end_text):
+                raise DataFault(f"the chat template does not end every assistant turn with {self._end_text!r}")
+        return pieces
+
+    def _join(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> tuple[list[int], list[int]]:
+        replies = [m for m in messages if m.role == "assistant"]
+        ids = list(self._encoder.piece(pieces[0], marks))
+        labels = [IGNORED] * len(ids)
+        for reply, piece in zip(replies, pieces[1:], strict=True):
+            turn = list(self.own_ids(reply) or self._encoder.outside(reply.text))
+            closing: tuple[int, ...] = () if turn[-1:] == [self.end_of_turn] else (self.end_of_turn,)
+            if self._trains_closing(reply):
+                turn, closing = [*turn, *closing], ()
+            rest = (*closing, *self._encoder.piece(piece[len(self._end_text) :], marks))
+            ids += turn
+            labels += turn if reply.train else [IGNORED] * len(turn)
+            ids += rest
+            labels += [IGNORED] * len(rest)
+        return ids, labels
+
+    def _trains_closing(self, reply: Message) -> bool:
+        """Return whether an end of turn that is not among a reply's own tokens is trained all the same."""
+        # A reply that ended with another token of that meaning has said its end.
+        # Some servers keep theirs to themselves.
+        return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
+
+    def _ended(self, ids: Sequence[int]) -> bool:
+        return bool(ids and ids[-1] in self._encoder.special)
+
+    def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> None:
+        turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
+        for number, position in enumerate(turns):
+            if position == 0:
+                raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
+            if self._pieces(messages[:position], marks, prompt=True) != list(pieces[: number + 1]):
+                raise DataFault(
+                    f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
+                    "so training would not see what was sampled; put a template that renders earlier turns unchanged "
+                    "into its chat_template.jinja, such as one of data/chat_templates"
+                )
+
+    def _template(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> str:
+        numbers = count()
+        turns = [
+            {"role": m.role, "content": marks.turn(next(numbers)) if m.role == "assistant" else marks.cover(m.text)}
+            for m in messages
+        ]
+        return self._chat.text(turns, prompt=prompt)
+
+    def _find_end_of_turn(self) -> tuple[int, str]:
+        turns = [Message(role="user", text="?"), Message(role="assistant", text="")]
+        marks = self._marks(turns)
+        _, _, tail = self._template(turns, marks, prompt=False).partition(marks.turn(0))
+        for number, text in sorted(self._encoder.special.items(), key=lambda item: len(item[1]), reverse=True):
+            if tail.startswith(text):
+                return number, text
+        raise ModelDirectoryError(
+            f"the chat template of {self._tokenizer.name_or_path!r} does not end an assistant turn with a special "
+            f"token (it goes on with {tail[:20]!r}), so a reply's end cannot be learnt; correct the template"
+        )
+
+
+def trained_tokens(labels: Sequence[int]) -> int:
+    """Return how many tokens carry loss."""
+    return sum(label != IGNORED for label in labels)
+
+
+def check_sample(sample: RenderedSample) -> None:
+    """Raise `DataFault` when a sample cannot be trained on: no trained token, or labels that are not its ids."""
+    ids, labels = sample
+    if len(ids) != len(labels):
+        raise DataFault(f"a sample has {len(ids)} token ids and {len(labels)} labels; they must be equally many")
+    if not trained_tokens(labels):
+        raise DataFault("the loss mask of a sample is empty; mark at least one assistant turn with train=True")
+    wrong = [i for i, (token, label) in enumerate(zip(ids, labels, strict=True)) if label not in (IGNORED, token)]
+    if wrong:
+        raise DataFault(
+            f"the label at token {wrong[0]} is neither -100 nor the token's own id; render the sample again"
+        )

@@ -1,0 +1,212 @@
+"""The expert's episodes on the training instances of an iteration: played live, and samples where trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentr_core import answers
+from agentr_core.episodes.conversation import opening, turns
+from agentr_core.episodes.rollout import EpisodeTimer, play
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.table import method_of
+from agentr_core.protocols import Environment
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.threads import check_wanted, in_thread
+from agentr_core.samples.expert_file import Demonstration, read_demonstrations
+from agentr_core.samples.identity import sample_id
+from agentr_core.samples.json_lines import World
+from agentr_core.store.codec import rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
+
+STAGE = "expert"
+LOOKED_AT = 20
+"""Training instances that are asked for an expert before anything is started."""
+
+Expert = Callable[[Environment, Instance], Trajectory | Rejection]
+"""Returns the expert's episode of an instance, played live, or why there is none."""
+
+
+def expert_id(iteration_id: str, instance: Instance) -> str:
+    """Return the id of the trajectory of the expert's episode in an iteration."""
+    return fingerprint("expert", iteration_id, instance.key)
+
+
+async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play the expert on the training instances of an iteration and keep each episode as a sample.
+
+    Raises:
+        ConfigError: the environment has no expert, and no file of demonstrations is named.
+        EnvironmentFault: the environment's expert does not solve an instance it claims to solve.
+        DataFileError: the file of demonstrations is malformed, or one of them, played again, fails.
+        DataFault: training and test instances meet.
+    """
+    return await _demonstrate(place, iteration, samples=True)
+
+
+async def demonstrate(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play the expert on the training instances of an iteration. Raises as `expert_samples`."""
+    return await _demonstrate(place, iteration, samples=False)
+
+
+async def _demonstrate(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
+    instances = await separate_instances(place, iteration)
+    with place.timed(STAGE, iteration) as clock:
+        timer = EpisodeTimer()
+        with timer.environment():
+            units, rejections = await in_thread(_make, place, iteration, instances, samples=samples)
+        clock.add({"environment": timer.environment_seconds})
+        iteration_id = place.iteration_id(iteration)
+        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
+    return {"expert": len(units), "rejected": len(rejections)}
+
+
+def _make(
+    place: Workplace, iteration: int, instances: tuple[Instance, ...], *, samples: bool
+) -> tuple[list[Rows], list[Rejection]]:
+    env = place.make_environment()
+    units: list[Rows] = []
+    rejections: list[Rejection] = []
+    try:
+        expert = expert_of(place.recipe, env)
+        for done, instance in enumerate(instances, start=1):
+            check_wanted()
+            place.progress(done, len(instances), "expert episodes")
+            try:
+                found = expert(env, instance)
+            except IllTypedAnswer as error:
+                found = Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))
+            if isinstance(found, Rejection):
+                rejections.append(found)
+            else:
+                units.append(_rows(place.iteration_id(iteration), found, env, samples=samples))
+    finally:
+        env.close()
+    if not units:
+        file = place.recipe.eto.expert.file
+        reasons = ", ".join(sorted({rejection.reason for rejection in rejections}))
+        raise ConfigError(
+            f"{file} has no sound demonstration of any training instance ({reasons}); its ids must be those of split "
+            f"{place.recipe.instances.train}"
+            if file
+            else _no_expert(place.recipe)
+        )
+    return units, rejections
+
+
+def expert_of(recipe: Recipe, env: Environment) -> Expert:
+    """Return the expert of a recipe: the environment's, or the file's. Raises `DataFileError` for a malformed file."""
+    config = recipe.eto.expert
+    if not config.file:
+        return _built_in
+    known = _demonstrations(recipe, env)
+
+    def demonstrated(env: Environment, instance: Instance) -> Trajectory | Rejection:
+        if instance.key not in known:
+            return Rejection(stage=STAGE, subject=instance.key, reason="no-demonstration")
+        trajectory, fault = replayed(env, known[instance.key])
+        if not fault:
+            return trajectory
+        if config.failed_replay == "error":
+            raise DataFileError(f"{fault}; leave it out of the file, or set eto.expert.failed_replay=reject")
+        return Rejection(stage=STAGE, subject=instance.key, reason="failed-replay", detail=fault)
+
+    return demonstrated
+
+
+def _demonstrations(recipe: Recipe, env: Environment) -> dict[str, Demonstration]:
+    config = recipe.eto.expert
+    world = World(env.name, recipe.environment.name)
+    return read_demonstrations(Path(config.file), world=world, split=recipe.instances.train, opening=config.opening)
+
+
+def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None:
+    """Return the episode of the environment's expert, played live, or None where it knows no solution.
+
+    Raises `EnvironmentFault` when the expert fails its own replay.
+    """
+    replies = answers.expert(env, instance)
+    if replies is None:
+        return None
+    trajectory = _played(env, instance, replies)
+    if trajectory.stop is not StopReason.SUCCESS:
+        raise EnvironmentFault(
+            f"the expert of {env.name} does not solve {instance.key}: after {len(trajectory.steps)} steps the "
+            f"environment says {_last_word(trajectory)!r}"
+        )
+    return trajectory
+
+
+def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory, str]:
+    """Return a demonstration played live, and in what it falls short of what its file claims: nothing, if it is sound.
+
+    A demonstration that claims the whole reward must also have the environment's flag of success.
+    """
+    trajectory = _played(env, demonstration.instance, demonstration.replies)
+    short = trajectory.reward < demonstration.reward - 1e-6
+    if not short and (trajectory.success or demonstration.reward < 1):
+        return trajectory, ""
+    return trajectory, (
+        f"{demonstration.where}: played again, the demonstration of {demonstration.instance.key} reaches reward "
+        f"{trajectory.reward:g} and not {demonstration.reward:g}; after {len(trajectory.steps)} steps the environment "
+        f"says {_last_word(trajectory)!r}"
+    )
+
+
+def _built_in(env: Environment, instance: Instance) -> Trajectory | Rejection:
+    trajectory = expert_trajectory(env, instance)
+    return trajectory or Rejection(stage=STAGE, subject=instance.key, reason="no-expert-solution")
+
+
+def _played(env: Environment, instance: Instance, replies: tuple[str, ...]) -> Trajectory:
+    first_observation, outcomes = play(env, instance, replies)
+    if not outcomes:
+        raise EnvironmentFault(f"the expert of {env.name} says nothing about {instance.key}")
+    last = outcomes[-1]
+    return Trajectory(
+        instance=instance,
+        first_observation=first_observation,
+        steps=tuple(outcome.step for outcome in outcomes),
+        reward=last.step.reward,
+        success=last.step.success,
+        stop=last.stop or StopReason.STEP_LIMIT,
+    )
+
+
+def _last_word(trajectory: Trajectory) -> str:
+    return trajectory.steps[-1].observation
+
+
+def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `UserError` when the file of demonstrations is malformed or, without one, there is no expert."""
+    config = recipe.eto.expert
+    if config.file:
+        _demonstrations(recipe, env)
+    elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
+        raise ConfigError(_no_expert(recipe))
+
+
+def _no_expert(recipe: Recipe) -> str:
+    return f"environment {recipe.environment.name} has no expert; {method_of(recipe).without_expert}"
+
+
+def _rows(iteration_id: str, trajectory: Trajectory, env: Environment, *, samples: bool) -> Rows:
+    trajectory_id = expert_id(iteration_id, trajectory.instance)
+    episode = trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id)
+    if not samples:
+        return episode
+    # The expert says the same in every iteration and run; the trajectory's id keeps their samples apart.
+    sample = Sample(
+        kind=SampleKind.EXPERT,
+        messages=opening(env, trajectory.first_observation) + turns(trajectory.steps, train=True)[:-1],
+        instance=trajectory.instance,
+        provenance=Provenance(extra={"trajectory": trajectory_id}),
+    )
+    return merge(
+        [episode, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
+    )

@@ -1,0 +1,1 @@
+"""What commands of `agentr` do beside running flows: plans, samples, questions, environments, model servers."""

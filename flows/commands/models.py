@@ -1,0 +1,86 @@
+"""Model servers as a person meets them: their environment is installed, and they serve until interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentr_core import recipes
+from agentr_core.errors import ModelServerError
+from agentr_core.models.vllm.command import check_ports
+from agentr_core.models.vllm.door import Keeper, open_door
+from agentr_core.models.vllm.env import ensure
+from agentr_core.models.vllm.start import device_of, make_launch, start
+from agentr_core.recipes import ModelConfig
+from agentr_core.runtime.precision import settled
+from tasks.wiring import vllm_environment
+
+_POLL_SECONDS = 0.5
+
+
+def install(device: str, *, say: Callable[[str], Any]) -> Path:
+    """Return the Python of vLLM's environment, which is made if it is not there. Raises `UserError`."""
+    return ensure(vllm_environment(), device_of(device), tell=say)
+
+
+def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -> ModelConfig:
+    """Return the model section of a recipe, as the command line says it. Raises `ConfigError`."""
+    model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
+    return settled(recipes.parse({"name": "serve", "model": model}, overrides, source="models serve")).model
+
+
+def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:
+    """Serve a model until interrupted or told to end; a replica that dies is started anew.
+
+    Args:
+        port: Of the door; replicas take those after it. 0 means free ones.
+
+    Raises:
+        UserError: the model, the settings or a port is wrong, or a replica does not start.
+        ModelFault: a replica died too often.
+    """
+    ports = [port + 1 + number for number in range(model.vllm.replicas)] if port else []
+    launch = make_launch(Path(model.path), model)
+    # Before minutes go into an installation.
+    check_ports([port, *ports] if port else [])
+    replicas = start(launch, environment=vllm_environment(), logs=logs, tell=say, ports=ports)
+    keeper = Keeper(replicas, model, tell=say)
+    with _ending() as stop:
+        try:
+            with open_door(keeper, port) as door:
+                say(f"serving {launch.model} on {launch.device}; logs in {logs}")
+                _announce(keeper, stop, door=door, say=say)
+                keeper.watch(stop)
+        finally:
+            replicas.close()
+            say("the replicas have ended")
+
+
+def _announce(keeper: Keeper, stop: threading.Event, *, door: str, say: Callable[[str], Any]) -> None:
+    began = time.monotonic()
+    while not (state := keeper.look()).addresses:
+        if state.fault:
+            raise ModelServerError(state.fault)
+        if stop.wait(_POLL_SECONDS):
+            return
+    for number, address in enumerate(state.addresses):
+        say(f"replica {number}: {address}/v1")
+    say(f"ready after {time.monotonic() - began:.0f} s; recipes with model.backend=vllm use it after:")
+    say(f"  export AGENTR_VLLM={door}")
+
+
+@contextmanager
+def _ending() -> Iterator[threading.Event]:
+    """Lend an event that is set by Ctrl-C and SIGTERM, so that both end in the same orderly way."""
+    stop = threading.Event()
+    earlier = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -1,0 +1,175 @@
+"""What a recipe would run: the stages in their order, and the fields that reach each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentr_core import estimates
+from agentr_core.estimates import GIB
+from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.table import method_of, plan_of
+from agentr_core.recipes import ModelConfig, ModelRole, Recipe, shown
+from agentr_core.runtime.instances import episode_count, training_instances
+from agentr_core.runtime.start import run_id_of
+from flows.preflight.checks import faults_of
+from flows.preflight.requirements import weights_missing
+from tasks.wiring import load_recipe, make_environment, open_store
+
+
+def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
+    """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each stage.
+
+    A model's directory may still be missing if the shape of a model of its name comes along: the recipe is then planned
+    for another machine, and what this one lacks is told in the plan. Raises `UserError` for what else would stop the
+    run, at once or later; servers are not asked.
+
+    Args:
+        gpu_gib: memory of a GPU, in GiB.
+    """
+    recipe = load_recipe(path, list(overrides))
+    plain = shown(recipe)
+    method = method_of(recipe)
+    if not method.acts:
+        return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
+    away = any(map(weights_missing, recipe.own_models().values()))
+    faults = faults_of(recipe, asks=False)
+    lacking = faults.machine if away else []
+    replace(faults, machine=[] if away else faults.machine).tell()
+    env = make_environment(recipe)
+    try:
+        train, test = len(training_instances(recipe, env, 1)), episode_count(recipe, env)
+    finally:
+        env.close()
+    if method.flow == "compare":
+        return "\n".join(_of_comparison(recipe, train, test, plain))
+    asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
+    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
+    shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
+    missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
+    where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
+    lines = [
+        f"recipe {recipe.name}: {method.title}, {recipe.iterations} iterations, {where}",
+        *method.describe(recipe, train, test),
+        *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
+        *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
+        *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
+        *([] if missing else [f"already done: {_done(recipe)}"]),
+        *_needs(recipe, shapes, train, test, gpu_gib * GIB),
+    ]
+    for stage in method.before:
+        lines += _section(f"{stage.name} base", stage.reads, plain)
+    for stage in method.stages:
+        lines += _section(stage.name, stage.reads, plain)
+    return "\n".join(lines)
+
+
+def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any]) -> list[str]:
+    run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
+    arms = arms_of(recipe, run_id)
+    sections = dict.fromkeys(section for stage in made for section in stage.reads)
+    lines = [
+        f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}",
+        f"the pool: {', '.join(stage.name for stage in made)} on {train} instances, once",
+        f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
+        *(f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()),
+        f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings",
+        *_section("pool", tuple(sections), plain),
+    ]
+    for stage in plan_of(arms[0].recipe, 1).stages:
+        lines += _section(stage.name, stage.reads, plain)
+    return lines
+
+
+def _budget(recipe: Recipe) -> str:
+    training = recipe.training
+    return f"{training.max_tokens} trained tokens" if training.max_tokens else f"{training.max_seconds:g} s of training"
+
+
+def _needs(recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], train: int, test: int, gpu: float) -> list[str]:
+    """Return what a run needs as lines: tokens at most, and memory of each GPU."""
+    lines = ["", "each iteration samples at most"]
+    for one in estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test):
+        lines.append(f"  {one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
+    lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
+    for role, shape in shapes.items():
+        lines += _sampling_needs(role, recipe.own_models()[role], shape, gpu)
+    if "actor" in shapes:
+        lines += _training_needs(recipe, shapes["actor"], gpu)
+    return lines
+
+
+def _sampling_needs(role: str, model: ModelConfig, shape: estimates.Shape, gpu: float) -> list[str]:
+    need = estimates.sampling(shape, model)
+    context = model.context_length or shape.context_length
+    served = model.backend == "vllm"
+    room = need.sequences(gpu * (model.vllm.gpu_memory_utilization if served else 1.0), context)
+    parts = f" on each of {model.vllm.tensor_parallel_size} GPUs" if model.vllm.tensor_parallel_size > 1 else ""
+    line = f"  {role}, {model.backend}: {shape.parameters:,} parameters, weights {_size(need.weights)}{parts}, "
+    line += f"{_size(need.token)} for each token in keys and values: room for {room:,} sequences of {context:,} tokens"
+    if room:
+        return [line]
+    return [f"{line}; lower model.context_length, or spread the model by model.vllm.tensor_parallel_size"]
+
+
+def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
+    config = recipe.training
+    need = estimates.training(shape, config, recipe.data.max_length)
+    kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
+    spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
+    zero = f" under {config.launch.deepspeed}" if config.launch and config.launch.deepspeed else ""
+    line = (
+        f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
+        f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "
+        f"{recipe.data.max_length:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
+    )
+    if need.host:
+        line += f", and {_size(need.host)} of main memory on all machines together"
+    if need.total <= gpu:
+        return [line]
+    return [
+        f"{line}; that is too much: set training.lora_r, training.launch.deepspeed=zero3 or "
+        "training.gradient_checkpointing=true, or lower training.per_device_train_batch_size or data.max_length"
+    ]
+
+
+def _size(count: float) -> str:
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count / 1024:.3g} KiB"
+
+
+def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
+    fields = []
+    for section in sections:
+        values = plain
+        for part in section.split("."):
+            values = values[part]
+        fields += [f"  {section}.{key} = {json.dumps(value)}" for key, value in values.items()]
+    return ["", stage, *fields]
+
+
+def _arms_done(runs: Sequence[str], recipe: Recipe) -> int:
+    store = open_store(Path(recipe.workspace))
+    if not store.path.exists():
+        return 0
+    frame = store.query(
+        "select count(*) as n from run where status = 'finished' and run_id in (select unnest($runs))",
+        {"runs": list(runs)},
+    )
+    return int(frame["n"][0])
+
+
+def _done(recipe: Recipe) -> str:
+    store = open_store(Path(recipe.workspace))
+    if not store.path.exists():
+        return "nothing yet"
+    frame = store.query(
+        "select count(*) as n from iteration where run_id = ? and iteration > 0 and status = 'finished'",
+        [run_id_of(recipe)],
+    )
+    return f"{int(frame['n'][0])} iterations"

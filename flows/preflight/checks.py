@@ -1,0 +1,68 @@
+"""What would stop a run at once, found before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of, plans_of
+from agentr_core.protocols import Served, Stateful
+from agentr_core.recipes import Recipe
+from agentr_core.runtime.instances import held_out_instances, training_instances
+from flows.preflight.requirements import Faults, file_requirements, model_requirements, training_requirements
+from tasks.wiring import make_environment, open_store
+
+
+def check(recipe: Recipe, *, trains: bool = True) -> None:
+    """Raise `UserError` when a stage of a recipe could not do its work; every fault is told, one sentence each.
+
+    Models, environment, splits, store, files, and what trainings need. Of model directories only headers are read;
+    servers are asked for their list of models, those of environments for any answer. `trains` says whether the actor is
+    to be trained, which a served one cannot be.
+    """
+    faults_of(recipe, trains=trains).tell()
+
+
+def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:
+    """Return what `check` would tell. Without `asks` no server is asked, and models may be missing.
+
+    A model may then be missing whose shape is known, since its recipe is planned for another machine.
+    """
+    faults = Faults()
+    if not method_of(recipe).acts:
+        return faults
+    model_requirements(recipe, faults, trains=trains, asks=asks)
+    if trains and recipe.model.backend == "openai":
+        with faults.noted():
+            raise ConfigError(
+                f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in "
+                "model.path and give the served model a role in models, or only evaluate it with `agentr eval`"
+            )
+    elif trains:
+        training_requirements(recipe, faults)
+    file_requirements(recipe, faults)
+    with faults.noted():
+        _check_environment(recipe, trains=trains, asks=asks)
+    with faults.noted():
+        store = open_store(Path(recipe.workspace))
+        if store.path.exists():
+            with store.reading():
+                pass
+    return faults
+
+
+def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
+    """Raise `UserError` when the environment of a recipe lacks something, or its splits or files do."""
+    env = make_environment(recipe)
+    try:
+        if asks and isinstance(env, Served):
+            env.reach()
+        if recipe.evaluation.repeats and not isinstance(env, Stateful):
+            raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
+        instances = training_instances(recipe, env, 1)
+        held_out_instances(recipe, env)
+        if trains:
+            for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
+                stage.check(recipe, env, instances)
+    finally:
+        env.close()

@@ -1,0 +1,190 @@
+"""What the stages of a recipe need of models, machine and files, found before the first of them begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agentr_core import estimates
+from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault, UserError
+from agentr_core.methods.table import method_of, plans_of
+from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of
+from agentr_core.models.openai.endpoint import context_length, endpoint
+from agentr_core.models.vllm.start import device_of
+from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
+from agentr_core.samples.chat_file import read_chat
+from agentr_core.samples.rendering import load_renderer, load_tokenizer
+from agentr_core.types import Message
+from tasks.wiring import find_run, open_store
+
+
+@dataclass(slots=True)
+class Faults:
+    """What stands against a run. `machine` is what only this machine lacks, and another may have."""
+
+    found: list[UserError] = field(default_factory=list)
+    machine: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keep a `UserError` of the block in place of raising it."""
+        try:
+            yield
+        except UserError as error:
+            self.found.append(error)
+
+    def tell(self) -> None:
+        """Raise what was found, together; one that is alone keeps its class."""
+        messages = dict.fromkeys([*map(str, self.found), *self.machine])
+        if len(messages) == 1 and self.found:
+            raise self.found[0]
+        if messages:
+            raise ConfigError("; ".join(messages))
+
+
+def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:
+    """Note what is wrong with each model of a recipe: its directory, template, context, device, or its server.
+
+    Args:
+        asks: whether servers are asked. Without, a directory may be missing whose shape is known.
+    """
+    for role, model in recipe.own_models().items():
+        section = "model" if role == "actor" else f"models.{role}"
+        if model.backend == "openai":
+            if asks:
+                with faults.noted():
+                    _ask(model)
+            continue
+        with faults.noted():
+            _check_device(model, section, faults)
+        if not asks and weights_missing(model):
+            continue
+        with faults.noted():
+            check_model_directory(Path(model.path))
+            with faults.noted():
+                _check_context(model)
+            _check_template(Path(model.path), trains=trains and role == "actor")
+
+
+def weights_missing(model: ModelConfig) -> bool:
+    """Return whether a model has no weights here, though its shape is known."""
+    path = Path(model.path)
+    if model.backend == "openai" or any(path.glob("*.safetensors")):
+        return False
+    try:
+        estimates.find_shape(path)
+    except ModelDirectoryError:
+        return False
+    return True
+
+
+def training_requirements(recipe: Recipe, faults: Faults) -> None:
+    """Note what stands against the trainings of a recipe: names, packages, devices, adapters that do not fit."""
+    # Torch and PEFT take seconds to import, and an evaluation needs nothing of this.
+    from agentr_core.training.adapters import adapter_faults
+    from agentr_core.training.requirements import machine_faults, name_faults
+
+    found: list[str] = []
+    for config, section in _trainings(recipe):
+        found += name_faults(config, section=section)
+        faults.machine += machine_faults(config)
+        with faults.noted():
+            path = Path(recipe.model.path)
+            where = path if path.is_dir() else estimates.find_shape(path)
+            if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
+                found += adapter_faults(where, config)
+    faults.found += map(ConfigError, dict.fromkeys(found))
+
+
+def file_requirements(recipe: Recipe, faults: Faults) -> None:
+    """Note files and runs that a recipe names, that are read only when its data is made."""
+    mixed = {one.data.general.file for one in _trained(recipe) if one.data.general.share}
+    for file in sorted(mixed):
+        with faults.noted():
+            kept, useless = read_chat(Path(file))
+            if not kept:
+                raise ConfigError(
+                    f"data.general.file: {file} has no conversation to train on, and {len(useless)} of no use; give "
+                    "another file, or set data.general.share=0"
+                )
+    workspace, made = Path(recipe.workspace), recipe.eto.preferences
+    if made.source == "trees" and made.trees:
+        with faults.noted():
+            run = find_run(workspace, made.trees)
+            _check_run(workspace, run, "tree join iteration using (iteration_id)", "tree for eto.preferences.trees")
+    if run := recipe.evaluation.revision_test.states:
+        with faults.noted():
+            _check_run(workspace, run, "revision_state", "state for evaluation.revision_test.states")
+
+
+def _trained(recipe: Recipe) -> Sequence[Recipe]:
+    return method_of(recipe).trained(recipe)
+
+
+def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:
+    """Return the settings of each training that differs from the others, with the section that has its schedule."""
+    objectives = [plan.objective for one in _trained(recipe) for plan in plans_of(one) if plan.objective]
+    return list(dict.fromkeys((one.config, "eto.dpo" if one.kind == "dpo" else "training") for one in objectives))
+
+
+def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
+    """Note as the machine's fault that a device is not there."""
+    try:
+        if model.backend == "vllm":
+            if not os.environ.get("AGENTR_VLLM"):
+                device_of(model.device)
+            return
+        from agentr_core.models.local.devices import torch_device
+
+        torch_device(model.device, field=f"{section}.device")
+    except ConfigError as error:
+        faults.machine.append(str(error))
+
+
+def _check_context(model: ModelConfig) -> None:
+    context = context_length_of(Path(model.path), model.context_length)
+    if model.backend == "vllm":
+        return
+    from agentr_core.models.local.loading import attention_of
+    from agentr_core.training.parent import text_config
+
+    attention_of(Path(model.path), text_config(Path(model.path)), context)
+
+
+def _check_template(path: Path, *, trains: bool) -> None:
+    """Raise `ModelDirectoryError` when nothing could be sampled, or several turns could, but not be trained on."""
+    turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
+    try:
+        renderer = load_renderer(path, at=datetime.now(UTC))
+        renderer.render_prompt(turns[:1])
+        if trains:
+            renderer.render_sample(turns)
+    except DataFault as fault:
+        way = "trained" if trains else "asked"
+        raise ModelDirectoryError(f"the model in {path} cannot be {way}: {fault}") from fault
+    if trains:
+        tokenizer = load_tokenizer(path)
+        # What the trainers of TRL fill rows up with.
+        if (tokenizer.pad_token or tokenizer.eos_token) is None:
+            raise ModelDirectoryError(
+                f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
+                "tokenizer_config.json"
+            )
+
+
+def _ask(model: ModelConfig) -> None:
+    try:
+        context_length(endpoint(model.server, os.environ), model.server, model.context_length)
+    except ModelFault as error:
+        raise EndpointError(str(error)) from None
+
+
+def _check_run(workspace: Path, run: str, table: str, what: str) -> None:
+    """Raise `ConfigError` when a run of a workspace has nothing of what is wanted of it."""
+    store = open_store(workspace, must_exist=True)
+    if not int(store.query(f"select count(*) as n from {table} where run_id = ?", [run])["n"][0]):
+        raise ConfigError(f"run {run!r} in {workspace} has no {what}; `agentr runs -w {workspace}` lists them all")
