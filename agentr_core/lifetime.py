@@ -1,10 +1,19 @@
-"""The end of a child process with the one that started it, however that one ended."""
+"""What child processes of ours need: where the package is, and an end with the process that started
+them.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from pathlib import Path
+
+
+def python_path() -> str:
+    """Return PYTHONPATH for a child process that imports this very package."""
+    source = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
 
 
 def end_with_parent() -> None:

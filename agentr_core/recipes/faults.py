@@ -1,4 +1,6 @@
-"""What is wrong with a recipe whose fields are right one by one: parts that do not go together, and secrets."""
+"""What is wrong with a recipe whose fields are right one by one: parts that do not go together, and
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,9 @@ def _section_of(role: ModelRole) -> str:
 
 
 def faults_of(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a recipe as a whole, one sentence each: for any method, and for its
+    own.
+    """
     # Methods stand above recipes, and the table imports none before it is asked for.
     from agentr_core.methods.table import method_of
 

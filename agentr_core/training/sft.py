@@ -1,7 +1,7 @@
 """Training as seen from outside: start the trainer's process, follow it, say how it ended.
 
-Training has its own process so that a crash, a lack of memory or a cancellation ends it and nothing else, and so that
-its memory is given back when it is done.
+Training has its own process so that a crash, a lack of memory or a cancellation ends it and nothing
+else, and so that its memory is given back when it is done.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from agentr_core.errors import (
     OutOfMemory,
     TrainingFault,
 )
+from agentr_core.lifetime import python_path
 from agentr_core.models.files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
@@ -50,10 +51,12 @@ _KINDS: dict[str, type[AgentrError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """A published checkpoint at `path`; `reused` says that it was there already and nothing was trained.
+    """A published checkpoint at `path`; `reused` says that it was there already and nothing was
+    trained.
 
-    `trained_tokens` were truly seen, repeats included; `final_loss` is that of the last step, in nats a token;
-    `seconds` is time spent in training; `ended_by` is the setting that decided when it was over.
+    `trained_tokens` were truly seen, repeats included; `final_loss` is that of the last step, in
+    nats a token; `seconds` is time spent in training; `ended_by` is the setting that decided when
+    it was over.
     """
 
     path: Path
@@ -74,14 +77,16 @@ def _ignore(step: TrainingStep) -> None:
 async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = _ignore) -> TrainingResult:
     """Return the checkpoint of a job: trained, continued after an interruption, or found finished.
 
-    `on_progress` is called after each optimizer step. Cancelling ends the trainer's process; calling again continues
-    from its last intermediate checkpoint, to the same weights as without the interruption on the same processor and
-    number of threads. A trainer whose parent was killed ends by itself.
+    `on_progress` is called after each optimizer step. Cancelling ends the trainer's process;
+    calling again continues from its last intermediate checkpoint, to the same weights as without
+    the interruption on the same processor and number of threads. A trainer whose parent was killed
+    ends by itself.
 
     Raises:
         NonFiniteLoss: loss or gradient became NaN or infinite. No weights were changed by it.
         OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux says so.
-        TrainingFault: another fault, for example a full disk, or a foreign directory at `output_dir`.
+        TrainingFault: another fault, for example a full disk, or a foreign directory at
+            `output_dir`.
         DataFault: the dataset is missing or has broken rows.
         ModelDirectoryError: the model directory cannot be loaded.
         ConfigError: the settings ask for a package, a device or a name that is not there.
@@ -132,10 +137,11 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
 
 
 async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) -> tuple[int, Fault | None]:
-    """Return the exit status of the trainer's process (negative: the signal that ended it) and the fault it told.
+    """Return the exit status of the trainer's process (negative: the signal that ended it) and the
+    fault it told.
 
-    What is published is done: processes that do not end after it, as those of a group may wait for each other for ever,
-    are ended.
+    What is published is done: processes that do not end after it, as those of a group may wait for
+    each other for ever, are ended.
     """
     fault: Fault | None = None
     published: float | None = None
@@ -150,12 +156,14 @@ async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) ->
             WORKER,
             str(job.work.job_file),
             events.name,
-            # Never written to: the trainer sees the end of it when this process dies, however that happens.
+            # Never written to: the trainer sees the end of it when this process dies, however that
+            # happens.
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,
             env=_environment(job),
-            # An interrupt at the terminal is for this process, which then ends the trainer in order.
+            # An interrupt at the terminal is for this process, which then ends the trainer in
+            # order.
             start_new_session=True,
         )
         exited = asyncio.ensure_future(process.wait())
@@ -168,7 +176,8 @@ async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) ->
                 for line in lines:
                     event = EVENT.validate_json(line)
                     if isinstance(event, Fault):
-                        # The first is the cause: what other processes tell then is that one is gone.
+                        # The first is the cause: what other processes tell then is that one is
+                        # gone.
                         fault = fault or event
                     else:
                         on_progress(event)
@@ -195,7 +204,9 @@ async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int])
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Send a signal to a trainer and to the launcher of its processes, which passes it on to them."""
+    """Send a signal to a trainer and to the launcher of its processes, which passes it on to
+    them.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
@@ -203,8 +214,9 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 def _environment(job: TrainingJob) -> dict[str, str]:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in PLACES},
-        "PYTHONPATH": os.pathsep.join(part for part in (_source_root(), os.environ.get("PYTHONPATH", "")) if part),
-        # Everything the trainer reads is local; a look at the hub would only add a network to what can fail.
+        "PYTHONPATH": python_path(),
+        # Everything the trainer reads is local; a look at the hub would only add a network to what
+        # can fail.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
@@ -217,10 +229,6 @@ def _environment(job: TrainingJob) -> dict[str, str]:
     if job.config.num_threads:
         environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
     return environment
-
-
-def _source_root() -> str:
-    return str(Path(__file__).resolve().parents[2])
 
 
 def _translate(exit_status: int, fault: Fault | None, work: WorkFolder) -> AgentrError:

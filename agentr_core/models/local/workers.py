@@ -1,6 +1,7 @@
 """One model in several worker processes, each with threads, a device and a prefix cache of its own.
 
-Threads of one process wait for each other at every operation; small models lose more by it than they gain.
+Threads of one process wait for each other at every operation; small models lose more by it than
+they gain.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.errors import AgentrError, ModelFault, ModelUnavailable
+from agentr_core.lifetime import python_path
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Answer, Loaded, Loading
 from agentr_core.models.sticky import replica_of
@@ -38,8 +39,8 @@ _LEAST_BATCH = 32
 def load_local(loading: Loading, *, workers: int | Literal["auto"]) -> TransformersModel | Workers:
     """Return a model in this process, or in so many worker processes if there is more than one.
 
-    `auto` is one for each GPU if the device is one, else one for each processor, as long as each decodes at least 32
-    replies at once. Raises as `TransformersModel.load`.
+    `auto` is one for each GPU if the device is one, else one for each processor, as long as each
+    decodes at least 32 replies at once. Raises as `TransformersModel.load`.
     """
     devices = _devices(loading, workers)
     if len(devices) == 1:
@@ -66,7 +67,8 @@ def _processors() -> int:
 
 
 class Worker:
-    """A ChatModel in a process of its own. A process that dies is started anew, and its batch is `ModelUnavailable`.
+    """A ChatModel in a process of its own. A process that dies is started anew, and its batch is
+    `ModelUnavailable`.
 
     The process ends with this one, even if this one is killed. Use `Workers.load`.
 
@@ -92,11 +94,15 @@ class Worker:
         self._start()
 
     def ready(self) -> None:
-        """Return once the model is loaded. Raises what loading it raises; `ModelFault` if the process dies of it."""
+        """Return once the model is loaded. Raises what loading it raises; `ModelFault` if the
+        process dies of it.
+        """
         self._speaker.submit(self._greet).result()
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the replies. Raises as `TransformersModel.generate`, and `ModelUnavailable` if the process died."""
+        """Return the replies. Raises as `TransformersModel.generate`, and `ModelUnavailable` if the
+        process died.
+        """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; load it again")
         return await asyncio.get_running_loop().run_in_executor(self._speaker, self._ask, tuple(requests))
@@ -106,7 +112,9 @@ class Worker:
         return len(self._renderer.render_prompt(request.messages))
 
     def cached_share(self) -> float:
-        """Return the part of all prompt tokens so far that did not have to be computed, in [0, 1]."""
+        """Return the part of all prompt tokens so far that did not have to be computed, in [0,
+        1].
+        """
         return self._cached_share
 
     async def close(self) -> None:
@@ -126,21 +134,22 @@ class Worker:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _WORKER, str(theirs.fileno())],
-                # Never written to: the worker sees the end of it when this process dies, however that happens.
+                # Never written to: the worker sees the end of it when this process dies, however
+                # that happens.
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
                 env=self._environment(),
-                # An interrupt at the terminal is for this process, which then ends the worker in order.
+                # An interrupt at the terminal is for this process, which then ends the worker in
+                # order.
                 start_new_session=True,
             )
         self._connection = Connection(ours.detach())
 
     def _environment(self) -> dict[str, str]:
-        source = str(Path(__file__).resolve().parents[2])
         return os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": python_path(),
             "OMP_NUM_THREADS": str(self._threads),
             "MKL_NUM_THREADS": str(self._threads),
             "HF_HUB_OFFLINE": "1",
@@ -171,7 +180,9 @@ class Worker:
         return answer.replies
 
     def _exchange(self, message: Any) -> Any:
-        """Return what the process answers. Raises the error that it sent; EOFError and OSError when it is gone."""
+        """Return what the process answers. Raises the error that it sent; EOFError and OSError when
+        it is gone.
+        """
         self._connection.send(message)
         answer = self._connection.recv()
         if isinstance(answer, AgentrError):
@@ -200,7 +211,8 @@ class Worker:
 
 
 class Workers:
-    """A ChatModel whose requests are shared out among workers; all requests of a session go to the same one.
+    """A ChatModel whose requests are shared out among workers; all requests of a session go to the
+    same one.
 
     A reply for a seed is the same on any worker. Use `load`.
     """
@@ -213,7 +225,8 @@ class Workers:
 
     @classmethod
     def load(cls, loading: Loading, *, devices: Sequence[str], processors: int) -> Workers:
-        """Return the model once it is loaded on each of the devices; processors, batch and cache are shared out.
+        """Return the model once it is loaded on each of the devices; processors, batch and cache
+        are shared out.
 
         Raises as `TransformersModel.load`, and `ModelFault` if a worker dies of it.
         """
@@ -257,7 +270,9 @@ class Workers:
         return self.members[0].count_tokens(request)
 
     def cached_share(self) -> float:
-        """Return the part of all prompt tokens so far that did not have to be computed: the mean over the workers."""
+        """Return the part of all prompt tokens so far that did not have to be computed: the mean
+        over the workers.
+        """
         return sum(member.cached_share() for member in self.members) / len(self.members)
 
     async def close(self) -> None:
