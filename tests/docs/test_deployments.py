@@ -75,7 +75,9 @@ def test_a_deployment_names_a_queue_and_says_what_it_is(deployment: dict[str, An
 
 
 def test_the_template_of_pods_is_that_of_prefect_with_volumes_and_gpus() -> None:
-    """Prefect carries the template of its Kubernetes worker; ours keeps its shape and names every variable it uses."""
+    """Prefect carries the template of its Kubernetes worker; ours keeps its shape and names every
+    variable it uses.
+    """
     (known,) = Path(prefect.__file__).parent.rglob("aggregate-worker-metadata.json")
     official = json.loads(known.read_text())["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
     used = set(re.findall(r"{{ (\w+) }}", json.dumps(POOL["job_configuration"])))

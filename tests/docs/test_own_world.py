@@ -27,7 +27,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package of the guide, made by its commands; registered as `pip install` would, which needs a network."""
+    """The package of the guide, made by its commands; registered as `pip install` would, which
+    needs a network.
+    """
     make, install, *_ = blocks("sh")
     script = make.replace("python ", f"{shlex.quote(sys.executable)} ")
     known = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}

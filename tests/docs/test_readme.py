@@ -1,4 +1,6 @@
-"""Every command of the README is run or, where that would start servers or these tests, checked for what it names."""
+"""Every command of the README is run or, where that would start servers or these tests, checked for
+what it names.
+"""
 
 import re
 import shlex
