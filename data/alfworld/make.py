@@ -4,9 +4,9 @@ Run in the root of the checkout, with `pip install -c constraints.txt -e '.[alfw
 
     python data/alfworld/make.py runs/alfworld
 
-A game is a room, some things in it and one of the six tasks of the benchmark. Domain and grammar are those of the
-installed package `alfworld`; the walkthrough of each game comes from the engine's planner. The same arguments give the
-same files, byte for byte.
+A game is a room, some things in it and one of the six tasks of the benchmark. Domain and grammar
+are those of the installed package `alfworld`; the walkthrough of each game comes from the engine's
+planner. The same arguments give the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Task:
 
 
 def room_of(scene: int) -> Room:
-    """Return the room of a scene: kitchens and bedrooms in turns, no two with the same furniture."""
+    """Return the room of a scene: kitchens and bedrooms in turns, no two with the same
+    furniture.
+    """
     turn = scene // 2
     if scene % 2:
         kitchen = {"CounterTop": 2, "DiningTable": 1, "Fridge": 1, "GarbageCan": 1, "Microwave": 1, "SinkBasin": 1}
@@ -106,7 +108,8 @@ def tasks(scene: int) -> list[Task]:
 
 
 def chosen(split: str, count: int) -> Iterator[tuple[Task, random.Random]]:
-    """Yield the tasks of a split with what draws the rest of each game; scenes and kinds take turns.
+    """Yield the tasks of a split with what draws the rest of each game; scenes and kinds take
+    turns.
 
     Every fourth task of a scene is for `valid_seen`, so that no two splits share one.
     """
@@ -130,7 +133,9 @@ def _in_turns(rows: list[list[Task]]) -> list[Task]:
 
 
 def problem(task: Task, rng: random.Random) -> str:
-    """Return the PDDL problem of a game: the room is that of the scene, what lies where is drawn."""
+    """Return the PDDL problem of a game: the room is that of the scene, what lies where is
+    drawn.
+    """
     room = room_of(task.scene)
     layout = random.Random(f"{SEED} layout {task.scene}")
     spots = iter(layout.sample([(x, z) for x in range(-9, 10) for z in range(-9, 10)], 40))
@@ -218,7 +223,9 @@ def _number(value: int) -> str:
 
 
 def package_data(name: str) -> str:
-    """Return a file of the installed package, which is not imported: that would make folders and set variables."""
+    """Return a file of the installed package, which is not imported: that would make folders and
+    set variables.
+    """
     spec = importlib.util.find_spec("alfworld")
     if spec is None or spec.origin is None:
         raise SystemExit(

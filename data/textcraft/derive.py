@@ -1,8 +1,10 @@
-"""Makes recipes.json, the TextCraft recipe table, from the game data in the PyPI package `minecraft-data`.
+"""Makes recipes.json, the TextCraft recipe table, from the game data in the PyPI package
+`minecraft-data`.
 
-The package says what is crafted from what; it spells out every tag and every list of options, one variant for each
-member, and drops recipe groups and the order in which a recipe names its ingredients. This script folds the variants
-back and adds what was dropped, as rules where there is a rule and as facts where there is none.
+The package says what is crafted from what; it spells out every tag and every list of options, one
+variant for each member, and drops recipe groups and the order in which a recipe names its
+ingredients. This script folds the variants back and adds what was dropped, as rules where there is
+a rule and as facts where there is none.
 
     python data/textcraft/derive.py          writes recipes.json beside this file
 """
@@ -32,8 +34,8 @@ COLORS = (
 class Family(NamedTuple):
     """Items that can stand for each other in the recipes of some outputs.
 
-    `name` is the tag the recipes name; None means that they list the members as options, and then the first counts.
-    `outputs` are shell patterns.
+    `name` is the tag the recipes name; None means that they list the members as options, and then
+    the first counts. `outputs` are shell patterns.
     """
 
     members: frozenset[str]
@@ -42,7 +44,9 @@ class Family(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One way to craft `made` pieces of something: `cells` has a name for each filled cell of the grid, row by row."""
+    """One way to craft `made` pieces of something: `cells` has a name for each filled cell of the
+    grid, row by row.
+    """
 
     made: int
     cells: tuple[str, ...]
@@ -149,14 +153,18 @@ NAMED_FIRST = {
     "torch": "stick",
     "tripwire_hook": "#planks stick",
 }
-"""The ingredients that a recipe names ahead of the order in which its grid, row by row, first uses them."""
+"""The ingredients that a recipe names ahead of the order in which its grid, row by row, first uses
+them.
+"""
 
 
 def table(recipes: dict[str, Any], names: dict[int, str]) -> list[list[Any]]:
-    """Return `[output, count, group, {ingredient: count}]` for each recipe, in the order of the recipes' file names.
+    """Return `[output, count, group, {ingredient: count}]` for each recipe, in the order of the
+    recipes' file names.
 
-    A tag among the ingredients starts with "#". A recipe's file name is its output's, or that with a "_from_..." to
-    follow, so that files in order of names are outputs in order of names; the package keeps the order within one.
+    A tag among the ingredients starts with "#". A recipe's file name is its output's, or that with
+    a "_from_..." to follow, so that files in order of names are outputs in order of names; the
+    package keeps the order within one.
 
     Args:
         recipes: variants by result id, as the package has them.
@@ -170,7 +178,8 @@ def table(recipes: dict[str, Any], names: dict[int, str]) -> list[list[Any]]:
             if any(fnmatch.fnmatchcase(output, pattern) for pattern in family.outputs):
                 variants = _fold(variants, family)
         if output == "sugar":
-            # The published folder still has the recipe file of an older game beside its two successors.
+            # The published folder still has the recipe file of an older game beside its two
+            # successors.
             rows.append([output, 1, None, {"sugar_cane": 1}])
         for variant in variants:
             redyed = output.endswith("_bed") and "white_bed" in variant.cells
@@ -185,7 +194,9 @@ def _variant(raw: dict[str, Any], names: dict[int, str]) -> Variant:
 
 
 def _fold(variants: Sequence[Variant], family: Family) -> list[Variant]:
-    """Return the variants with each full set of those that differ only in the family's member replaced by one."""
+    """Return the variants with each full set of those that differ only in the family's member
+    replaced by one.
+    """
     stand_in = "*"
     members: dict[Variant, list[str]] = {}
     for variant in variants:

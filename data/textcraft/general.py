@@ -1,9 +1,10 @@
-"""Write the general data of the tiny recipes: what the shipped base learned from, in conversations that it never saw.
+"""Write the general data of the tiny recipes: what the shipped base learned from, in conversations
+that it never saw.
 
     python data/textcraft/general.py
 
-Its settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with another seed. Drills and episodes with
-errors are left out: every assistant turn of general data is trained.
+Its settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with another seed. Drills
+and episodes with errors are left out: every assistant turn of general data is trained.
 """
 
 from __future__ import annotations

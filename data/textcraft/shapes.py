@@ -1,8 +1,10 @@
-"""Print the shape of the official goals and of the worlds made like them, side by side, as a Markdown table.
+"""Print the shape of the official goals and of the worlds made like them, side by side, as a
+Markdown table.
 
     python data/textcraft/shapes.py
 
-`tests/core/test_shaped_worlds.py` holds each number of depths 1 to 3 within a fifth of the official one.
+`tests/core/test_shaped_worlds.py` holds each number of depths 1 to 3 within a fifth of the official
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ WORLDS = 2000
 
 
 def shape(task: CraftingTask, best: Plan, lazy: int) -> dict[str, float]:
-    """Return what one goal looks like, by the name of the measure; `lazy` are the steps of the lazy expert."""
+    """Return what one goal looks like, by the name of the measure; `lazy` are the steps of the lazy
+    expert.
+    """
     recipes: dict[str, int] = {}
     for recipe in task.commands:
         recipes[recipe.output] = recipes.get(recipe.output, 0) + 1
@@ -45,7 +49,9 @@ def shape(task: CraftingTask, best: Plan, lazy: int) -> dict[str, float]:
 
 
 def by_depth(env: TextCraft, instances: Iterable[Instance]) -> dict[int, dict[str, float]]:
-    """Return the mean of each measure by depth, and as "goals" their number; `env` must have the lazy expert."""
+    """Return the mean of each measure by depth, and as "goals" their number; `env` must have the
+    lazy expert.
+    """
     found: dict[int, list[dict[str, float]]] = {}
     for instance in instances:
         task = env.task(instance)

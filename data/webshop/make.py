@@ -4,7 +4,8 @@ Run in the root of the checkout:
 
     python data/webshop/make.py          writes the three files beside this one
 
-Brands, numbers and texts are put together from the tables below with a fixed seed; nothing is taken from a real shop.
+Brands, numbers and texts are put together from the tables below with a fixed seed; nothing is taken
+from a real shop.
 """
 
 from __future__ import annotations

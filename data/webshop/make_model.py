@@ -1,4 +1,5 @@
-"""Makes the tiny model of the quick recipe: random weights, and a tokenizer that knows the words of the shop.
+"""Makes the tiny model of the quick recipe: random weights, and a tokenizer that knows the words of
+the shop.
 
 Run in the root of the checkout:
 
@@ -32,7 +33,9 @@ TEMPLATE = (
 
 
 def texts(cache: str) -> Iterator[str]:
-    """Yield what is read and said in the shop: the instruction, and the expert's visits for a part of the goals."""
+    """Yield what is read and said in the shop: the instruction, and the expert's visits for a part
+    of the goals.
+    """
     env = WebShop(cache_dir=cache)
     yield env.instruction
     for instance in env.instances("train")[::4]:
