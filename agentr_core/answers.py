@@ -1,7 +1,9 @@
-"""What worlds and models answer, checked once: types and ranges, at the calls through which all of it comes in.
+"""What worlds and models answer, checked once: types and ranges, at the calls through which all of
+it comes in.
 
-Worlds and models are other people's code. A wrong type that is let in here shows much later, and somewhere else: the
-text "False" is true, a NaN is below no threshold, half of a surrogate pair cannot be stored.
+Worlds and models are other people's code. A wrong type that is let in here shows much later, and
+somewhere else: the text "False" is true, a NaN is below no threshold, half of a surrogate pair
+cannot be stored.
 """
 
 from __future__ import annotations
@@ -31,18 +33,22 @@ def reset(env: Environment, instance: Instance) -> str:
 def step(env: Environment, action: str) -> Transition:
     """Return what an action leads to, its numbers and flags as Python's own.
 
-    Raises `IllTypedAnswer` when anything in it has another type than `Transition` says, or the reward is above 1.
+    Raises `IllTypedAnswer` when anything in it has another type than `Transition` says, or the
+    reward is above 1.
     """
     return transition(env.step(action), f"{env.name}: action {shown(action)}")
 
 
 def action_in(env: Environment, reply: str) -> str:
-    """Return the action in a reply. Raises `IllTypedAnswer` when the environment's parser gives no text."""
+    """Return the action in a reply. Raises `IllTypedAnswer` when the environment's parser gives no
+    text.
+    """
     return text(env.parse(reply), f"{env.name}: the action that was found in a reply")
 
 
 def identity(env: Environment, instance: Instance) -> str:
-    """Return the text by which an instance is known again: the environment's own, or else its first observation.
+    """Return the text by which an instance is known again: the environment's own, or else its first
+    observation.
 
     Raises `IllTypedAnswer` when it is no text.
     """
@@ -52,7 +58,9 @@ def identity(env: Environment, instance: Instance) -> str:
 
 
 def depth(env: Environment, instance: Instance) -> int | None:
-    """Return the difficulty class of an instance. Raises `IllTypedAnswer` when it is no small whole number."""
+    """Return the difficulty class of an instance. Raises `IllTypedAnswer` when it is no small whole
+    number.
+    """
     given = env.depth(instance)
     if given is None:
         return None
@@ -62,7 +70,9 @@ def depth(env: Environment, instance: Instance) -> int | None:
 
 
 def expert(env: Environment, instance: Instance) -> tuple[str, ...] | None:
-    """Return the replies of the environment's expert. Raises `IllTypedAnswer` when they are no texts."""
+    """Return the replies of the environment's expert. Raises `IllTypedAnswer` when they are no
+    texts.
+    """
     given = env.expert(instance)
     if given is None:
         return None
@@ -102,7 +112,9 @@ def transition(given: Any, where: str) -> Transition:
 
 
 def text(given: Any, what: str) -> str:
-    """Return a text that can be stored. Raises `IllTypedAnswer` for another type and for half a surrogate pair."""
+    """Return a text that can be stored. Raises `IllTypedAnswer` for another type and for half a
+    surrogate pair.
+    """
     if not isinstance(given, str):
         raise IllTypedAnswer(f"{what} is {shown(given)}; it must be a text")
     if (place := lone_surrogate(given)) is not None:
@@ -122,7 +134,9 @@ def number(given: Any, what: str, *, ought: str = "it must be a finite number") 
 
 
 def flag(given: Any, what: str) -> bool:
-    """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and texts included."""
+    """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and
+    texts included.
+    """
     kind = type(given)
     # Gymnasium's worlds return NumPy's own; its name depends on the version.
     if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
@@ -133,8 +147,8 @@ def flag(given: Any, what: str) -> bool:
 def checked_generations(given: Sequence[Generation], request: Request, model: str) -> list[Generation]:
     """Return the replies of a model to one request, which must keep what `Generation` says.
 
-    Raises `ModelFault` for a type or range that is not as promised: a text that cannot be stored, NaN among the
-    log-probabilities, or not as many of them as of tokens.
+    Raises `ModelFault` for a type or range that is not as promised: a text that cannot be stored,
+    NaN among the log-probabilities, or not as many of them as of tokens.
     """
     for reply in given:
         if fault := _fault_of(reply):

@@ -8,7 +8,9 @@ from agentr_core.errors import DataFileError
 
 _PACKAGE = Path(__file__).resolve().parent
 ROOTS = (_PACKAGE / "_data", _PACKAGE.parent / "data")
-"""An installed package has its data inside itself, a checkout beside the packages; the first that fits counts."""
+"""An installed package has its data inside itself, a checkout beside the packages; the first that
+fits counts.
+"""
 
 
 def data_path(*parts: str) -> Path:

@@ -4,37 +4,37 @@
     ├── UserError                     the user's mistake: the command line exits with 2
     │   ├── ConfigError (ValueError)  a recipe, an override or an option
     │   ├── ModelDirectoryError       a model directory that is missing, incomplete or corrupt
-    │   ├── EndpointError             a model server that cannot be used: its address, key, model name or quota
+    │   ├── EndpointError             a model server that cannot be used: address, key or name
     │   ├── ModelServerError          a model server of ours that cannot be installed or started
-    │   ├── EnvironmentServerError    an environment server that cannot be used: its address, or what it serves
+    │   ├── EnvironmentServerError    an environment server that cannot be used: address or content
     │   ├── StoreError                a workspace that cannot be opened
     │   │   ├── CorruptStore          the database file is damaged
     │   │   └── StoreBusy (Transient) another process holds the workspace
     │   ├── RunBusy                   another process is at this run
-    │   ├── DiskError                 a file that cannot be written: a full disk, a folder that is not there
+    │   ├── DiskError                 a file that cannot be written: a full disk, a missing folder
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
     │   ├── EnvironmentUnavailable (Transient)
-    │   ├── EnvironmentRefusal        a server answered with an error: an id or instance it does not know, a crash
+    │   ├── EnvironmentRefusal        a server answered with an error: an unknown id, a crash
     │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
     │   ├── IllTypedAnswer            what a world returned is of a wrong type, or out of its range
     │   └── ReplayDiverged            replaying recorded actions gave another observation
     │       └── ReplayDrifted (Transient) in a world that does not promise to repeat itself
     ├── ModelFault                    the model's backend broke
     │   ├── ModelUnavailable (Transient)
-    │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, empty, or has too few replies
-    │   ├── RequestTooLong            a server's refusal of a conversation and a reply of a given length together
+    │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, or empty
+    │   ├── RequestTooLong            a server refused conversation and reply as too long
     │   └── PromptTooLong             a conversation that leaves no room for a reply
-    ├── DataFault                     a broken rule of the data: split leakage, an empty or wrong loss mask
+    ├── DataFault                     a broken rule of the data: leakage, an empty or wrong loss mask
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
     ├── WorkerLost (Transient)        workers of a cluster were lost again and again at one shard
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
-`Transient` marks what may heal by itself: Prefect tasks retry these and nothing else.
-To add a class: inherit the right branch (and the matching builtin), keep it picklable by one message argument, and
-list it above.
+`Transient` marks what may heal by itself: Prefect tasks retry these and nothing else. To add a
+class: inherit the right branch (and the matching builtin), keep it picklable by one message
+argument, and list it above.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ModelDirectoryError(UserError):
 
 
 class EndpointError(UserError):
-    """A model server cannot be used: its address, the key, the model's name or the account is wrong."""
+    """A model server cannot be used: its address, the key, the model's name or the account is
+    wrong.
+    """
 
 
 class ModelServerError(UserError):
@@ -121,7 +123,9 @@ class ReplayDiverged(EnvironmentFault):
 
 
 class ReplayDrifted(ReplayDiverged, Transient):
-    """An environment that does not promise to repeat itself did not; played anew, its episode may end well."""
+    """An environment that does not promise to repeat itself did not; played anew, its episode may
+    end well.
+    """
 
 
 class ModelFault(AgentrError):
@@ -133,15 +137,21 @@ class ModelUnavailable(ModelFault, Transient):
 
 
 class MalformedReply(ModelFault, Transient):
-    """A model server's answer is cut, is not what the protocol says, is empty, or has another number of replies."""
+    """A model server's answer is cut, is not what the protocol says, is empty, or has another
+    number of replies.
+    """
 
 
 class RequestTooLong(ModelFault):
-    """A server refuses a conversation and a reply of a given length together: a shorter reply may fit."""
+    """A server refuses a conversation and a reply of a given length together: a shorter reply may
+    fit.
+    """
 
 
 class PromptTooLong(ModelFault):
-    """A conversation leaves no room for a reply, as its tokens were counted by the model or its server."""
+    """A conversation leaves no room for a reply, as its tokens were counted by the model or its
+    server.
+    """
 
 
 class DataFault(AgentrError):

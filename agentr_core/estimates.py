@@ -1,7 +1,9 @@
-"""What a recipe needs, before anything runs: memory of a GPU for sampling and for training, and tokens at most.
+"""What a recipe needs, before anything runs: memory of a GPU for sampling and for training, and
+tokens at most.
 
-Weights, adapters and optimizer states are counted on the model's real layers, made without memory; activations follow
-from their widths. Measured against a real trainer's tensors by `tests/core/test_estimates.py`.
+Weights, adapters and optimizer states are counted on the model's real layers, made without memory;
+activations follow from their widths. Measured against a real trainer's tensors by
+`tests/core/test_estimates.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _WORKSPACE = GIB
 class Shape:
     """How big a model is; a stored weight has `stored` bytes.
 
-    `normalized` and `inputs` are the widths of what a layer's norms and its linear modules read, each together.
+    `normalized` and `inputs` are the widths of what a layer's norms and its linear modules read,
+    each together.
     """
 
     parameters: int
@@ -51,13 +54,16 @@ class Sampling:
     token: int
 
     def sequences(self, budget: float, tokens: int) -> int:
-        """Return how many sequences of so many tokens fit beside the weights into a budget of bytes."""
+        """Return how many sequences of so many tokens fit beside the weights into a budget of
+        bytes.
+        """
         return max(0, int((budget - self.weights) // (self.token * tokens)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Bytes on the GPU of each process: weights, gradients and AdamW's states, activations; `host` is in main memory.
+    """Bytes on the GPU of each process: weights, gradients and AdamW's states, activations; `host`
+    is in main memory.
 
     `trained` is the number of parameters that change.
     """
@@ -84,7 +90,8 @@ class Tokens:
 
 
 def find_shape(model_dir: Path) -> Path:
-    """Return the directory whose `config.json` says how big a model is: its own, or a shipped one of the same name.
+    """Return the directory whose `config.json` says how big a model is: its own, or a shipped one
+    of the same name.
 
     Raises `ModelDirectoryError` when there is neither.
     """
@@ -99,7 +106,9 @@ def find_shape(model_dir: Path) -> Path:
 
 
 def read_shape(model_dir: Path) -> Shape:
-    """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it cannot be read."""
+    """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it
+    cannot be read.
+    """
     from agentr_core.training.adapters import skeleton
 
     where = find_shape(model_dir)
@@ -140,9 +149,10 @@ def sampling(shape: Shape, model: ModelConfig) -> Sampling:
 def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     """Return what supervised fine-tuning takes on the GPU of each process.
 
-    A trained parameter takes 16 bytes: weight, gradient and two moments of AdamW in 32 bits, or the same number split
-    into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the processes, ZeRO-3 everything; an
-    offload keeps it in main memory. Source: Rajbhandari et al. 2020, section 3.1.
+    A trained parameter takes 16 bytes: weight, gradient and two moments of AdamW in 32 bits, or the
+    same number split into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the
+    processes, ZeRO-3 everything; an offload keeps it in main memory. Source: Rajbhandari et al.
+    2020, section 3.1.
 
     Args:
         max_length: tokens of the longest row.
@@ -174,7 +184,8 @@ def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int) ->
     """Return the most replies and tokens that an iteration samples, with `test` held-out episodes.
 
     Args:
-        sampled: the most replies, and the most tokens of each, that its method samples, by what they are for.
+        sampled: the most replies, and the most tokens of each, that its method samples, by what
+            they are for.
     """
     evaluation = recipe.evaluation
     replies = {**sampled, "evaluate": (test * evaluation.max_steps, evaluation.max_new_tokens)}
@@ -204,7 +215,8 @@ def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:
     """
     width = 2 if config.bf16 else 4
     stream = width if config.lora_r else 4
-    # Norms keep their input in 32 bits and two results; attention its four inputs and outputs; the gated part four.
+    # Norms keep their input in 32 bits and two results; attention its four inputs and outputs; the
+    # gated part four.
     norms = (4 + 2 * width) * shape.normalized
     inside = width * (3 * shape.query_size + 3 * shape.key_size + 4 * shape.intermediate_size)
     # An adapter reads a copy in 32 bits, and dropout makes another, with a mask.

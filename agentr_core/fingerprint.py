@@ -10,7 +10,9 @@ from typing import Any
 
 
 def canonical(value: Any) -> str:
-    """Return the one JSON text of a value: keys sorted, no spaces; dataclasses as objects, tuples as lists."""
+    """Return the one JSON text of a value: keys sorted, no spaces; dataclasses as objects, tuples
+    as lists.
+    """
     return _ENCODER.encode(value)
 
 
@@ -20,17 +22,23 @@ def fingerprint(*parts: Any) -> str:
 
 
 def derive_seed(*parts: Any) -> int:
-    """Return a seed in [0, 2**63) determined by the given parts, for one independent random stream."""
+    """Return a seed in [0, 2**63) determined by the given parts, for one independent random
+    stream.
+    """
     return int.from_bytes(hashlib.sha256(canonical(parts).encode()).digest()[:8], "big") >> 1
 
 
 def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
-    """Return the field of a dataclass that came after others were stored: with its default it is in no id."""
+    """Return the field of a dataclass that came after others were stored: with its default it is in
+    no id.
+    """
     return dataclasses.field(default=default, default_factory=default_factory, metadata=_LATER)
 
 
 def absent(value: Any) -> frozenset[str]:
-    """Return the names of the fields of a dataclass that are in no id, since they came later and have their default."""
+    """Return the names of the fields of a dataclass that are in no id, since they came later and
+    have their default.
+    """
     return frozenset(
         field.name
         for field in dataclasses.fields(value)

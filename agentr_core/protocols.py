@@ -28,8 +28,8 @@ class Environment(Protocol):
     blocking: bool
     """Whether calls wait for something outside the process, and so belong in a thread.
 
-    An environment that does not repeat itself to the letter says so in a further attribute, `repeatability`: see
-    `agentr_core.repeating`.
+    An environment that does not repeat itself to the letter says so in a further attribute,
+    `repeatability`: see `agentr_core.repeating`.
     """
 
     def splits(self) -> tuple[str, ...]:
@@ -37,15 +37,21 @@ class Environment(Protocol):
         ...
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return all instances of a split, in a fixed order. Raises `ConfigError` for an unknown split."""
+        """Return all instances of a split, in a fixed order. Raises `ConfigError` for an unknown
+        split.
+        """
         ...
 
     def reset(self, instance: Instance) -> str:
-        """Return the first observation of a fresh episode. Raises `EnvironmentFault` for an unknown instance."""
+        """Return the first observation of a fresh episode. Raises `EnvironmentFault` for an unknown
+        instance.
+        """
         ...
 
     def step(self, action: str) -> Transition:
-        """Return what one action leads to. An invalid action is an observation that says so, never an error."""
+        """Return what one action leads to. An invalid action is an observation that says so, never
+        an error.
+        """
         ...
 
     def parse(self, reply: str) -> str:
@@ -61,11 +67,15 @@ class Environment(Protocol):
         ...
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the difficulty class of an instance for the report's breakdown, or None where there is none."""
+        """Return the difficulty class of an instance for the report's breakdown, or None where
+        there is none.
+        """
         ...
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of an expert that solves the instance from its start, or None where there is none."""
+        """Return the replies of an expert that solves the instance from its start, or None where
+        there is none.
+        """
         ...
 
     def close(self) -> None:
@@ -75,28 +85,40 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Oracle(Protocol):
-    """What an environment may have besides: the truth about each step, to measure judges against."""
+    """What an environment may have besides: the truth about each step, to measure judges
+    against.
+    """
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
-        """Return the true verdict on each action of an episode, played from its start; never unparsable."""
+        """Return the true verdict on each action of an episode, played from its start; never
+        unparsable.
+        """
         ...
 
 
 @runtime_checkable
 class Identifying(Protocol):
-    """What an environment may have besides: what tells its instances apart where their beginnings do not."""
+    """What an environment may have besides: what tells its instances apart where their beginnings
+    do not.
+    """
 
     def identity(self, instance: Instance) -> str:
-        """Return a text that two instances share only if they are one problem. Raises `EnvironmentFault`."""
+        """Return a text that two instances share only if they are one problem. Raises
+        `EnvironmentFault`.
+        """
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What an environment may have besides: its state as a text, to see when an episode comes back to one."""
+    """What an environment may have besides: its state as a text, to see when an episode comes back
+    to one.
+    """
 
     def state(self) -> str:
-        """Return a text that two moments of one episode share only if every action leads to the same from both."""
+        """Return a text that two moments of one episode share only if every action leads to the
+        same from both.
+        """
         ...
 
 
@@ -125,7 +147,9 @@ class ChatModel(Protocol):
     name: str
     """What a report calls the model."""
     fingerprint: str
-    """A hash of what determines its replies: weights, tokenizer, chat template, numeric settings."""
+    """A hash of what determines its replies: weights, tokenizer, chat template, numeric
+    settings.
+    """
     context_length: int
     """The most tokens a prompt and its reply may have together."""
 
@@ -133,8 +157,9 @@ class ChatModel(Protocol):
         """Return `requests[i].n` replies for each request i.
 
         A reply is determined by the request's messages, sampling and (seed, reply number) alone.
-        Raises `PromptTooLong` when a prompt leaves no room for a reply, `ModelUnavailable` (transient) when the
-        backend cannot be reached, `ModelFault` otherwise. No fault becomes an empty reply.
+        Raises `PromptTooLong` when a prompt leaves no room for a reply, `ModelUnavailable`
+        (transient) when the backend cannot be reached, `ModelFault` otherwise. No fault becomes an
+        empty reply.
         """
         ...
 
@@ -152,7 +177,9 @@ class Estimating(Protocol):
     """What a model may have besides: counts of tokens that may be estimates, which end no path."""
 
     estimates: bool
-    """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too long."""
+    """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too
+    long.
+    """
 
 
 @runtime_checkable
@@ -160,14 +187,20 @@ class Caching(Protocol):
     """What a model may have besides: a cache of prompt beginnings."""
 
     def cached_share(self) -> float:
-        """Return the part of all prompt tokens so far that did not have to be computed, in [0, 1]."""
+        """Return the part of all prompt tokens so far that did not have to be computed, in [0,
+        1].
+        """
         ...
 
 
 @runtime_checkable
 class Starting(Protocol):
-    """What a model may have besides: a backend that takes its time to start, and can be interrupted in it."""
+    """What a model may have besides: a backend that takes its time to start, and can be interrupted
+    in it.
+    """
 
     async def ready(self) -> Any:
-        """Return once replies can be asked for. Raises `UserError` when the backend does not start."""
+        """Return once replies can be asked for. Raises `UserError` when the backend does not
+        start.
+        """
         ...

@@ -10,7 +10,9 @@ _CAP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`retries` are further tries after the first; none begins more than `seconds` after the first one began."""
+    """`retries` are further tries after the first; none begins more than `seconds` after the first
+    one began.
+    """
 
     retries: int
     seconds: float
@@ -19,11 +21,12 @@ class RetryPolicy:
 def wait_before_retry(
     policy: RetryPolicy, *, failures: int, elapsed: float, uniform: float, retry_after: float | None = None
 ) -> float | None:
-    """Return how many seconds to wait before the next try, or None when the policy allows no further one.
+    """Return how many seconds to wait before the next try, or None when the policy allows no
+    further one.
 
-    The wait is drawn from zero to a bound that doubles with each failure from 0.5 to 30 seconds ("full jitter"). A
-    server that says when to come back is given at least that time, and the jitter on top, so that many who were told
-    the same do not come at once.
+    The wait is drawn from zero to a bound that doubles with each failure from 0.5 to 30 seconds
+    ("full jitter"). A server that says when to come back is given at least that time, and the
+    jitter on top, so that many who were told the same do not come at once.
 
     Args:
         failures: tries that have failed, at least 1.

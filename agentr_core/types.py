@@ -11,9 +11,9 @@ score       an aggregate over the episodes of an evaluation.
 verdict     a judge's word on one step: good, bad, uncertain; or unparsable.
 critique    the verdicts on one bad path, and where its first error is.
 sample      messages with a train flag each: what fine-tuning sees.
-preference  two samples that go on from the same conversation, the chosen one better than the rejected one.
+preference  two samples that go on from one conversation, the chosen one better than the other.
 recipe      one configuration file; run: one execution of it; iteration: one turn of its wheel.
-comparison  a run whose samples are the pool that arms are trained on, each with several seeds, on an equal budget.
+comparison  a run whose samples are the pool of its arms: several seeds each, an equal budget.
 arm         a way of learning: what it takes of the pool, and how it is trained on that.
 """
 
@@ -43,7 +43,9 @@ class StopReason(StrEnum):
     CONTEXT_LIMIT = "context_limit"
     """The conversation no longer fits the model's context."""
     REPEATS = "repeats"
-    """The model gave the same reply in the same state so often that the episode was ended; it counts as failed."""
+    """The model gave the same reply in the same state so often that the episode was ended; it
+    counts as failed.
+    """
 
 
 class Verdict(StrEnum):
@@ -75,7 +77,9 @@ class PreferenceCase(StrEnum):
     WIN = "win"
     """The policy got more than the expert."""
     STEP = "step"
-    """The expert and the policy took different steps from the same state, and one of them got more in the end."""
+    """The expert and the policy took different steps from the same state, and one of them got more
+    in the end.
+    """
     OWN = "own"
     """The best of the policy's episodes against its worst."""
     TREE = "tree"
@@ -86,7 +90,9 @@ class PreferenceCase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One problem of an environment. `split` is a name the environment knows; `index` counts from 0."""
+    """One problem of an environment. `split` is a name the environment knows; `index` counts from
+    0.
+    """
 
     environment: str
     split: str
@@ -102,11 +108,12 @@ class Instance:
 class Message:
     """One turn of a conversation; `train` says whether its tokens carry loss.
 
-    `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token included),
-    or None for a turn that was not sampled. Training uses them as they are.
-    `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut ends without a
-    trained end of turn, since the model never said one. `tokenizer` is the fingerprint of the tokenizer whose ids they
-    are; with any other one the text is tokenised anew. None stands for that of the run's own model.
+    `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token
+    included), or None for a turn that was not sampled. Training uses them as they are.
+    `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut
+    ends without a trained end of turn, since the model never said one. `tokenizer` is the
+    fingerprint of the tokenizer whose ids they are; with any other one the text is tokenised anew.
+    None stands for that of the run's own model.
     """
 
     role: Role
@@ -119,7 +126,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How replies are drawn. `temperature` 0 means greedy; `stop` strings end a reply and are not part of it."""
+    """How replies are drawn. `temperature` 0 means greedy; `stop` strings end a reply and are not
+    part of it.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -132,8 +141,9 @@ class Sampling:
 class Request:
     """One prompt and how many replies are wanted.
 
-    Reply i of a request is drawn from the random stream (`seed`, i): it does not depend on `n` or on what else
-    is in the batch. `session` groups requests that share a prefix (one tree, one episode).
+    Reply i of a request is drawn from the random stream (`seed`, i): it does not depend on `n` or
+    on what else is in the batch. `session` groups requests that share a prefix (one tree, one
+    episode).
     """
 
     messages: tuple[Message, ...]
@@ -147,11 +157,12 @@ class Request:
 class Generation:
     """One reply of a model.
 
-    `token_ids` includes the end-of-turn token when the model ended its turn (`finish_reason` "stop"); it is empty
-    for a backend that cannot tell. `logprobs` has one natural-log probability per token id when they were asked for;
-    from a server that gives no ids, one for each token that it reports.
-    `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill with others.
-    `tokenizer` is the fingerprint of the tokenizer whose ids they are, None where the backend does not know it.
+    `token_ids` includes the end-of-turn token when the model ended its turn (`finish_reason`
+    "stop"); it is empty for a backend that cannot tell. `logprobs` has one natural-log probability
+    per token id when they were asked for; from a server that gives no ids, one for each token that
+    it reports. `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill
+    with others. `tokenizer` is the fingerprint of the tokenizer whose ids they are, None where the
+    backend does not know it.
     """
 
     text: str
@@ -166,10 +177,10 @@ class Generation:
 class Transition(NamedTuple):
     """What `Environment.step` returns, in Gymnasium's order.
 
-    `reward` is the standing score of the episode after this step, in [0, 1], or negative for a disaster.
-    `info` has the key "success" (bool), the environment's own flag; "valid" (bool) from an environment that tells
-    whether it took the action; and "matched" (str) from one that puts a possible action in the place of the agent's.
-    It may have more for the log.
+    `reward` is the standing score of the episode after this step, in [0, 1], or negative for a
+    disaster. `info` has the key "success" (bool), the environment's own flag; "valid" (bool) from
+    an environment that tells whether it took the action; and "matched" (str) from one that puts a
+    possible action in the place of the agent's. It may have more for the log.
     """
 
     observation: str
@@ -183,10 +194,11 @@ class Transition(NamedTuple):
 class Step:
     """One reply and what it led to. `action` is what the environment's parser took out of `reply`.
 
-    `matched` is the possible action that the environment carried out in its place, which may be the same; None from an
-    environment that takes actions as they are. A replay sends `action`, which is matched again. `valid` is whether the
-    environment took the action; None from one that does not tell. `finish_reason` and `tokenizer` are those of the
-    reply's generation, None for a reply that no model gave.
+    `matched` is the possible action that the environment carried out in its place, which may be the
+    same; None from an environment that takes actions as they are. A replay sends `action`, which is
+    matched again. `valid` is whether the environment took the action; None from one that does not
+    tell. `finish_reason` and `tokenizer` are those of the reply's generation, None for a reply that
+    no model gave.
     """
 
     reply: str
@@ -203,8 +215,8 @@ class Step:
     finish_reason: FinishReason | None = None
     tokenizer: str | None = None
     dropped: int = 0
-    """How many of the oldest exchanges were left out of the conversation that the reply was drawn from, since the whole
-    of it no longer fitted; see `conversation.windowed`."""
+    """How many of the oldest exchanges were left out of the conversation that the reply was drawn
+    from, since the whole of it no longer fitted; see `conversation.windowed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +235,10 @@ class Trajectory:
 class Node:
     """A step in a tree, or the root (index 0, `parent` -1, `step` None).
 
-    `index` counts nodes in the order of their creation, and a parent's index is below its children's.
-    `visits` and `value_sum` are the search statistics; `terminal` says no further expansion is possible here.
-    `dive` is the dive that made the node. `stop` is set on nodes where the path itself ended.
+    `index` counts nodes in the order of their creation, and a parent's index is below its
+    children's. `visits` and `value_sum` are the search statistics; `terminal` says no further
+    expansion is possible here. `dive` is the dive that made the node. `stop` is set on nodes where
+    the path itself ended.
     """
 
     index: int
@@ -248,7 +261,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """One finished or half-grown search tree. `nodes[i].index == i`; `dives_done` counts completed dives."""
+    """One finished or half-grown search tree. `nodes[i].index == i`; `dives_done` counts completed
+    dives.
+    """
 
     instance: Instance
     first_observation: str
@@ -259,9 +274,11 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the leaf.
+    """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the
+    leaf.
 
-    `stream` names the random streams of the tree, so that its copies in other runs have the same; empty: its id does.
+    `stream` names the random streams of the tree, so that its copies in other runs have the same;
+    empty: its id does.
     """
 
     tree_id: str
@@ -282,7 +299,9 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPair:
-    """A good and a bad path of one tree; `split` is the number of steps they share from the root."""
+    """A good and a bad path of one tree; `split` is the number of steps they share from the
+    root.
+    """
 
     good: Path
     bad: Path
@@ -300,7 +319,9 @@ class StepVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critique:
-    """The verdicts on one bad path. `first_error` is the position of its first bad step, or None if none is bad."""
+    """The verdicts on one bad path. `first_error` is the position of its first bad step, or None if
+    none is bad.
+    """
 
     verdicts: tuple[StepVerdict, ...]
     first_error: int | None
@@ -308,7 +329,9 @@ class Critique:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a sample comes from: ids in the store, enough to walk back to every node, verdict and seed."""
+    """Where a sample comes from: ids in the store, enough to walk back to every node, verdict and
+    seed.
+    """
 
     tree_id: str = ""
     good_leaf: int | None = None
@@ -336,9 +359,9 @@ class Sample:
 class Preference:
     """A better and a worse way on from the same conversation.
 
-    The untrained turns before the first trained one are the same in both samples, and both end with a trained turn.
-    Rewards are those of the whole trajectories, in [0, 1]; None where a file does not tell. `dropped` counts the steps
-    that were cut off the end of the rejected side.
+    The untrained turns before the first trained one are the same in both samples, and both end with
+    a trained turn. Rewards are those of the whole trajectories, in [0, 1]; None where a file does
+    not tell. `dropped` counts the steps that were cut off the end of the rejected side.
     """
 
     case: PreferenceCase
@@ -358,7 +381,9 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Something a filter turned away. `subject` is the id or key of what it was; `reason` is a short slug."""
+    """Something a filter turned away. `subject` is the id or key of what it was; `reason` is a
+    short slug.
+    """
 
     stage: str
     subject: str

@@ -24,7 +24,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put a text into a file, whose folder is made, at once: nothing is half written. Raises `DiskError`."""
+    """Put a text into a file, whose folder is made, at once: nothing is half written. Raises
+    `DiskError`.
+    """
     draft = path.with_name(f".{path.name}.new-{os.getpid()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,8 @@ PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",
     # A busy machine takes longer than Prefect's 20 s to start the server of a local run.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    # Written one by one, states of tasks meet other writes; SQLite refuses those, and the client waits for two seconds.
+    # Written one by one, states of tasks meet other writes; SQLite refuses those, and the client
+    # waits for two seconds.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
 }
@@ -60,7 +61,9 @@ def cli() -> None:
 
 
 def _quiet_prefect() -> None:
-    """Let a local run speak for itself: an error is one sentence here, and Prefect's database keeps the traceback."""
+    """Let a local run speak for itself: an error is one sentence here, and Prefect's database keeps
+    the traceback.
+    """
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
@@ -84,9 +87,11 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str) -> None:
 @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
 @click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Instead of the recipe's seeds.")
 def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], seeds: tuple[int, ...]) -> None:
-    """Train each arm of a recipe on one pool with an equal budget, over several seeds, and show one table.
+    """Train each arm of a recipe on one pool with an equal budget, over several seeds, and show one
+    table.
 
-    The same command again goes on where it stopped; other arms, seeds and budgets use the same pool.
+    The same command again goes on where it stopped; other arms, seeds and budgets use the same
+    pool.
     """
     _quiet_prefect()
     from flows.local import compare_recipe
@@ -101,7 +106,9 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     "--gpu-gib", type=click.FloatRange(min=1), default=80.0, show_default=True, help="Memory of a GPU, in GiB."
 )
 def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
-    """Show what a recipe would run, the tokens and memory it needs, and which field reaches which stage."""
+    """Show what a recipe would run, the tokens and memory it needs, and which field reaches which
+    stage.
+    """
     from flows.commands.plan import describe
 
     click.echo(describe(recipe, overrides, gpu_gib=gpu_gib))
@@ -140,7 +147,8 @@ def report(run: str, workspace: Path) -> None:
 def sql(query: str, workspace: Path, form: str, files: bool) -> None:
     """Ask the store a question in SQL; it answers while a run is writing.
 
-    Nothing in the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
+    Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
+    hexadecimal digits.
     """
     from flows.commands.questions import answer
 
@@ -156,7 +164,9 @@ def store() -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @_workspace
 def backup(file: Path, workspace: Path) -> None:
-    """Write the whole store to one sound FILE, also while a run is writing; a store is opened by its path."""
+    """Write the whole store to one sound FILE, also while a run is writing; a store is opened by
+    its path.
+    """
     from flows.commands.questions import back_up
 
     click.echo(back_up(workspace, file))
@@ -165,7 +175,8 @@ def backup(file: Path, workspace: Path) -> None:
 @store.command("check")
 @_workspace
 def store_check(workspace: Path) -> None:
-    """Look for rows that point nowhere or contradict each other, such as trees that two processes wrote.
+    """Look for rows that point nowhere or contradict each other, such as trees that two processes
+    wrote.
 
     Exits with 1 if there are any.
     """
@@ -197,13 +208,14 @@ def runs(workspace: Path) -> None:
 def export(run: str, form: str, iteration: int | None, out: Path | None, workspace: Path) -> None:
     """Write the training set of a run as JSON lines for another trainer.
 
-    Some turns must not be trained, and each trainer has its own way to be told. trl: the lines have input_ids and
-    labels in the tokens of the run's model, which TRL takes as they are; give it a max_length that holds them.
-    sharegpt: each turn has a flag; Axolotl needs `message_field_training: train`. llamafactory: a line for each trained
-    turn, its last; LLaMA-Factory needs `mask_history: true`.
+    Some turns must not be trained, and each trainer has its own way to be told. trl: the lines have
+    input_ids and labels in the tokens of the run's model, which TRL takes as they are; give it a
+    max_length that holds them. sharegpt: each turn has a flag; Axolotl needs
+    `message_field_training: train`. llamafactory: a line for each trained turn, its last;
+    LLaMA-Factory needs `mask_history: true`.
 
-    An iteration on preference pairs is written as prompt, chosen and rejected, in trl or sharegpt. Stock DPO trainers
-    mask the prompt alone, so that observations within a side carry loss.
+    An iteration on preference pairs is written as prompt, chosen and rejected, in trl or sharegpt.
+    Stock DPO trainers mask the prompt alone, so that observations within a side carry loss.
     """
     from flows.commands.samples import export_lines
 
@@ -252,7 +264,8 @@ def env_list() -> None:
 @_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
-    """Say of one environment, or each, whether it works: in the contract, what is missing, or what is broken.
+    """Say of one environment, or each, whether it works: in the contract, what is missing, or what
+    is broken.
 
     Exits with 1 if one is broken, or if the one that is named is not in order.
     """
@@ -332,7 +345,9 @@ def env_serve(
 @cli.command()
 @click.argument("recipes", nargs=-1, type=click.Path(path_type=Path))
 def serve(recipes: tuple[Path, ...]) -> None:
-    """Serve a Prefect deployment for each recipe (all that come along if none is named) until interrupted."""
+    """Serve a Prefect deployment for each recipe (all that come along if none is named) until
+    interrupted.
+    """
     from flows.serving import serve_recipes
 
     serve_recipes(recipes)

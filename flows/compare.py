@@ -1,4 +1,6 @@
-"""The comparison: one pool of trajectories, and each arm trained on what it takes of it, with each seed."""
+"""The comparison: one pool of trajectories, and each arm trained on what it takes of it, with each
+seed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tasks.wiring import load_recipe, reference
 async def compare(
     recipe: str, overrides: list[str] | None = None, arms: list[str] | None = None, seeds: list[int] | None = None
 ) -> dict[str, Any]:
-    """Compare the arms of a recipe; return the id of the comparison, its table and the path of its report.
+    """Compare the arms of a recipe; return the id of the comparison, its table and the path of its
+    report.
 
     Args:
         recipe: path of the recipe file.

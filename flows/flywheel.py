@@ -1,4 +1,6 @@
-"""The wheel: evaluate the base model; then make data, build, train, evaluate, report, over and over."""
+"""The wheel: evaluate the base model; then make data, build, train, evaluate, report, over and
+over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Run flows in this process, for the command line: no server is needed, progress goes to the terminal."""
+"""Run flows in this process, for the command line: no server is needed, progress goes to the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ RESUMABLE = ("iterations=", "workspace=", "scale.")
 
 
 def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str:
-    """Run a recipe and return what it led to as text. Raises `UserError` before anything is started."""
+    """Run a recipe and return what it led to as text. Raises `UserError` before anything is
+    started.
+    """
     recipe = load_recipe(path, list(overrides))
     if resume:
         ignored = [change for change in overrides if not change.startswith(RESUMABLE)]
@@ -64,7 +68,9 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "") -> str
 
 
 def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> str:
-    """Compare the arms of a recipe and return their table as text. Raises `UserError` before anything is started."""
+    """Compare the arms of a recipe and return their table as text. Raises `UserError` before
+    anything is started.
+    """
     recipe = comparison(path, overrides, arms, seeds)
     result = _run(_comparison, recipe)
     return (
@@ -78,7 +84,8 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> s
     """Evaluate the model of a recipe on the held-out instances and return the table of its score.
 
     Args:
-        states: the beginning of the id of a run of the same workspace, whose states the revision test takes.
+        states: the beginning of the id of a run of the same workspace, whose states the revision
+            test takes.
     """
     recipe = load_recipe(path, list(overrides))
     if states:

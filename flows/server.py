@@ -1,4 +1,6 @@
-"""Prefect's server: the one that PREFECT_API_URL names, else one of our own for as long as this process lives."""
+"""Prefect's server: the one that PREFECT_API_URL names, else one of our own for as long as this
+process lives.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from flows import server_guard
 
 
 def reach() -> None:
-    """Start a server, or reach the one that PREFECT_API_URL names. Raises `ConfigError` when that cannot be done."""
+    """Start a server, or reach the one that PREFECT_API_URL names. Raises `ConfigError` when that
+    cannot be done.
+    """
     address = PREFECT_API_URL.value()
     if address:
         _check(address)
@@ -33,7 +37,9 @@ def reach() -> None:
 
 
 def require(who: str) -> None:
-    """Raise `ConfigError`, which says who needs it, unless PREFECT_API_URL names a server that answers."""
+    """Raise `ConfigError`, which says who needs it, unless PREFECT_API_URL names a server that
+    answers.
+    """
     address = PREFECT_API_URL.value()
     if not address:
         raise ConfigError(
@@ -44,10 +50,12 @@ def require(who: str) -> None:
 
 
 def _use_a_server_of_its_own_session() -> None:
-    """See to it that Prefect's server ends with this process, not before it, also where this process is killed.
+    """See to it that Prefect's server ends with this process, not before it, also where this
+    process is killed.
 
-    Ctrl-C, and SIGTERM of many service managers, go to a whole group of processes. A server that obeys them is gone
-    when the run wants to end in order, and Prefect's client asks for it for a minute and more.
+    Ctrl-C, and SIGTERM of many service managers, go to a whole group of processes. A server that
+    obeys them is gone when the run wants to end in order, and Prefect's client asks for it for a
+    minute and more.
     """
     # Not with the other imports: this one brings the whole server, a second that only a run needs.
     from prefect.server.api.server import SubprocessASGIServer
@@ -83,7 +91,9 @@ def _start(port: int | None) -> subprocess.Popen[Any]:
 
 
 def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
-    """Return the guard of a server; none where the system has no process descriptors, or a sandbox forbids them."""
+    """Return the guard of a server; none where the system has no process descriptors, or a sandbox
+    forbids them.
+    """
     if sys.platform != "linux":
         return []
     descriptors: list[int] = []
@@ -93,7 +103,8 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", server_guard.__file__, *map(str, descriptors)],
             pass_fds=descriptors,
-            # Nothing of ours is held by what outlives us, and what ends us at a terminal does not end it.
+            # Nothing of ours is held by what outlives us, and what ends us at a terminal does not
+            # end it.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

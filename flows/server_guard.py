@@ -1,7 +1,9 @@
-"""Ends a server as soon as the process that wanted it is gone, however that ended: `server_guard.py OWNER SERVER`.
+"""Ends a server as soon as the process that wanted it is gone, however that ended: `server_guard.py
+OWNER SERVER`.
 
-Both are open process descriptors (pidfd), which mean one process for ever, as its number does not. The guard is gone
-when the server is. It imports nothing but the standard library, for a quick start.
+Both are open process descriptors (pidfd), which mean one process for ever, as its number does not.
+The guard is gone when the server is. It imports nothing but the standard library, for a quick
+start.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model":
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
-    """Return a deployment for each recipe, named after it, and one for each stage. Raises `ConfigError`."""
+    """Return a deployment for each recipe, named after it, and one for each stage. Raises
+    `ConfigError`.
+    """
     paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
     if not paths:
         raise ConfigError(f"there is no recipe in {RECIPES}; name the recipes to serve")
@@ -39,7 +41,9 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
 
 
 def serve_recipes(recipes: Sequence[Path]) -> None:
-    """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`."""
+    """Serve the deployments until interrupted; needs `prefect server start`. Raises
+    `ConfigError`.
+    """
     made = deployments(recipes)
     server.require("a deployment")
     serve(*made)

@@ -1,6 +1,7 @@
 """One flow a stage, each runnable alone on a run: `prefect deployment run 'collect/...'`.
 
-A stage that writes to the store holds the lock of its run; within the wheel, which holds it already, they share it.
+A stage that writes to the store holds the lock of its run; within the wheel, which holds it
+already, they share it.
 """
 
 from __future__ import annotations

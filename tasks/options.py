@@ -1,4 +1,6 @@
-"""What all Prefect tasks have in common: they retry what may heal, and never use Prefect's cache."""
+"""What all Prefect tasks have in common: they retry what may heal, and never use Prefect's
+cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tasks.progress import tell
 
 
 async def heals(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a failed task run failed by an error that may heal by itself; a local run says so."""
+    """Return whether a failed task run failed by an error that may heal by itself; a local run says
+    so.
+    """
     failure = await state.aresult(raise_on_failure=False)
     transient = isinstance(failure, Transient)
     if transient:

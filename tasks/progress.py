@@ -1,4 +1,6 @@
-"""How a stage shows that it moves: a bar on a terminal, plain lines in a log, a progress artifact in Prefect's UI."""
+"""How a stage shows that it moves: a bar on a terminal, plain lines in a log, a progress artifact
+in Prefect's UI.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def tell(line: str) -> None:
 
 @asynccontextmanager
 async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
-    """Lend a function to report progress of one stage with, from any thread; the last report is shown in any case."""
+    """Lend a function to report progress of one stage with, from any thread; the last report is
+    shown in any case.
+    """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}")
@@ -74,7 +78,9 @@ async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
 
 
 class _Artifact:
-    """A progress artifact of the present task run, if there is one; updates are sent behind the stage's back."""
+    """A progress artifact of the present task run, if there is one; updates are sent behind the
+    stage's back.
+    """
 
     def __init__(self, description: str) -> None:
         self._description = description

@@ -53,7 +53,9 @@ async def compared(run: RunRef) -> str:
 
 
 async def _leave(page: Path, *, key: str, description: str) -> None:
-    """Leave a report as an artifact: its Markdown twin, for browsers follow no link from a server to a file."""
+    """Leave a report as an artifact: its Markdown twin, for browsers follow no link from a server
+    to a file.
+    """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
     address = page.resolve().as_uri()
     await acreate_markdown_artifact(
@@ -74,7 +76,9 @@ def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
 
 
 def write(run: RunRef, iterations: Sequence[int]) -> list[Path]:
-    """Write the reports of some iterations of a run, and the index of all; return the paths of the HTML files."""
+    """Write the reports of some iterations of a run, and the index of all; return the paths of the
+    HTML files.
+    """
     folder = report_folder(run)
     place = quiet_workplace(run)
     written = []

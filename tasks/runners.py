@@ -20,8 +20,8 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 class Cluster:
     """A task runner and how it connects once it is entered.
 
-    `lost` is what a future raises when its worker was lost more often than the cluster tolerates. `empty` says whether
-    the cluster has no worker at all, and blocks while it asks.
+    `lost` is what a future raises when its worker was lost more often than the cluster tolerates.
+    `empty` says whether the cluster has no worker at all, and blocks while it asks.
     """
 
     runner: TaskRunner[Any]
@@ -31,7 +31,9 @@ class Cluster:
 
 
 def check(scale: ScaleConfig) -> None:
-    """Raise `ConfigError` when the extra of the package that a recipe's task runner needs is not installed."""
+    """Raise `ConfigError` when the extra of the package that a recipe's task runner needs is not
+    installed.
+    """
     module = _MODULES.get(scale.runner)
     if module is not None and find_spec(module) is None:
         raise ConfigError(
@@ -42,15 +44,18 @@ def check(scale: ScaleConfig) -> None:
 
 @contextmanager
 def started(scale: ScaleConfig) -> Iterator[Cluster]:
-    """Lend the cluster of a recipe for the length of the block: the one at its address, or one of our own.
+    """Lend the cluster of a recipe for the length of the block: the one at its address, or one of
+    our own.
 
-    Blocks until it answers. Raises `ConfigError` when it does not, or when its extra is not installed.
+    Blocks until it answers. Raises `ConfigError` when it does not, or when its extra is not
+    installed.
     """
     check(scale)
     with ExitStack() as stack:
         cluster = _dask(scale) if scale.runner == "dask" else _ray(scale)
         if scale.runner == "dask":
-            # After the import of distributed, which lays down its defaults in the configuration that this changes.
+            # After the import of distributed, which lays down its defaults in the configuration
+            # that this changes.
             stack.enter_context(_patient())
         try:
             stack.enter_context(cluster.runner)
@@ -68,7 +73,9 @@ def _line(error: OSError) -> str:
 
 
 def _patient() -> AbstractContextManager[object]:
-    """A cluster of our own starts a killed worker anew; on a busy machine that takes longer than Dask's 15 s."""
+    """A cluster of our own starts a killed worker anew; on a busy machine that takes longer than
+    Dask's 15 s.
+    """
     import dask
 
     patience: AbstractContextManager[object] = dask.config.set({"distributed.deploy.lost-worker-timeout": "5 minutes"})
@@ -90,7 +97,8 @@ def _dask(scale: ScaleConfig) -> Cluster:
 
 
 def _ray(scale: ScaleConfig) -> Cluster:
-    # Ray first: the lazy import of prefect_ray would load its exceptions a second time, and none would be caught.
+    # Ray first: the lazy import of prefect_ray would load its exceptions a second time, and none
+    # would be caught.
     from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
     # isort: split

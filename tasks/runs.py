@@ -1,4 +1,6 @@
-"""One process at a time works on a run; and how it ends: finished, or failed with a word on how to go on."""
+"""One process at a time works on a run; and how it ends: finished, or failed with a word on how to
+go on.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
 
 @contextmanager
 def alone(run: RunRef) -> Iterator[None]:
-    """Hold the lock of a run for the length of the block; it is free again when the process ends, however it ends.
+    """Hold the lock of a run for the length of the block; it is free again when the process ends,
+    however it ends.
 
-    Within such a block the same run is held already: the stages of a wheel share its lock. Other runs of the workspace
-    are not kept out. Raises `RunBusy` at once when somebody else holds the lock, in this process or another.
+    Within such a block the same run is held already: the stages of a wheel share its lock. Other
+    runs of the workspace are not kept out. Raises `RunBusy` at once when somebody else holds the
+    lock, in this process or another.
     """
     file = Path(run.workspace) / "locks" / run.run_id
     name = str(file.absolute())
@@ -54,7 +58,8 @@ def alone(run: RunRef) -> Iterator[None]:
 async def kept(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
     """Write the outcome of the block as the status of the run; an interrupted run stays "running".
 
-    With `evaluates` the block is but an evaluation, which says nothing of how a run that was begun before ended.
+    With `evaluates` the block is but an evaluation, which says nothing of how a run that was begun
+    before ended.
     """
     try:
         yield

@@ -1,4 +1,6 @@
-"""Shards of collection and evaluation as Prefect tasks on a cluster: workers return rows, the stage stores them."""
+"""Shards of collection and evaluation as Prefect tasks on a cluster: workers return rows, the stage
+stores them.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ from tasks.wiring import equipment
 T = TypeVar("T")
 
 LOOK_EVERY = 60.0
-"""Seconds without a finished shard after which it is looked whether the cluster has workers at all."""
+"""Seconds without a finished shard after which it is looked whether the cluster has workers at
+all.
+"""
 WITHOUT_WORKERS = 600.0
-"""Seconds for which a cluster may be seen without a worker; by itself, Dask waits for one for ever."""
+"""Seconds for which a cluster may be seen without a worker; by itself, Dask waits for one for
+ever.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,9 @@ class Order:
 
 
 def with_workers(place: Workplace) -> Workplace:
-    """Return a workplace that hands its shards to the cluster of its recipe, if the recipe names one."""
+    """Return a workplace that hands its shards to the cluster of its recipe, if the recipe names
+    one.
+    """
     if place.recipe.scale.runner == "local":
         return place
     return replace(place, spread=partial(spread, place.recipe, place.run_id, at=place.started_at()))
@@ -52,7 +60,9 @@ def with_workers(place: Workplace) -> Workplace:
 
 @task(task_run_name="{name}", **OPTIONS)
 async def work(name: str, order: bytes) -> Batch:
-    """Work through a pickled `Order`. Without tags: its stage holds the slots of those, and would wait for itself."""
+    """Work through a pickled `Order`. Without tags: its stage holds the slots of those, and would
+    wait for itself.
+    """
     wanted: Order = pickle.loads(order)
     return await work_through(wanted.shard, equipment(wanted.recipe, wanted.run_id, wanted.at))
 
@@ -98,7 +108,9 @@ async def spread(
 
 
 async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
-    """Return what is finished next. Raises `ConfigError` when nobody is there to finish anything."""
+    """Return what is finished next. Raises `ConfigError` when nobody is there to finish
+    anything.
+    """
     where, cure = "the cluster on this machine", "begin the run again"
     if address:
         where, cure = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"

@@ -23,7 +23,9 @@ from tasks.wiring import RunRef, quiet_workplace, stored_recipe, workplace
 
 @task(task_run_name="start", **OPTIONS)
 async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False) -> dict[str, Any]:
-    """Write a run and the model it begins with to the store; with `evaluates` it is only evaluated."""
+    """Write a run and the model it begins with to the store; with `evaluates` it is only
+    evaluated.
+    """
     tell(formats(recipe))
     return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates)
 
@@ -41,7 +43,8 @@ async def end(run: RunRef, iteration: int) -> None:
 
 
 async def perform(run: RunRef, iteration: int, name: str) -> Any:
-    """Do a stage of an iteration as a Prefect task and return its summary; the first one also begins the iteration.
+    """Do a stage of an iteration as a Prefect task and return its summary; the first one also
+    begins the iteration.
 
     Raises `ConfigError` when the iteration has no such stage.
     """

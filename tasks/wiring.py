@@ -1,4 +1,6 @@
-"""The composition root: the only place that turns a recipe into a store, environments and models."""
+"""The composition root: the only place that turns a recipe into a store, environments and
+models.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ STORE_FILE = "store.duckdb"
 
 @dataclass(frozen=True)
 class RunRef:
-    """What tasks pass to each other: which run, in which workspace. Everything else is in the store."""
+    """What tasks pass to each other: which run, in which workspace. Everything else is in the
+    store.
+    """
 
     workspace: str
     run_id: str
@@ -46,7 +50,8 @@ class RunRef:
 def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
     """Return the store of a workspace.
 
-    Raises `StoreError` where one must exist and does not, or where the folder cannot be looked into or be a name.
+    Raises `StoreError` where one must exist and does not, or where the folder cannot be looked into
+    or be a name.
     """
     path = workspace / STORE_FILE
     try:
@@ -64,7 +69,9 @@ def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
 
 
 def find_run(workspace: Path, prefix: str) -> str:
-    """Return the id of the one run that begins with a prefix. Raises `ConfigError` if there is none or several."""
+    """Return the id of the one run that begins with a prefix. Raises `ConfigError` if there is none
+    or several.
+    """
     store = open_store(workspace, must_exist=True)
     found = store.query("select run_id from run where starts_with(run_id, ?) order by started_at", [prefix])["run_id"]
     if len(found) != 1:
@@ -83,12 +90,15 @@ def stored_recipe(workspace: Path, run_id: str) -> Recipe:
 
 
 def reference(recipe: Recipe) -> RunRef:
-    """Return the reference to the run of a recipe. Raises `ModelDirectoryError` when its model is unsound."""
+    """Return the reference to the run of a recipe. Raises `ModelDirectoryError` when its model is
+    unsound.
+    """
     return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe), iterations=recipe.iterations)
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file, its number formats settled; arms, environment's options and cluster are checked.
+    """Return the recipe in a file, its number formats settled; arms, environment's options and
+    cluster are checked.
 
     Raises `ConfigError`.
     """
@@ -101,7 +111,9 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
 
 @asynccontextmanager
 async def workplace(run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None) -> AsyncIterator[Workplace]:
-    """Lend what a stage needs, with its progress shown. The recipe comes from the store unless given."""
+    """Lend what a stage needs, with its progress shown. The recipe comes from the store unless
+    given.
+    """
     async with stage_progress(stage, iteration) as update:
         yield quiet_workplace(run, recipe, progress=update)
 
@@ -123,7 +135,9 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
 
 
 def equipment(recipe: Recipe, run_id: str, at: datetime | None) -> Equipment:
-    """Return what a worker of a cluster needs: as `quiet_workplace`, without a store; `at` is when the run started."""
+    """Return what a worker of a cluster needs: as `quiet_workplace`, without a store; `at` is when
+    the run started.
+    """
     return Equipment(
         recipe=recipe,
         run_id=run_id,
@@ -143,12 +157,15 @@ def make_environment(recipe: Recipe) -> Environment:
 
 
 def named_environment(name: str, options: Mapping[str, Any]) -> Environment:
-    """Return a new environment; options that are left out come from the variables that its class names."""
+    """Return a new environment; options that are left out come from the variables that its class
+    names.
+    """
     return registry.make(name, options, os.environ)
 
 
 def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:
-    """Return the model that has a role; one that is the actor's is the policy in the directory `policy`.
+    """Return the model that has a role; one that is the actor's is the policy in the directory
+    `policy`.
 
     `at` is when the run started, for chat templates that print the date.
     """
@@ -160,9 +177,11 @@ def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | 
 
 
 def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
-    """Return a model run as its section of a recipe says, with the weights in a directory if it is not a served one.
+    """Return a model run as its section of a recipe says, with the weights in a directory if it is
+    not a served one.
 
-    `logs` is where servers of our own write theirs, in a folder of each process; `at` is when the run started.
+    `logs` is where servers of our own write theirs, in a folder of each process; `at` is when the
+    run started.
     """
     if model.backend == "vllm":
         return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}", at=at)
@@ -184,7 +203,9 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
 
 
 def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
-    """Return the model in a directory on vLLM: on replicas of its own, or behind the door that AGENTR_VLLM names."""
+    """Return the model in a directory on vLLM: on replicas of its own, or behind the door that
+    AGENTR_VLLM names.
+    """
     from agentr_core.models.vllm.model import VllmModel
 
     launch = make_launch(path, model)
@@ -195,5 +216,7 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
 
 
 def vllm_environment() -> Path:
-    """Return the folder of vLLM's environment: AGENTR_VLLM_ENV, or `.venv-vllm` in the working directory."""
+    """Return the folder of vLLM's environment: AGENTR_VLLM_ENV, or `.venv-vllm` in the working
+    directory.
+    """
     return Path(os.environ.get("AGENTR_VLLM_ENV", ".venv-vllm"))

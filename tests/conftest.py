@@ -1,4 +1,6 @@
-"""Fixtures shared by all tests: a tiny random model directory, built once a session from real files."""
+"""Fixtures shared by all tests: a tiny random model directory, built once a session from real
+files.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def all_windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def windowed_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory in which a layer that sees the last five tokens precedes one that sees all."""
+    """A model directory in which a layer that sees the last five tokens precedes one that sees
+    all.
+    """
     kinds = ["sliding_attention", "full_attention"]
     path = tmp_path_factory.mktemp("models") / "windowed"
     return make_windowed_model(path, use_sliding_window=True, layer_types=kinds)
@@ -145,5 +149,7 @@ def make_tiny_tokenizer() -> Callable[..., Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of whole flows first: they take longest, and workers that get them last do not end together."""
+    """Put the tests of whole flows first: they take longest, and workers that get them last do not
+    end together.
+    """
     items.sort(key=lambda item: "flows" not in item.path.parts)

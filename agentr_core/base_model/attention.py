@@ -1,6 +1,8 @@
-"""Attention for training on a CPU: what a layer with a small window does not look at is not computed.
+"""Attention for training on a CPU: what a layer with a small window does not look at is not
+computed.
 
-Transformers computes all scores of a row and masks them, which for a window of a few tokens is work for nothing.
+Transformers computes all scores of a row and masks them, which for a window of a few tokens is work
+for nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ def register() -> str:
 
 
 def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    """Return causal attention over rows that start at their first token: [rows, tokens, heads, head size].
+    """Return causal attention over rows that start at their first token: [rows, tokens, heads, head
+    size].
 
-    `query`, `key` and `value` are [rows, heads, tokens, head size]. A mask is not looked at: padding must come last.
+    `query`, `key` and `value` are [rows, heads, tokens, head size]. A mask is not looked at:
+    padding must come last.
     """
     query = query * query.shape[3] ** -0.5
     if module.sliding_window is None:

@@ -1,4 +1,6 @@
-"""Samples to training batches of a few fixed shapes: every new shape would make the CPU compile new kernels."""
+"""Samples to training batches of a few fixed shapes: every new shape would make the CPU compile new
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ LENGTHS = (192, 256, 320, 448, 640, 896, 1280, 2048)
 
 
 def batches(rows: Iterable[RenderedSample], *, batch_tokens: int, pad: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield right-padded batches of one length each, about `batch_tokens` tokens big; too long rows are left out.
+    """Yield right-padded batches of one length each, about `batch_tokens` tokens big; too long rows
+    are left out.
 
     Causal attention never looks ahead, so padding at the end needs no attention mask.
     Shapes: `input_ids` and `labels` are (B, L), with L in `LENGTHS` and B = batch_tokens // L.

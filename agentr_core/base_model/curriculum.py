@@ -1,10 +1,13 @@
-"""What the tiny base model learns from: drills in reading, expert episodes, judged steps, most with renamed items.
+"""What the tiny base model learns from: drills in reading, expert episodes, judged steps, most with
+renamed items.
 
-In some of the episodes the expert goes wrong for a while and then right again; only what is right is learned.
+In some of the episodes the expert goes wrong for a while and then right again; only what is right
+is learned.
 
-Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next. Only the members
-of a kind of item (planks, wool) change places among themselves, since commands do not say which item is of which kind.
-Sources are invented worlds and the training instances; no test instance is ever touched.
+Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next.
+Only the members of a kind of item (planks, wool) change places among themselves, since commands do
+not say which item is of which kind. Sources are invented worlds and the training instances; no test
+instance is ever touched.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 MAX_STEPS = 40
 FIRST_INDEX = 10**6
-"""Of the invented worlds that are learned from; those before stay free for tests and for searching."""
+"""Of the invented worlds that are learned from; those before stay free for tests and for
+searching.
+"""
 MISREAD_SHARE = 0.5
 """Of the errors in judged episodes; the others are actions out of place."""
 REFUSED = "that came to nothing."
@@ -51,13 +56,18 @@ class Curriculum:
     Args:
         seed: another seed is another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
-        mistake_share: part of the expert episodes in which the expert goes wrong for a while, in [0, 1].
-        shaped_share: part of the samples that come from worlds in the shape of the official goals, in [0, 1].
+        mistake_share: part of the expert episodes in which the expert goes wrong for a while, in
+            [0, 1].
+        shaped_share: part of the samples that come from worlds in the shape of the official goals,
+            in [0, 1].
         depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
-        max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any number.
-        judge_depths: as `depths`, for the worlds of judge examples, with any number of steps; empty: as the others.
+        max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any
+            number.
+        judge_depths: as `depths`, for the worlds of judge examples, with any number of steps;
+            empty: as the others.
         procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
-        rename_share: part of the samples of training instances whose items are renamed; procedural ones always are.
+        rename_share: part of the samples of training instances whose items are renamed; procedural
+            ones always are.
         drills: so many samples at the beginning only look up listed commands.
         drill_questions: the most commands that a drill looks up.
     """
@@ -105,12 +115,15 @@ class Curriculum:
         return [f" {text.display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
 
     def sample(self, index: int) -> Sample | None:
-        """Return sample number `index`, or None where the drawn instance has no solution within `MAX_STEPS`."""
+        """Return sample number `index`, or None where the drawn instance has no solution within
+        `MAX_STEPS`.
+        """
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
         instance = self._draw(rng)
         task = self._env.task(instance)
         if instance.split != "shaped":
-            # The commands of a drill may make test goals: those are never asked for under their names.
+            # The commands of a drill may make test goals: those are never asked for under their
+            # names.
             renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
             task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
         if index < self._drills:
@@ -165,7 +178,9 @@ def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
 
 
 def mistake_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
-    """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are not trained."""
+    """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are
+    not trained.
+    """
     game = CraftingGame(world)
     chosen = plan(task, {})
     if chosen is None:
@@ -200,10 +215,11 @@ def opening(first_observation: str) -> list[Message]:
 
 
 def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random, questions: int) -> Sample:
-    """Return questions for the listed commands, each answered by what the command takes: reading, and nothing else.
+    """Return questions for the listed commands, each answered by what the command takes: reading,
+    and nothing else.
 
-    Every item that can be made is asked for twice, up to the given number of questions; one made by several commands
-    is answered by the one listed first.
+    Every item that can be made is asked for twice, up to the given number of questions; one made by
+    several commands is answered by the one listed first.
     """
     listed = {recipe.output: recipe for recipe in reversed(task.commands)}
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
@@ -220,7 +236,8 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
     steps = judged_episode(task, world, rng, length=rng.randint(1, 12))
     if not steps:
         return None
-    # The last step of each verdict is as likely as any other, so that errors are not drowned by good steps.
+    # The last step of each verdict is as likely as any other, so that errors are not drowned by
+    # good steps.
     by_verdict: dict[Verdict, list[int]] = {}
     for position, step in enumerate(steps):
         by_verdict.setdefault(step.verdict, []).append(position)
@@ -239,7 +256,9 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
 def judged_episode(
     task: CraftingTask, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.5
 ) -> list[JudgedStep]:
-    """Return up to `length` steps of an expert that errs at the given rate, each judged by the oracle."""
+    """Return up to `length` steps of an expert that errs at the given rate, each judged by the
+    oracle.
+    """
     game = CraftingGame(world)
     steps: list[JudgedStep] = []
     present = Standing(inventory={}, plan=plan(task, {}))

@@ -13,10 +13,11 @@ _SLIP_SHARE = 0.7
 
 
 def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.Random) -> Plan | None:
-    """Return the plan of an agent that takes one ingredient of a command from another line; None if it would be no way.
+    """Return the plan of an agent that takes one ingredient of a command from another line; None if
+    it would be no way.
 
-    The command is one that the next action depends on. Most often the eye slips to a line in which the ingredient
-    before stands, too.
+    The command is one that the next action depends on. Most often the eye slips to a line in which
+    the ingredient before stands, too.
     """
     recipe = rng.choice(chain(task, inventory, right)).recipe
     position = rng.randrange(len(recipe.inputs))
@@ -36,7 +37,9 @@ def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.R
 
 
 def corrupt(task: CraftingTask, present: Plan, expected: str, done: Sequence[str], rng: random.Random) -> str:
-    """Return an action such as a confused agent takes in place of the expected one, after the actions done so far."""
+    """Return an action such as a confused agent takes in place of the expected one, after the
+    actions done so far.
+    """
     kind = rng.randrange(6)
     recipe = rng.choice(task.commands)
     item = rng.choice(recipe.inputs).name

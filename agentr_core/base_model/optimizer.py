@@ -1,7 +1,9 @@
-"""The optimizer of the base model: Muon for the matrices of the layers, AdamW for embeddings and norms.
+"""The optimizer of the base model: Muon for the matrices of the layers, AdamW for embeddings and
+norms.
 
-Muon makes each update of a matrix nearly orthogonal, so that rare directions learn as fast as common ones. It came to
-the same loss with about half the tokens that AdamW alone took (numbers in deployments/LOG.md).
+Muon makes each update of a matrix nearly orthogonal, so that rare directions learn as fast as
+common ones. It came to the same loss with about half the tokens that AdamW alone took (numbers in
+deployments/LOG.md).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     Args:
         model: every parameter that needs a gradient is taken.
-        learning_rate: of Muon; an update is an orthogonal matrix times this, so the scale is not AdamW's.
+        learning_rate: of Muon; an update is an orthogonal matrix times this, so the scale is not
+            AdamW's.
         embedding_learning_rate: of AdamW.
     """
 
@@ -31,7 +34,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             "muon": torch.optim.Muon(matrices, lr=learning_rate, momentum=0.95, weight_decay=0.01),
             "adamw": torch.optim.AdamW(others, lr=embedding_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
         }
-        # The same group objects as the parts': a scheduler that sets a learning rate here sets it there.
+        # The same group objects as the parts': a scheduler that sets a learning rate here sets it
+        # there.
         self.param_groups = [group for part in self._parts.values() for group in part.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

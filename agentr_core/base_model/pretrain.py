@@ -1,7 +1,8 @@
 """Make the tiny base model: tokenizer, random weights, one pass over the curriculum.
 
-The learning rate is constant in the first half of the training and falls to 0 in the second, so a run with fewer tokens
-is a prefix of a longer one up to its own decay: a longer run's checkpoint can be finished early.
+The learning rate is constant in the first half of the training and falls to 0 in the second, so a
+run with fewer tokens is a prefix of a longer one up to its own decay: a longer run's checkpoint can
+be finished early.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum
 
 
 def make_tokenizer(config: BaseConfig, seed: int) -> Any:
-    """Return the tokenizer of the base model: its phrases are those of the curriculum's first samples."""
+    """Return the tokenizer of the base model: its phrases are those of the curriculum's first
+    samples.
+    """
     # Drills lack most of what a model has to say.
     curriculum = make_curriculum(config, seed, drills=0)
     samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
@@ -62,17 +65,19 @@ def make_tokenizer(config: BaseConfig, seed: int) -> Any:
 
 
 def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
-    """Return a Qwen3 decoder with random weights, in which layers that see a few tokens and all of them take turns.
+    """Return a Qwen3 decoder with random weights, in which layers that see a few tokens and all of
+    them take turns.
 
-    Copying what a command says takes a layer that gathers the last words and a later one that finds where they stood.
-    Where all layers see everything, the first of the two comes into being tens of millions of tokens later
-    (deployments/LOG.md).
+    Copying what a command says takes a layer that gathers the last words and a later one that finds
+    where they stood. Where all layers see everything, the first of the two comes into being tens of
+    millions of tokens later (deployments/LOG.md).
     """
     heads = config.hidden_size // config.head_dim
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            # No row more: an engine that knows nothing of the tokenizer would draw ids that stand for nothing.
+            # No row more: an engine that knows nothing of the tokenizer would draw ids that stand
+            # for nothing.
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -115,7 +120,9 @@ class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class BaseTrainer(Trainer):  # type: ignore[misc]
-    """A trainer whose output layer sees only the positions that carry loss: the others cost a third of a step."""
+    """A trainer whose output layer sees only the positions that carry loss: the others cost a third
+    of a step.
+    """
 
     def compute_loss(
         self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **_: Any
@@ -131,7 +138,9 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
 
 
 def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any]) -> tuple[Any, Any]:
-    """Return the trained (model, tokenizer); continues from the last checkpoint in `work` after an interruption."""
+    """Return the trained (model, tokenizer); continues from the last checkpoint in `work` after an
+    interruption.
+    """
     use_threads(config.num_threads)
     tokenizer = make_tokenizer(config, seed)
     model = make_model(config, tokenizer, seed)

@@ -20,9 +20,9 @@ def make_and_publish(
 ) -> Path:
     """Return the directory of the finished model, made if it is not there yet.
 
-    An interrupted training goes on from its last checkpoint in `work`. The directory appears only when it is complete;
-    its `recipe.json` says what it was made of. Once `cancelled` is set, the training saves a checkpoint after its
-    present step and raises `TrainingFault`.
+    An interrupted training goes on from its last checkpoint in `work`. The directory appears only
+    when it is complete; its `recipe.json` says what it was made of. Once `cancelled` is set, the
+    training saves a checkpoint after its present step and raises `TrainingFault`.
     """
     from transformers import TrainerCallback
 

@@ -1,7 +1,9 @@
-"""A tokenizer whose words are the things of a crafting world: an item is one token, whatever its name.
+"""A tokenizer whose words are the things of a crafting world: an item is one token, whatever its
+name.
 
-Lossless for ordinary text: what is not in the vocabulary falls back to bytes. Only the ids in observations
-(`minecraft:oak_logs`) are read as the names they stand for (`minecraft: oak logs`), so that both are one word.
+Lossless for ordinary text: what is not in the vocabulary falls back to bytes. Only the ids in
+observations (`minecraft:oak_logs`) are read as the names they stand for (`minecraft: oak logs`), so
+that both are one word.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-# Keywords, numbers and punctuation cut a text; what lies between two cuts is one token if the vocabulary has it.
+# Keywords, numbers and punctuation cut a text; what lies between two cuts is one token if the
+# vocabulary has it.
 _CUTS = (
     r"\n+(?:Thought:|Action:|Observation:|Judgement:|Goal: craft|craft)?",
     r"; lacking(?: nothing\.)?",
@@ -34,11 +37,13 @@ _CUTS = (
 
 
 def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_words: int = 4000) -> Any:
-    """Return a fast tokenizer whose vocabulary is bytes, special tokens and the phrases of the given texts.
+    """Return a fast tokenizer whose vocabulary is bytes, special tokens and the phrases of the
+    given texts.
 
     Args:
         texts: what the model will read and write; every phrase in them becomes one token.
-        wholes: texts that recur word for word in every conversation, such as instructions: one token each.
+        wholes: texts that recur word for word in every conversation, such as instructions: one
+            token each.
         max_words: the most phrases that are kept, the most frequent first.
     """
     normalizer = normalizers.Sequence(

@@ -24,13 +24,16 @@ class Violation:
 
 
 def check(make: Callable[[], Environment], *, instances_per_split: int | None = None) -> tuple[Violation, ...]:
-    """Return what breaks the contract, nothing if all is well. Two environments are made and closed.
+    """Return what breaks the contract, nothing if all is well. Two environments are made and
+    closed.
 
-    Three instances of each split are played unless said otherwise, and one where the calls of an environment block.
+    Three instances of each split are played unless said otherwise, and one where the calls of an
+    environment block.
 
-    Checked are: names and texts; splits that are not empty and do not overlap by first observation, or by `identity`
-    where there is one; determinism across objects; rewards in [0, 1] or negative for a disaster, success flags;
-    nonsense that is answered, not raised; snapshots; the expert, whose replies must parse and succeed.
+    Checked are: names and texts; splits that are not empty and do not overlap by first observation,
+    or by `identity` where there is one; determinism across objects; rewards in [0, 1] or negative
+    for a disaster, success flags; nonsense that is answered, not raised; snapshots; the expert,
+    whose replies must parse and succeed.
     """
     one, other = make(), make()
     try:

@@ -24,8 +24,8 @@ class GymnasiumText:
     """A registered Gymnasium environment whose observation and action spaces are `Text`.
 
     An instance is a seed of its reset. The reward of an episode is its return so far, scaled from
-    `reward_low`..`reward_high` to [0, 1]. Success is `info["success"]` where the environment gives it, else an episode
-    that ended with the highest reward.
+    `reward_low`..`reward_high` to [0, 1]. Success is `info["success"]` where the environment gives
+    it, else an episode that ended with the highest reward.
 
     Args:
         id: what `gymnasium.make` takes, such as `my_package:Rooms-v0`.
@@ -85,7 +85,9 @@ class GymnasiumText:
         return answers.text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to; what the environment says in its own `info` stays in it."""
+        """Return what an action leads to; what the environment says in its own `info` stays in
+        it.
+        """
         observation, reward, terminated, truncated, info = self._env.step(action)
         # Before it is added up: the bounds of the scale would hide that it is infinite.
         self._return += answers.number(reward, f"{self.name}: the reward of {action!r}")
@@ -127,7 +129,8 @@ def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env[str, str]:
             "in the checkout, pip install -c constraints.txt -e '.[gymnasium]'"
         ) from error
     try:
-        # Nonsense is answered by the environment, not refused by the checker that `make` would wrap it in.
+        # Nonsense is answered by the environment, not refused by the checker that `make` would wrap
+        # it in.
         env = gymnasium.make(id, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
         raise ConfigError(f"Gymnasium cannot make {id!r}: {' '.join(str(error).split())}") from error

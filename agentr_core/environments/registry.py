@@ -1,9 +1,10 @@
 """Environments by name: those that come along and those that other packages add.
 
-A package adds one with an entry point in the group `agentr.environments` that names a class; the class takes the
-recipe's `environment.options` as keyword arguments. Where a class has `variables`, a mapping of options to
-environment variables, an option that the recipe leaves out comes from its variable. Where it has a static method
-`version_of`, that gives the version of what the environment says with some options, which is part of a run's id.
+A package adds one with an entry point in the group `agentr.environments` that names a class; the
+class takes the recipe's `environment.options` as keyword arguments. Where a class has `variables`,
+a mapping of options to environment variables, an option that the recipe leaves out comes from its
+variable. Where it has a static method `version_of`, that gives the version of what the environment
+says with some options, which is part of a run's id.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ def make(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | N
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:
-    """Return the version of what an environment says with some options: 1 where it tells none, or is not installed.
+    """Return the version of what an environment says with some options: 1 where it tells none, or
+    is not installed.
 
-    It grows when stored episodes would no longer replay, so that a run with the new texts is another run.
+    It grows when stored episodes would no longer replay, so that a run with the new texts is
+    another run.
     """
     told = getattr(_kind(name), "version_of", None)
     return int(told(options)) if told else 1
@@ -62,7 +65,8 @@ _KINDS: dict[str, Any] = {}
 
 def _kind(name: str) -> Any:
     """Return the class of an environment, or None where none has that name."""
-    # Looking through all installed packages takes a tenth of a second, and hundreds of environments are opened at once.
+    # Looking through all installed packages takes a tenth of a second, and hundreds of environments
+    # are opened at once.
     if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
         with _told(name):
             _KINDS[name] = next(iter(found)).load()

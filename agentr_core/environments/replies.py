@@ -1,7 +1,9 @@
-"""What a model's reply says to do: the action after its label, in the forms that AgentGym's clients take.
+"""What a model's reply says to do: the action after its label, in the forms that AgentGym's clients
+take.
 
-Each world's parser is one of these functions, at times with a rule of its own on top. They take all that the client of
-that world in AgentGym takes (arXiv 2406.04151), and a little more, for a reason each:
+Each world's parser is one of these functions, at times with a rule of its own on top. They take all
+that the client of that world in AgentGym takes (arXiv 2406.04151), and a little more, for a reason
+each:
 
 - The text `</s>` at the end is left out. AgentGym's clients mean to do that, and take a
   character too many with it.
@@ -25,7 +27,9 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9, ]+")
 
 
 def without_end(reply: str) -> str:
-    """Return a reply without the end marks, as text, that servers leave in, and without blanks at its end."""
+    """Return a reply without the end marks, as text, that servers leave in, and without blanks at
+    its end.
+    """
     reply = reply.rstrip()
     while reply.endswith(_END):
         reply = reply.removesuffix(_END).rstrip()
@@ -33,7 +37,8 @@ def without_end(reply: str) -> str:
 
 
 def after_label(reply: str, *, unlabelled: bool = False) -> str:
-    """Return what follows the last label of a reply, without blanks around it, or the empty string without a label.
+    """Return what follows the last label of a reply, without blanks around it, or the empty string
+    without a label.
 
     With `unlabelled` a reply without a label is taken as a whole.
     """
@@ -47,15 +52,17 @@ def line_after_label(reply: str, *, unlabelled: bool = False) -> str:
 
 
 def words_after_label(reply: str) -> str:
-    """Return the line after the last label with its letters, digits, commas and single blanks alone."""
+    """Return the line after the last label with its letters, digits, commas and single blanks
+    alone.
+    """
     return " ".join(_FOREIGN.sub("", line_after_label(reply)).split())
 
 
 def shopping_action(reply: str) -> str:
     """Return the `search[...]` or `click[...]` after the last label of a reply.
 
-    Without a label the whole reply counts if there is an action in it. What follows an action is dropped; a text that
-    is no action is returned as it is.
+    Without a label the whole reply counts if there is an action in it. What follows an action is
+    dropped; a text that is no action is returned as it is.
     """
     reply = without_end(reply)
     labels = list(_NUMBERED_LABEL.finditer(reply))

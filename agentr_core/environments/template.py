@@ -1,4 +1,5 @@
-"""A template for a world of your own: copy this file, and change what is in it. README.md beside it says how.
+"""A template for a world of your own: copy this file, and change what is in it. README.md beside it
+says how.
 
 The world is a combination lock with three dials. Each try is answered with a hint for each dial.
 """
@@ -56,7 +57,8 @@ class CombinationLock:
         return reply.rpartition("Action:")[2].strip() if "Action:" in reply else ""
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to: observation, reward in [0, 1], terminated, truncated, and the success flag.
+        """Return what an action leads to: observation, reward in [0, 1], terminated, truncated, and
+        the success flag.
 
         An action that makes no sense is answered in words; it is never an exception.
         """
@@ -70,7 +72,9 @@ class CombinationLock:
         return Transition(observation, float(success), over, False, {"success": success, "valid": True})
 
     def snapshot(self) -> Any:
-        """Return a copy of the state. Without one, set `can_snapshot` to False: states are then restored by replay."""
+        """Return a copy of the state. Without one, set `can_snapshot` to False: states are then
+        restored by replay.
+        """
         return self._secret, self._tries
 
     def restore(self, snapshot: Any) -> None:
@@ -78,11 +82,15 @@ class CombinationLock:
         self._secret, self._tries = snapshot
 
     def depth(self, instance: Instance) -> int | None:
-        """Return how hard an instance is, for the breakdown in reports: here, in how many tries the expert opens it."""
+        """Return how hard an instance is, for the breakdown in reports: here, in how many tries the
+        expert opens it.
+        """
         return len(self.expert(instance))
 
     def expert(self, instance: Instance) -> Sequence[str]:
-        """Return replies that solve an instance from its start; a world without an expert returns None."""
+        """Return replies that solve an instance from its start; a world without an expert returns
+        None.
+        """
         secret = _secret(instance)
         bounds = [(0, 9)] * len(secret)
         guess: tuple[int, ...] = ()

@@ -1,4 +1,6 @@
-"""Any environment for TRL's GRPO trainer: what `environment_factory` wants, and the rows of its dataset."""
+"""Any environment for TRL's GRPO trainer: what `environment_factory` wants, and the rows of its
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _BY_TOOL = "Instead of writing the line of the action, send each action with the
 
 
 class TrlEpisode:
-    """One rollout: TRL makes it without arguments, resets it with a row, and offers its public method as a tool.
+    """One rollout: TRL makes it without arguments, resets it with a row, and offers its public
+    method as a tool.
 
     Source: `environment_factory` of `trl.GRPOTrainer`, version 1.16, which TRL calls experimental.
     """
@@ -46,7 +49,8 @@ class TrlEpisode:
             found = answers.action_in(self._env, f"Action: {action}")
             observation, reward, terminated, truncated, _ = answers.step(self._env, found)
         except EnvironmentFault as fault:
-            # TRL would tell the model of it as of a mistake of its own; `get_reward` raises it instead.
+            # TRL would tell the model of it as of a mistake of its own; `get_reward` raises it
+            # instead.
             self._fault, self._over = fault, True
             return "The environment broke."
         self._steps += 1
@@ -55,19 +59,25 @@ class TrlEpisode:
         return observation
 
     def get_reward(self) -> float:
-        """Return the reward of the episode, in [0, 1]. Raises the `EnvironmentFault` that ended it, if one did."""
+        """Return the reward of the episode, in [0, 1]. Raises the `EnvironmentFault` that ended it,
+        if one did.
+        """
         if self._fault is not None:
             raise self._fault
         return self._reward
 
 
 def environment_factory(make: Callable[[], Environment]) -> Callable[[], TrlEpisode]:
-    """Return what `trl.GRPOTrainer(environment_factory=...)` takes; `make` returns a new environment."""
+    """Return what `trl.GRPOTrainer(environment_factory=...)` takes; `make` returns a new
+    environment.
+    """
     return lambda: TrlEpisode(make())
 
 
 def rows(env: Environment, instances: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return a dataset's rows: a prompt with the instruction, and the instance that `TrlEpisode.reset` begins."""
+    """Return a dataset's rows: a prompt with the instruction, and the instance that
+    `TrlEpisode.reset` begins.
+    """
     prompt = [{"role": "user", "content": f"{env.instruction}\n{_BY_TOOL}\n\n"}]
     return [
         {"prompt": prompt, "environment_name": each.environment, "split": each.split, "index": each.index}

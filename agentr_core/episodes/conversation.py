@@ -1,14 +1,16 @@
-"""The conversation of a state: what the model reads before its next reply, and what training sees of it.
+"""The conversation of a state: what the model reads before its next reply, and what training sees
+of it.
 
-There is no system turn: instruction, acknowledgement, first observation, then reply and observation in turns.
-Source: Agent-R (arXiv 2501.11425), the set-up of its search and its evaluation. Search, rollouts and splicing all
-build their conversations here, so a model is trained on exactly what it reads while it acts.
+There is no system turn: instruction, acknowledgement, first observation, then reply and observation
+in turns. Source: Agent-R (arXiv 2501.11425), the set-up of its search and its evaluation. Search,
+rollouts and splicing all build their conversations here, so a model is trained on exactly what it
+reads while it acts.
 
-A history that outgrows the context may be read through a window, as the authors do: the oldest exchanges, each an
-observation and the reply to it, are left out.
+A history that outgrows the context may be read through a window, as the authors do: the oldest
+exchanges, each an observation and the reply to it, are left out.
 
-    instruction, "Ok.", first observation, first reply | observation, reply | observation, reply | observation
-    always kept                                          dropped = 1          dropped = 2          always kept
+    instruction, "Ok.", first observation, first reply | turn        | turn        | observation
+    always kept                                          dropped = 1   dropped = 2   always kept
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ def opening(env: Environment, first_observation: str) -> tuple[Message, ...]:
 
 
 def turns(steps: Iterable[Step], *, train: bool = False) -> tuple[Message, ...]:
-    """Return two turns for each step: the reply, which carries loss if `train`, and the observation, which never does.
+    """Return two turns for each step: the reply, which carries loss if `train`, and the
+    observation, which never does.
 
-    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the same tokens, and why
-    it ended, so that a cut one is not trained to end there.
+    A reply keeps the token ids it was sampled as, so that it is read again and trained on as the
+    same tokens, and why it ended, so that a cut one is not trained to end there.
     """
     return tuple(message for step in steps for message in _turn(step, train))
 
@@ -50,7 +53,9 @@ def conversation(env: Environment, first_observation: str, steps: Iterable[Step]
 
 
 def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]:
-    """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most `droppable`."""
+    """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
+    `droppable`.
+    """
     return messages[:HEAD] + messages[HEAD + 2 * dropped :]
 
 
@@ -74,8 +79,8 @@ def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0)
 def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return steps that another run recorded, for use in this one.
 
-    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out: only in their own run
-    is it known whose they are.
+    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out:
+    only in their own run is it known whose they are.
     """
     return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
 

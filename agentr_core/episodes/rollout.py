@@ -22,7 +22,9 @@ from agentr_core.types import Generation, Instance, Request, Sampling, Step, Sto
 T = TypeVar("T")
 
 Sample = Callable[[Request], Awaitable[list[Generation]]]
-"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its batch, is too long."""
+"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its
+batch, is too long.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,9 @@ class Reply:
 
 @dataclass(slots=True)
 class EpisodeTimer:
-    """Seconds spent in environment calls and seconds spent waiting for replies, summed over what it was given to."""
+    """Seconds spent in environment calls and seconds spent waiting for replies, summed over what it
+    was given to.
+    """
 
     environment_seconds: float = 0.0
     sampling_seconds: float = 0.0
@@ -105,7 +109,8 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
 
 
 def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[str, tuple[Outcome, ...]]:
-    """Return the first observation and the live outcomes of given replies, up to the one that ends the episode.
+    """Return the first observation and the live outcomes of given replies, up to the one that ends
+    the episode.
 
     The outcomes may differ from recorded ones: this is how a spliced path is verified.
     """
@@ -119,11 +124,13 @@ def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[
 
 
 def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, first_observation: str = "") -> str:
-    """Put the environment into the state after recorded steps by replaying their actions; return the first observation.
+    """Put the environment into the state after recorded steps by replaying their actions; return
+    the first observation.
 
-    Observations are compared as strictly as the environment promises to repeat itself. Raises `ReplayDiverged` when one
-    is not the recorded one, or the episode ends on the way: `ReplayDrifted`, which is transient, where it promised
-    less than to repeat itself to the letter. An empty `first_observation` is not compared.
+    Observations are compared as strictly as the environment promises to repeat itself. Raises
+    `ReplayDiverged` when one is not the recorded one, or the episode ends on the way:
+    `ReplayDrifted`, which is transient, where it promised less than to repeat itself to the letter.
+    An empty `first_observation` is not compared.
     """
     promise = repeatability_of(env)
     seen = answers.reset(env, instance)
@@ -143,7 +150,9 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
 
 
 def diverged(env: Environment, what: str) -> ReplayDiverged:
-    """Return the error of a replay that led elsewhere; it heals only where nothing else was promised."""
+    """Return the error of a replay that led elsewhere; it heals only where nothing else was
+    promised.
+    """
     if repeatability_of(env) is Repeatability.EXACT:
         return ReplayDiverged(
             f"{what}; the environment is not deterministic, or its data or version changed since the recording"
@@ -169,11 +178,13 @@ async def episode(
 
     Args:
         max_steps: the most replies of the model; those of the prefix are not counted.
-        repeats: end the episode once the model has given one reply in one state so many times; 0 never does. The
-            environment must be `Stateful` then.
-        seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix) + i)`.
+        repeats: end the episode once the model has given one reply in one state so many times; 0
+            never does. The environment must be `Stateful` then.
+        seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix)
+            + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
-        fits: where it is given, a conversation that does not fit is read through a window; without it the episode ends.
+        fits: where it is given, a conversation that does not fit is read through a window; without
+            it the episode ends.
         on_reply: is called after each reply of the model was acted on.
     """
     timer = timer or EpisodeTimer()
@@ -220,7 +231,9 @@ async def episode(
 
 
 def state_of(env: Environment) -> str:
-    """Return the present state of an environment as a text. Raises `ConfigError` where it does not tell it."""
+    """Return the present state of an environment as a text. Raises `ConfigError` where it does not
+    tell it.
+    """
     if not isinstance(env, Stateful):
         raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
     return answers.text(env.state(), f"{env.name}: its state")
@@ -235,7 +248,8 @@ async def step_with(env: Environment, timer: EpisodeTimer, generation: Generatio
 async def draw_within(
     sample: Sample, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
 ) -> tuple[list[Generation], int]:
-    """Return the replies to a request, and how many of its oldest exchanges were left out to make it fit.
+    """Return the replies to a request, and how many of its oldest exchanges were left out to make
+    it fit.
 
     Args:
         fits: None leaves nothing out.
@@ -257,12 +271,16 @@ async def draw_within(
 
 
 def read_through(outcome: Outcome, dropped: int) -> Outcome:
-    """Return the outcome of a reply that was drawn from a conversation without its `dropped` oldest exchanges."""
+    """Return the outcome of a reply that was drawn from a conversation without its `dropped` oldest
+    exchanges.
+    """
     return replace(outcome, step=replace(outcome.step, dropped=dropped)) if dropped else outcome
 
 
 async def draw(sample: Sample, request: Request, timer: EpisodeTimer) -> list[Generation]:
-    """Return the replies to a request. Raises `ModelFault` when there are not as many as were asked for."""
+    """Return the replies to a request. Raises `ModelFault` when there are not as many as were asked
+    for.
+    """
     with phase("generate"), timer.sampling():
         generations = await sample(request)
         if len(generations) != request.n:
@@ -271,7 +289,9 @@ async def draw(sample: Sample, request: Request, timer: EpisodeTimer) -> list[Ge
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
-    """Return what a function that uses the environment returns; it runs in a thread if the environment blocks."""
+    """Return what a function that uses the environment returns; it runs in a thread if the
+    environment blocks.
+    """
 
     def timed() -> T:
         with timer.environment():

@@ -11,7 +11,9 @@ from agentr_core.protocols import Environment
 
 
 class SharedEnvironments:
-    """Environments to lend, made when all others are out. One that met an exception is closed and not lent again."""
+    """Environments to lend, made when all others are out. One that met an exception is closed and
+    not lent again.
+    """
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make

@@ -1,7 +1,8 @@
 """Many independent units of work at once, under an error budget.
 
-A unit is a tree or an episode. An exception in a unit is reported with its phase and traceback, retried when it is
-transient, and otherwise counted against the budget: it never turns into a result.
+A unit is a tree or an episode. An exception in a unit is reported with its phase and traceback,
+retried when it is transient, and otherwise counted against the budget: it never turns into a
+result.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _MAX_BACKOFF_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitError:
-    """One failed try of a unit. `kind` is the class of the exception; `phase` is empty where it is not known.
+    """One failed try of a unit. `kind` is the class of the exception; `phase` is empty where it is
+    not known.
 
-    `attempt` counts from 1. `final` says that no further try follows, so that the unit has no result.
+    `attempt` counts from 1. `final` says that no further try follows, so that the unit has no
+    result.
     """
 
     key: str
@@ -42,7 +45,9 @@ class UnitError:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Mark exceptions that leave the block with what was being done; the innermost mark is the one reported."""
+    """Mark exceptions that leave the block with what was being done; the innermost mark is the one
+    reported.
+    """
     try:
         yield
     except Exception as error:
@@ -75,12 +80,14 @@ async def run_all(
         on_error: is called for each failed try, before the next one.
         concurrency: the most units in progress at a time.
         on_result: is called as soon as a unit has its result.
-        total: the number of units of the whole stage, finished ones included, which the budget is a part of;
-            by default the number of `units`.
-        backoff_seconds: the wait before the second try; it doubles with each further one, up to 30 seconds.
+        total: the number of units of the whole stage, finished ones included, which the budget is a
+            part of; by default the number of `units`.
+        backoff_seconds: the wait before the second try; it doubles with each further one, up to 30
+            seconds.
 
     Raises:
-        ErrorBudgetSpent: more units failed for good than `errors.budget * total`; the others are cancelled.
+        ErrorBudgetSpent: more units failed for good than `errors.budget * total`; the others are
+            cancelled.
         UserError: at once and as it is, because every other unit would meet it too.
         ValueError: two units have one key, or `concurrency` is below 1.
     """
@@ -129,7 +136,8 @@ async def run_all(
     finally:
         for server in servers:
             server.cancel()
-        # The first exception is on its way up; what the cancelled servers still raise only repeats it.
+        # The first exception is on its way up; what the cancelled servers still raise only repeats
+        # it.
         await asyncio.gather(*servers, return_exceptions=True)
     return {name: results[name] for name in keys if name in results}
 

@@ -17,7 +17,9 @@ from agentr_core.types import Instance, Sampling, Step, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan:
-    """One episode to play: number `number` of an instance, from `prefix` on, greedily if it is a `greedy` one."""
+    """One episode to play: number `number` of an instance, from `prefix` on, greedily if it is a
+    `greedy` one.
+    """
 
     instance: Instance
     seed: int
@@ -27,7 +29,9 @@ class EpisodePlan:
 
     @property
     def key(self) -> str:
-        """`instance#number`, with `@steps` of the prefix where there is one; unique in an evaluation."""
+        """`instance#number`, with `@steps` of the prefix where there is one; unique in an
+        evaluation.
+        """
         return f"{self.instance.key}#{self.number}" + (f"@{len(self.prefix)}" if self.prefix else "")
 
 
@@ -48,7 +52,9 @@ class EpisodeResult:
 
 
 def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) -> tuple[EpisodePlan, ...]:
-    """Return `episodes` plans for each instance; the seed of each depends on `seed`, instance and number alone."""
+    """Return `episodes` plans for each instance; the seed of each depends on `seed`, instance and
+    number alone.
+    """
     return tuple(
         EpisodePlan(instance=instance, number=number, seed=derive_seed(seed, "episode", instance.key, number))
         for instance in instances
@@ -72,7 +78,8 @@ async def evaluate(
     done: Mapping[str, EpisodeResult] | None = None,
     total: int | None = None,
 ) -> dict[str, EpisodeResult]:
-    """Return the results of all plans by key, in their order; those that failed for good are missing.
+    """Return the results of all plans by key, in their order; those that failed for good are
+    missing.
 
     Args:
         max_steps: the most replies of the model in an episode, the prefix not counted.
@@ -81,10 +88,12 @@ async def evaluate(
         on_error: is called for each failed try of an episode.
         on_result: is called for each newly finished episode.
         done: results of an earlier run, which are not played again.
-        total: the number of episodes of the whole evaluation, where `plans` is only what is left of it.
+        total: the number of episodes of the whole evaluation, where `plans` is only what is left of
+            it.
 
     Raises:
-        ErrorBudgetSpent: more episodes failed for good than `errors.budget` of the whole evaluation.
+        ErrorBudgetSpent: more episodes failed for good than `errors.budget` of the whole
+            evaluation.
         UserError: at once, as it is.
     """
     done = done or {}

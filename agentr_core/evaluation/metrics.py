@@ -1,7 +1,7 @@
 """Scores of an evaluation, with intervals; pure functions over finished episodes.
 
-Every interval is at 95%. Source: Agent-R (arXiv 2501.11425), section 4, for which scores; its loops have no published
-definition, so ours is stated at `count_loops`.
+Every interval is at 95%. Source: Agent-R (arXiv 2501.11425), section 4, for which scores; its loops
+have no published definition, so ours is stated at `count_loops`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ NOTHING = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
-    """How episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for length L, 1 to 5.
+    """How episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for length L, 1
+    to 5.
 
-    `stuck_share` is the part of the episodes in which a sequence of 1 to 5 actions comes three times in a row or more.
+    `stuck_share` is the part of the episodes in which a sequence of 1 to 5 actions comes three
+    times in a row or more.
     """
 
     per_episode: Mapping[int, float]
@@ -78,15 +80,19 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 200
 
 
 def counted_reward(trajectory: Trajectory, disaster_counts: float) -> float:
-    """Return what an episode counts in a mean reward: its reward, or `disaster_counts` where it ended in a disaster."""
+    """Return what an episode counts in a mean reward: its reward, or `disaster_counts` where it
+    ended in a disaster.
+    """
     return disaster_counts if trajectory.stop is StopReason.DISASTER else trajectory.reward
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean with its interval over clusters of values that are not independent of each other.
+    """Return the mean with its interval over clusters of values that are not independent of each
+    other.
 
-    The sandwich estimate of the variance with its correction for few clusters, and Student's t; where each value is a
-    cluster of its own, the usual interval of a mean. Source: Cameron and Miller (2015), section II. `n` counts values.
+    The sandwich estimate of the variance with its correction for few clusters, and Student's t;
+    where each value is a cluster of its own, the usual interval of a mean. Source: Cameron and
+    Miller (2015), section II. `n` counts values.
     """
     n = len(values)
     if n == 0:
@@ -104,7 +110,9 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval over clusters, which ends where shares end."""
+    """Return the mean of values in [0, 1] with its interval over clusters, which ends where shares
+    end.
+    """
     found = clustered_mean(values, clusters)
     # Comparisons with NaN are false, so an interval that is not known stays so.
     low, high = (0.0 if found.low < 0 else found.low), (1.0 if found.high > 1 else found.high)
@@ -112,7 +120,8 @@ def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimat
 
 
 def pass_at(k: int, episodes: int, successes: int) -> float:
-    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, of which `episodes` were played.
+    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, of which
+    `episodes` were played.
 
     Source: Chen et al. (arXiv 2107.03374), equation 1. Needs 1 <= k <= `episodes`.
     """
@@ -125,7 +134,9 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 def success_by_depth(trajectories: Sequence[Trajectory], depths: Sequence[int | None]) -> dict[int, Estimate]:
-    """Return the success rate of each difficulty class, in ascending order; episodes without a class are left out."""
+    """Return the success rate of each difficulty class, in ascending order; episodes without a
+    class are left out.
+    """
     groups: defaultdict[int, list[bool]] = defaultdict(list)
     for trajectory, depth in zip(trajectories, depths, strict=True):
         if depth is not None:
@@ -146,9 +157,11 @@ def stop_counts(trajectories: Sequence[Trajectory]) -> dict[StopReason, int]:
 
 
 def invalid_share(invalid: Sequence[int | None], steps: Sequence[int]) -> float:
-    """Return the share of invalid actions among the steps of those episodes that tell; NaN when none has a step.
+    """Return the share of invalid actions among the steps of those episodes that tell; NaN when
+    none has a step.
 
-    `invalid[i]` is the number of invalid actions of episode i, or None where the environment does not say.
+    `invalid[i]` is the number of invalid actions of episode i, or None where the environment does
+    not say.
     """
     known = [(bad, total) for bad, total in zip(invalid, steps, strict=True) if bad is not None]
     total = sum(total for _, total in known)
@@ -156,7 +169,9 @@ def invalid_share(invalid: Sequence[int | None], steps: Sequence[int]) -> float:
 
 
 def count_loops(actions: Sequence[str], length: int) -> int:
-    """Return the number of positions at which `length` actions equal the `length` actions directly before them."""
+    """Return the number of positions at which `length` actions equal the `length` actions directly
+    before them.
+    """
     return sum(actions[i : i + length] == actions[i - length : i] for i in range(length, len(actions) - length + 1))
 
 
@@ -170,7 +185,9 @@ def is_stuck(actions: Sequence[str], *, repeats: int = 3) -> bool:
 
 
 def loops(episodes: Sequence[Sequence[str]]) -> Loops:
-    """Return how episodes, given by their actions, repeat themselves; NaN everywhere when there are none."""
+    """Return how episodes, given by their actions, repeat themselves; NaN everywhere when there are
+    none.
+    """
     if not episodes:
         return Loops(per_episode=dict.fromkeys(LOOP_LENGTHS, math.nan), stuck_share=math.nan)
     return Loops(
@@ -180,7 +197,9 @@ def loops(episodes: Sequence[Sequence[str]]) -> Loops:
 
 
 def over_seeds(scores: Sequence[float]) -> Estimate:
-    """Return the mean of one score per seed with Student's t interval; a single score has no interval."""
+    """Return the mean of one score per seed with Student's t interval; a single score has no
+    interval.
+    """
     n = len(scores)
     if n == 0:
         return NOTHING
@@ -192,7 +211,9 @@ def over_seeds(scores: Sequence[float]) -> Estimate:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t: tabled to 30 degrees of freedom, then by its expansion in 1/freedom."""
+    """Return the 97.5% quantile of Student's t: tabled to 30 degrees of freedom, then by its
+    expansion in 1/freedom.
+    """
     if freedom <= len(_T):
         return _T[freedom - 1]
     z = _Z

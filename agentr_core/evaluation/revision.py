@@ -1,7 +1,7 @@
 """The revision test: can a model recover from the failed beginning of an episode of the base model?
 
-Source: Agent-R (arXiv 2501.11425), section 4.3 and table 3. The cuts are drawn once, from the base model's episodes,
-so that every model continues from the same states.
+Source: Agent-R (arXiv 2501.11425), section 4.3 and table 3. The cuts are drawn once, from the base
+model's episodes, so that every model continues from the same states.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def revision_plans(
 ) -> tuple[tuple[EpisodePlan, ...], tuple[Rejection, ...]]:
     """Return an episode to be played from each cut, and the failed trajectories that cannot be cut.
 
-    A trajectory failed if its reward is 0. From each, up to `cuts` different numbers of steps are drawn; at least one
-    step is kept, and at least one is cut off, so that no prefix has ended the episode.
+    A trajectory failed if its reward is 0. From each, up to `cuts` different numbers of steps are
+    drawn; at least one step is kept, and at least one is cut off, so that no prefix has ended the
+    episode.
 
     Args:
         trajectories: the base model's episodes; their order numbers the episodes of one instance.
@@ -53,5 +54,7 @@ def revision_plans(
 
 
 def revision_seed(seed: int, instance: Instance, number: int, cut: int) -> int:
-    """Return the seed with which a model goes on after `cut` steps of episode `number` of an instance."""
+    """Return the seed with which a model goes on after `cut` steps of episode `number` of an
+    instance.
+    """
     return derive_seed(seed, "revision", instance.key, number, cut)

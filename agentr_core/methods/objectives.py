@@ -26,7 +26,8 @@ def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Objecti
 def preference(recipe: Recipe, turn: int) -> Objective:
     """Return preference training, where what section `eto.dpo` sets goes before section `training`.
 
-    It goes on from the last policy, whose deeds the pairs are made of and which is its own reference.
+    It goes on from the last policy, whose deeds the pairs are made of and which is its own
+    reference.
 
     Args:
         turn: the number of the iteration among those that train on preferences, from 0.

@@ -1,7 +1,7 @@
 """Methods by name: those that come along and those that other packages add.
 
-A package adds one with an entry point in the group `agentr.methods` that names a `Method`. No method is imported before
-it is asked for, so that recipes, which name one, stand below them all.
+A package adds one with an entry point in the group `agentr.methods` that names a `Method`. No
+method is imported before it is asked for, so that recipes, which name one, stand below them all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def names() -> tuple[str, ...]:
 
 
 def method_named(name: str) -> Method:
-    """Return the method of a name. Raises `ConfigError` where there is none, or where it cannot be imported."""
+    """Return the method of a name. Raises `ConfigError` where there is none, or where it cannot be
+    imported.
+    """
     if name not in SHIPPED:
         return _installed(name)
     found: Method = resolve_name(SHIPPED[name])
@@ -53,7 +55,9 @@ def plan_of(recipe: Recipe, iteration: int) -> Plan:
 
 
 def plans_of(recipe: Recipe) -> list[Plan]:
-    """Return the plans of the iterations of a recipe that differ from each other, in their order."""
+    """Return the plans of the iterations of a recipe that differ from each other, in their
+    order.
+    """
     return [plan_of(recipe, iteration) for iteration in recipe.told_apart()]
 
 

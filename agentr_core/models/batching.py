@@ -1,8 +1,9 @@
 """Many coroutines wait for one reply each; the model gets few large batches.
 
-A batch is sent off when the event loop has nothing more to add: every coroutine that can run has run, and the rest
-wait for a reply, or when it is full. While the model computes one batch, requests for the next gather. Coroutines whose
-environment works in a thread are not waited for: their requests join a later batch.
+A batch is sent off when the event loop has nothing more to add: every coroutine that can run has
+run, and the rest wait for a reply, or when it is full. While the model computes one batch, requests
+for the next gather. Coroutines whose environment works in a thread are not waited for: their
+requests join a later batch.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a new request after which it counts as idle: a future's result takes two turns to
-reach the coroutine that awaits it through a task."""
+"""Turns of the event loop without a new request after which it counts as idle: a future's result
+takes two turns to reach the coroutine that awaits it through a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """What a batcher has done so far. `sequences` are replies; `prompt_tokens` counts each request's prompt once.
+    """What a batcher has done so far. `sequences` are replies; `prompt_tokens` counts each
+    request's prompt once.
 
-    `fill` is the mean of sequences / max_batch over all batches; it is above 1 if single requests want more
-    replies than `max_batch`.
+    `fill` is the mean of sequences / max_batch over all batches; it is above 1 if single requests
+    want more replies than `max_batch`.
     """
 
     requests: int = 0
@@ -52,7 +54,8 @@ class Batcher:
     Args:
         model: Where the batches go, one at a time. The batcher does not close it.
         max_batch: The most replies in a batch; a request that wants more goes alone.
-        linger: The most seconds that a batch is held back while other coroutines keep the event loop busy.
+        linger: The most seconds that a batch is held back while other coroutines keep the event
+            loop busy.
     """
 
     def __init__(self, model: ChatModel, *, max_batch: int, linger: float = 0.05) -> None:
@@ -67,8 +70,8 @@ class Batcher:
     async def sample(self, request: Request) -> list[Generation]:
         """Return the replies to one request.
 
-        Raises what the model raises for this request alone: `PromptTooLong` at once, other faults from its batch. After
-        `close`: `ModelFault`.
+        Raises what the model raises for this request alone: `PromptTooLong` at once, other faults
+        from its batch. After `close`: `ModelFault`.
         """
         if self._closed:
             raise ModelFault("the batcher is closed; make a new one")
@@ -94,7 +97,9 @@ class Batcher:
         return self._stats
 
     async def close(self) -> None:
-        """Fail the requests that wait, and return when the batch under way has ended. Calling it twice is harmless."""
+        """Fail the requests that wait, and return when the batch under way has ended. Calling it
+        twice is harmless.
+        """
         self._closed = True
         for waiting in self._waiting:
             _fail(waiting, ModelFault("the batcher was closed while this request waited"))
@@ -135,7 +140,9 @@ class Batcher:
         return sum(waiting.request.n for waiting in self._waiting)
 
     def _take(self) -> list[_Waiting]:
-        """Remove and return the oldest requests that fit in a batch, those of shorter prompts first."""
+        """Remove and return the oldest requests that fit in a batch, those of shorter prompts
+        first.
+        """
         alive = [waiting for waiting in self._waiting if not waiting.future.done()]
         taken = 0
         sequences = 0
@@ -171,7 +178,9 @@ class Batcher:
                 waiting.future.set_result(answer)
 
     def _checked(self, waiting: _Waiting, given: list[Generation]) -> list[Generation] | ModelFault:
-        """Return the replies to one request, or what is wrong with them, which is that request's fault alone."""
+        """Return the replies to one request, or what is wrong with them, which is that request's
+        fault alone.
+        """
         try:
             return checked_generations(given, waiting.request, self.model.name)
         except ModelFault as fault:

@@ -27,12 +27,12 @@ _TOKENIZER_FILES = (
 def check_model_directory(path: Path) -> tuple[Path, ...]:
     """Return the weight files of a complete model directory, in the order of their names.
 
-    A PEFT directory is complete with the model that it names and a tokenizer of its own. Reads headers only, so it is
-    cheap for large models.
+    A PEFT directory is complete with the model that it names and a tokenizer of its own. Reads
+    headers only, so it is cheap for large models.
 
     Raises:
-        ModelDirectoryError: the directory, its configuration, weights, tokenizer or chat template is missing or
-            damaged; one sentence says which.
+        ModelDirectoryError: the directory, its configuration, weights, tokenizer or chat template
+            is missing or damaged; one sentence says which.
     """
     if not path.is_dir():
         raise ModelDirectoryError(f"model directory {path} does not exist; give a Hugging Face model directory")
@@ -52,9 +52,11 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
 
 
 def behaviour_files_sha256(path: Path) -> dict[str, str]:
-    """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template, configuration.
+    """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template,
+    configuration.
 
-    For an adapter these are its model's too, and its settings without the place where its model lies.
+    For an adapter these are its model's too, and its settings without the place where its model
+    lies.
     """
     own = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
     base = adapter_base(path)
@@ -72,7 +74,9 @@ def prints_date(path: Path) -> bool:
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Return the ids with which a model of a directory may end a reply, as its files, or an adapter's model's, say."""
+    """Return the ids with which a model of a directory may end a reply, as its files, or an
+    adapter's model's, say.
+    """
     values = [tokenizer.eos_token_id]
     folder = adapter_base(path) or path
     for name in ("generation_config.json", "config.json"):
@@ -85,7 +89,8 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length_of(path: Path, wanted: int) -> int:
-    """Return the most tokens of a prompt and its reply: `wanted`, or what the model's configuration says if it is 0.
+    """Return the most tokens of a prompt and its reply: `wanted`, or what the model's configuration
+    says if it is 0.
 
     For an adapter it is the configuration of its model.
 

@@ -1,7 +1,7 @@
 """Connections to model servers: as many as there are requests under way, and files enough for them.
 
-By itself OpenAI's client allows a thousand connections, and what waits behind those counts as a server that does not
-answer.
+By itself OpenAI's client allows a thousand connections, and what waits behind those counts as a
+server that does not answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _OTHER_FILES = 512
 
 
 def limits(most: int | None, *, idle_seconds: float) -> Limits:
-    """Return limits of a client: so many connections, all of them kept for the next request; None is no limit.
+    """Return limits of a client: so many connections, all of them kept for the next request; None
+    is no limit.
 
-    `idle_seconds` is how long one is kept; shorter than the server keeps it, else it is closed under a request.
+    `idle_seconds` is how long one is kept; shorter than the server keeps it, else it is closed
+    under a request.
     """
     from httpx2 import Limits
 
@@ -27,9 +29,11 @@ def limits(most: int | None, *, idle_seconds: float) -> Limits:
 
 
 def allow_connections(most: int) -> None:
-    """Let this process open as many files as so many connections need, as far as the machine allows.
+    """Let this process open as many files as so many connections need, as far as the machine
+    allows.
 
-    The usual limit of 1,024 is there for programs that use `select`, and any program may raise its own.
+    The usual limit of 1,024 is there for programs that use `select`, and any program may raise its
+    own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + _OTHER_FILES

@@ -19,7 +19,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def adapter_base(path: Path) -> Path | None:
-    """Return the model directory that the PEFT adapter in `path` belongs to; None where `path` holds a whole model.
+    """Return the model directory that the PEFT adapter in `path` belongs to; None where `path`
+    holds a whole model.
 
     A relative path counts from the working directory, as PEFT has it.
 
@@ -37,7 +38,8 @@ def adapter_base(path: Path) -> Path | None:
 
 
 def weights_sha256(path: Path) -> str:
-    """Return the SHA-256 of a model's weights: of the only weight file, or over names and hashes of several.
+    """Return the SHA-256 of a model's weights: of the only weight file, or over names and hashes of
+    several.
 
     For an adapter it is that of the adapter's weights and those of its model.
 
@@ -56,7 +58,8 @@ def weights_sha256(path: Path) -> str:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return the weight files of a model or adapter directory, sorted by name; only their headers are read.
+    """Return the weight files of a model or adapter directory, sorted by name; only their headers
+    are read.
 
     Raises `ModelDirectoryError` when there are none, or one is missing, truncated or corrupt.
     """

@@ -1,4 +1,6 @@
-"""Passes requests on one by one to a model that makes its own batches: a server. The other way is `batching`."""
+"""Passes requests on one by one to a model that makes its own batches: a server. The other way is
+`batching`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from agentr_core.types import Generation, Request
 
 
 class Relay:
-    """Asks a model for each request by itself, so that a fault is that request's alone. It has `Batcher`'s methods.
+    """Asks a model for each request by itself, so that a fault is that request's alone. It has
+    `Batcher`'s methods.
 
-    How many are under way at once is limited by the model. In its statistics each request is a batch, `fill` is the
-    mean share of `concurrency` that was taken when a request was answered, and `generate_seconds` is the time during
-    which anything was under way.
+    How many are under way at once is limited by the model. In its statistics each request is a
+    batch, `fill` is the mean share of `concurrency` that was taken when a request was answered, and
+    `generate_seconds` is the time during which anything was under way.
 
     Args:
         model: Where the requests go. The relay does not close it.
@@ -35,7 +38,9 @@ class Relay:
         self._closed = False
 
     async def sample(self, request: Request) -> list[Generation]:
-        """Return the replies to one request. Raises what the model raises; after `close`, `ModelFault`."""
+        """Return the replies to one request. Raises what the model raises; after `close`,
+        `ModelFault`.
+        """
         if self._closed:
             raise ModelFault("the relay is closed; make a new one")
         tokens = 0 if self._estimates else self.model.count_tokens(request)
@@ -74,7 +79,9 @@ class Relay:
         return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
 
     async def close(self) -> None:
-        """Refuse further requests, and return when those under way have ended. Calling it twice is harmless."""
+        """Refuse further requests, and return when those under way have ended. Calling it twice is
+        harmless.
+        """
         self._closed = True
         await asyncio.gather(*self._under_way, return_exceptions=True)
 

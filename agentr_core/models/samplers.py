@@ -1,4 +1,6 @@
-"""What coroutines ask for replies, one request at a time, in the way that suits a model's backend."""
+"""What coroutines ask for replies, one request at a time, in the way that suits a model's
+backend.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from agentr_core.types import Generation, Request
 
 
 class Spread:
-    """A batcher for each worker of a model, so that none waits for another. It has `Batcher`'s methods.
+    """A batcher for each worker of a model, so that none waits for another. It has `Batcher`'s
+    methods.
 
     Args:
         model: Whose workers the requests go to. It is not closed here.
@@ -35,7 +38,9 @@ class Spread:
         return sum(batcher.capacity for batcher in self._batchers.values())
 
     def stats(self) -> BatchStats:
-        """Return the counters of all batchers together; `generate_seconds` are those of the busiest one."""
+        """Return the counters of all batchers together; `generate_seconds` are those of the busiest
+        one.
+        """
         parts = [batcher.stats() for batcher in self._batchers.values()]
         batches = sum(part.batches for part in parts)
         return BatchStats(

@@ -1,4 +1,6 @@
-"""A chat model whose replies are written by a function: for examples, and for tests that fix the model's choices."""
+"""A chat model whose replies are written by a function: for examples, and for tests that fix the
+model's choices.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _WORD = re.compile(r"\S+\s*")
 class ScriptedModel:
     """A ChatModel that answers with `reply(messages, seed, number)`.
 
-    Its tokens are words (a run of non-space characters and the space after it): `max_new_tokens` and the context limit
-    count them. Generations carry no token ids, since no tokenizer made them, so training renders their text; when
-    log-probabilities are asked for they are an empty tuple. Temperature and top-p have no effect: what a seed does is
-    up to the function. `script` names the function's behaviour in the fingerprint.
+    Its tokens are words (a run of non-space characters and the space after it): `max_new_tokens`
+    and the context limit count them. Generations carry no token ids, since no tokenizer made them,
+    so training renders their text; when log-probabilities are asked for they are an empty tuple.
+    Temperature and top-p have no effect: what a seed does is up to the function. `script` names the
+    function's behaviour in the fingerprint.
     """
 
     def __init__(
@@ -35,7 +38,8 @@ class ScriptedModel:
         self._closed = False
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
-        """Return the written replies; `finish_reason` is "length" for a reply cut by `max_new_tokens` or the context.
+        """Return the written replies; `finish_reason` is "length" for a reply cut by
+        `max_new_tokens` or the context.
 
         Raises `PromptTooLong` when a prompt fills the context, `ModelFault` after `close`.
         """

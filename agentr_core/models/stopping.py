@@ -1,4 +1,6 @@
-"""Stop strings: where a reply is cut, and a cheap test of whether a new token can have completed one."""
+"""Stop strings: where a reply is cut, and a cheap test of whether a new token can have completed
+one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Callable, Sequence
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first occurrence of any stop string; all of it when there is none."""
+    """Return the text before the first occurrence of any stop string; all of it when there is
+    none.
+    """
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     return text[: min(found)] if found else text
 
@@ -14,8 +18,8 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str:
 class StopWatch:
     """Says after which token a reply contains a stop string.
 
-    Decoding a whole reply at every token is slow, so it is done only after a token whose own text could hold the last
-    character of a stop string. `decode` turns token ids into text.
+    Decoding a whole reply at every token is slow, so it is done only after a token whose own text
+    could hold the last character of a stop string. `decode` turns token ids into text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -23,7 +27,9 @@ class StopWatch:
         self._pieces: dict[int, str] = {}
 
     def completed(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
-        """Return whether the text of `ids` contains a stop string, given that the text of `ids[:-1]` does not."""
+        """Return whether the text of `ids` contains a stop string, given that the text of
+        `ids[:-1]` does not.
+        """
         if not any(self._may_end(ids[-1], stop) for stop in stops):
             return False
         text = self._decode(ids)
@@ -33,5 +39,6 @@ class StopWatch:
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._decode((token,))
-        # A token alone may lose its leading space, or be a part of a character: then only the whole text tells.
+        # A token alone may lose its leading space, or be a part of a character: then only the whole
+        # text tells.
         return stop[-1] in piece or stop[-1].isspace() or not piece or "\N{REPLACEMENT CHARACTER}" in piece

@@ -1,4 +1,6 @@
-"""Recipes: one YAML file, parsed once into frozen records. One module a section; `recipe` puts them together."""
+"""Recipes: one YAML file, parsed once into frozen records. One module a section; `recipe` puts them
+together.
+"""
 
 from agentr_core.recipes.agent_r import CritiqueConfig, PairsConfig, SearchConfig
 from agentr_core.recipes.comparison import CompareConfig

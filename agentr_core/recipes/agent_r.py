@@ -1,6 +1,7 @@
 """The sections of a recipe that say how Agent-R searches, criticises and pairs.
 
-Defaults are the numbers of the Agent-R paper (arXiv 2501.11425, sections 4 and A) unless a field says otherwise.
+Defaults are the numbers of the Agent-R paper (arXiv 2501.11425, sections 4 and A) unless a field
+says otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class SearchConfig:
     """The tree search. Source: Agent-R section 3.1 and its appendix."""
 
     method: Literal["mcts", "rollouts"] = "mcts"
-    """`rollouts` collects the same number of independent episodes instead: `dives * width` for each instance."""
+    """`rollouts` collects the same number of independent episodes instead: `dives * width` for each
+    instance.
+    """
     dives: Count = 8
     width: Count = 4
     depth: Count = 20
@@ -28,12 +31,16 @@ class SearchConfig:
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: Count = 500
     merge: Literal["reply", "action"] = "reply"
-    """Which siblings count as equal: those with the same reply (as published) or with the same parsed action."""
+    """Which siblings count as equal: those with the same reply (as published) or with the same
+    parsed action.
+    """
 
 
 @record
 class CritiqueConfig:
-    """The first-error critique by the judge (`models.judge`, else the acting model). Source: Agent-R section 3.2."""
+    """The first-error critique by the judge (`models.judge`, else the acting model). Source:
+    Agent-R section 3.2.
+    """
 
     temperature: Temperature = 0.0
     votes: Count = 1
@@ -41,17 +48,23 @@ class CritiqueConfig:
     scan_from: Literal["split", "root"] = "split"
     max_new_tokens: Count = 500
     unparsable: Literal["bad", "skip"] = "skip"
-    """What a judgement that cannot be parsed means for the scan: an error (as published) or nothing."""
+    """What a judgement that cannot be parsed means for the scan: an error (as published) or
+    nothing.
+    """
 
 
 @record
 class PairsConfig:
-    """Which pairs of paths become revision samples. Source: Agent-R section 3.2, equations 3 to 5."""
+    """Which pairs of paths become revision samples. Source: Agent-R section 3.2, equations 3 to
+    5.
+    """
 
     alpha: tuple[Unit, ...] = (0.5, 0.7, 1.0)
     """Least reward of a good path, by iteration; the last one counts for all later iterations."""
     alpha_rule: AlphaRule = later("at_least")
-    """`more_than` (as published): the reward lies above alpha, or is the whole reward, which clears an alpha of 1."""
+    """`more_than` (as published): the reward lies above alpha, or is the whole reward, which clears
+    an alpha of 1.
+    """
     beta: Unit = 0.2
     beta_rule: Literal["gap", "absolute"] = "gap"
     """`gap`: good reward - bad reward > beta. `absolute`: bad reward < beta < good reward."""
@@ -60,6 +73,7 @@ class PairsConfig:
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
     order: Literal["turns", "shuffled"] = later("turns")
-    """Which pairs of a tree come first, and so stay under a cap. `turns`: bad paths take turns, each with the shortest
-    good path that it has not had. `shuffled` (as published): by falling reward of the good path, then of the bad one,
-    and shuffled by Python's `random` with seed 123, in every tree anew."""
+    """Which pairs of a tree come first, and so stay under a cap. `turns`: bad paths take turns,
+    each with the shortest good path that it has not had. `shuffled` (as published): by falling
+    reward of the good path, then of the bad one, and shuffled by Python's `random` with seed 123,
+    in every tree anew."""

@@ -1,4 +1,6 @@
-"""The section `compare` of a recipe: arms that learn from one pool of trajectories on an equal budget."""
+"""The section `compare` of a recipe: arms that learn from one pool of trajectories on an equal
+budget.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from pydantic import Field
 from agentr_core.recipes.fields import Natural, record
 
 Use = Literal["revision", "good", "both", "expert", "successes", "rft", "preferences"]
-"""What a dataset is made of. Only in the arms of a comparison: `successes` are those of the explored episodes, `rft`
-the expert's episodes and these successes together (as published), `preferences` the pairs that section `eto` asks for.
+"""What a dataset is made of. Only in the arms of a comparison: `successes` are those of the
+explored episodes, `rft` the expert's episodes and these successes together (as published),
+`preferences` the pairs that section `eto` asks for.
 """
 
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -19,13 +22,18 @@ ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 @record
 class CompareConfig:
-    """Which ways of learning are held against each other. Each starts from the recipe's model, is trained on
-    `training.max_tokens` trained tokens or for `training.max_seconds`, and is evaluated on the same instances."""
+    """Which ways of learning are held against each other. Each starts from the recipe's model, is
+    trained on `training.max_tokens` trained tokens or for `training.max_seconds`, and is evaluated
+    on the same instances."""
 
     arms: dict[ArmName, tuple[str, ...]] = field(default_factory=dict)
-    """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`. Its `data.use` says
-    what it is trained on."""
+    """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`.
+    Its `data.use` says what it is trained on."""
     seeds: tuple[Natural, ...] = (0, 1, 2)
-    """Each arm is trained once with each of these; the pool is collected with the recipe's own seed."""
+    """Each arm is trained once with each of these; the pool is collected with the recipe's own
+    seed.
+    """
     pool: str = ""
-    """The comparison whose samples the run of an arm is trained on. Comparisons set it; recipes do not."""
+    """The comparison whose samples the run of an arm is trained on. Comparisons set it; recipes do
+    not.
+    """

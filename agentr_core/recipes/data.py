@@ -13,7 +13,9 @@ from agentr_core.recipes.fields import CutReplies, Natural, record
 
 @record
 class GeneralDataConfig:
-    """General chat data mixed in. `share` is the part of training samples that is general (0.8 in the paper)."""
+    """General chat data mixed in. `share` is the part of training samples that is general (0.8 in
+    the paper).
+    """
 
     file: str = ""
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -24,19 +26,22 @@ class DataConfig:
     """What the training set of an iteration is made of."""
 
     use: Use = "both"
-    """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is searched."""
+    """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is
+    searched.
+    """
     good_per_tree: Natural = 0
-    """The most good trajectories taken from one tree (in a comparison also from one explored instance), shortest first;
-    0 means no cap (as published)."""
+    """The most good trajectories taken from one tree (in a comparison also from one explored
+    instance), shortest first; 0 means no cap (as published)."""
     replay: bool = False
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
     """Samples with more tokens are rejected; never cut."""
     windowed: Literal["stretches", "reject"] = later("stretches")
-    """What becomes of a path that was read through a window (`context: window`): a sample for each stretch between two
-    drops, whose prompt is what was read; or nothing, with the reason `windowed`. Sides of preference pairs have one
-    prompt, and are always rejected."""
+    """What becomes of a path that was read through a window (`context: window`): a sample for each
+    stretch between two drops, whose prompt is what was read; or nothing, with the reason
+    `windowed`. Sides of preference pairs have one prompt, and are always rejected."""
     cut_replies: CutReplies = later("keep")
-    """What becomes of samples and pairs that train a reply which its token limit cut: kept, without a trained end of
-    turn, or rejected. A limit that cuts many is too low: the report has their share."""
+    """What becomes of samples and pairs that train a reply which its token limit cut: kept, without
+    a trained end of turn, or rejected. A limit that cuts many is too low: the report has their
+    share."""
     general: GeneralDataConfig = GeneralDataConfig()

@@ -1,6 +1,7 @@
 """The section `eto` of a recipe: learning from failures by contrast, and its baselines.
 
-Defaults are the numbers of the ETO paper (arXiv 2403.02502, section 4 and appendix) unless a field says otherwise.
+Defaults are the numbers of the ETO paper (arXiv 2403.02502, section 4 and appendix) unless a field
+says otherwise.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Temperature, Unit, record
 
 Phase = Literal["sft", "rft", "dpo"]
-"""What an iteration trains on: the expert's episodes, the policy's own successes (see `EtoConfig.rft`), or preference
-pairs."""
+"""What an iteration trains on: the expert's episodes, the policy's own successes (see
+`EtoConfig.rft`), or preference pairs."""
 
 
 LossType = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"]
@@ -25,11 +26,17 @@ class ExpertConfig:
     """Where the expert's trajectories come from."""
 
     file: str = ""
-    """A JSONL file of conversations, each with the `id` of its instance; empty: the environment's own expert."""
+    """A JSONL file of conversations, each with the `id` of its instance; empty: the environment's
+    own expert.
+    """
     opening: Natural = 2
-    """Turns of a conversation before that of the problem: instruction and acknowledgement (as published)."""
+    """Turns of a conversation before that of the problem: instruction and acknowledgement (as
+    published).
+    """
     failed_replay: Literal["error", "reject"] = "error"
-    """What to do with a conversation of the file that, played again, does not reach the reward it claims."""
+    """What to do with a conversation of the file that, played again, does not reach the reward it
+    claims.
+    """
 
 
 @record
@@ -52,16 +59,22 @@ class PreferencesConfig:
 
     source: Literal["exploration", "trees", "file"] = "exploration"
     trees: str = ""
-    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of its id will do.
-    A comparison takes its own if none is named."""
+    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of
+    its id will do. A comparison takes its own if none is named."""
     file: str = ""
-    """With source `file`: a JSONL file of ready pairs, `prompt`, `chosen` and `rejected` each a list of turns."""
+    """With source `file`: a JSONL file of ready pairs, `prompt`, `chosen` and `rejected` each a
+    list of turns.
+    """
     against: Literal["expert", "own"] = "expert"
     """`own`: the best of the policy's episodes of an instance against the worst."""
     level: Literal["trajectory", "step", "mixture"] = "trajectory"
-    """`step`: the policy goes on from the expert's first steps, and only the replies at the fork are compared."""
+    """`step`: the policy goes on from the expert's first steps, and only the replies at the fork
+    are compared.
+    """
     forced_steps: Natural = 0
-    """The most forks of an expert's episode, spread evenly over it; 0 means every step (as published)."""
+    """The most forks of an expert's episode, spread evenly over it; 0 means every step (as
+    published).
+    """
     margin: Unit = 0.0
     """How much more the chosen side's reward must be."""
     extra_rounds: Natural = 5
@@ -72,9 +85,11 @@ class PreferencesConfig:
 
 @record
 class DpoConfig:
-    """Preference training on TRL, whose names these are. Whatever else is set in section `training` holds here too.
+    """Preference training on TRL, whose names these are. Whatever else is set in section `training`
+    holds here too.
 
-    `beta`, `learning_rate` and `num_train_epochs` go by preference iteration; the last one counts for all later ones.
+    `beta`, `learning_rate` and `num_train_epochs` go by preference iteration; the last one counts
+    for all later ones.
     """
 
     beta: tuple[Positive, ...] = (0.1,)
@@ -90,12 +105,16 @@ class DpoConfig:
     loss_type: tuple[Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"], ...] = (
         "sigmoid",
     )
-    """`[sigmoid, sft]` adds the likelihood of the chosen side (RPO); `sigmoid_norm` and `ipo` divide by length."""
+    """`[sigmoid, sft]` adds the likelihood of the chosen side (RPO); `sigmoid_norm` and `ipo`
+    divide by length.
+    """
     loss_weights: tuple[Positive, ...] = ()
     """One for each loss type; all 1 if empty."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     ld_alpha: Unit | None = None
-    """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is plain DPO."""
+    """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is
+    plain DPO.
+    """
 
 
 @record
@@ -103,11 +122,12 @@ class EtoConfig:
     """Exploration-based trajectory optimisation: what each iteration does, and how."""
 
     phases: tuple[Phase, ...] = ("sft", "dpo")
-    """By iteration; the last one counts for all later iterations. Baselines of the paper are `[sft]`, and `[sft, rft]`
-    with `rft: with_expert`; `[rft, dpo]` does without an expert."""
+    """By iteration; the last one counts for all later iterations. Baselines of the paper are
+    `[sft]`, and `[sft, rft]` with `rft: with_expert`; `[rft, dpo]` does without an expert."""
     rft: Literal["own", "with_expert"] = later("own")
-    """What an iteration `rft` trains: on the policy's successes alone, going on as `training.start_from` says; or on
-    the expert's episodes and the policy's successes together, from the model that the run began with (as published)."""
+    """What an iteration `rft` trains: on the policy's successes alone, going on as
+    `training.start_from` says; or on the expert's episodes and the policy's successes together,
+    from the model that the run began with (as published)."""
     expert: ExpertConfig = ExpertConfig()
     explore: ExploreConfig = ExploreConfig()
     preferences: PreferencesConfig = PreferencesConfig()

@@ -26,13 +26,15 @@ class RevisionTestConfig:
     """The most cuts that are played, spread evenly over all; 0 means all."""
     max_steps: Count = 50
     states: str = later("")
-    """The id of a run of the same workspace whose states are taken in place of own ones, to test another model on the
-    failures of that run's first model."""
+    """The id of a run of the same workspace whose states are taken in place of own ones, to test
+    another model on the failures of that run's first model."""
 
 
 @record
 class EvaluationSetConfig:
-    """One more set of held-out instances, beside `instances.test`, with the same limits of steps and tokens."""
+    """One more set of held-out instances, beside `instances.test`, with the same limits of steps
+    and tokens.
+    """
 
     split: str
     limit: Natural = 0
@@ -57,11 +59,13 @@ class EvaluationConfig:
     max_new_tokens: Count = 500
     revision_test: RevisionTestConfig = RevisionTestConfig()
     disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
-    """What an episode that ended in a disaster counts in the mean reward of a report: published means of ScienceWorld
-    count a wrong focus as -1. In data and in the search its reward is 0 in any case."""
+    """What an episode that ended in a disaster counts in the mean reward of a report: published
+    means of ScienceWorld count a wrong focus as -1. In data and in the search its reward is 0 in
+    any case."""
     repeats: Natural = later(0)
-    """An episode ends, unsuccessfully, when the model has given one reply in one state so many times (stop reason
-    `repeats`); 0 lets it go on to its last step. Only in environments that tell their state."""
+    """An episode ends, unsuccessfully, when the model has given one reply in one state so many
+    times (stop reason `repeats`); 0 lets it go on to its last step. Only in environments that tell
+    their state."""
     sets: dict[SetName, EvaluationSetConfig] = later(default_factory=dict)
     """Further sets by name."""
 

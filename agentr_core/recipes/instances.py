@@ -28,10 +28,13 @@ class InstancesConfig:
     train_limit: Natural = 200
     """How many training instances an iteration collects from; 0 means all. Drawn from the seed."""
     only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
-    """The training instances that there are for this run, by their numbers: a list, or a range without its end, as the
-    text `"[0, 100)"`. What `train_limit` draws is drawn from these. Empty: all of the split."""
+    """The training instances that there are for this run, by their numbers: a list, or a range
+    without its end, as the text `"[0, 100)"`. What `train_limit` draws is drawn from these. Empty:
+    all of the split."""
     draw: Literal["fresh", "fixed"] = later("fresh")
-    """Whether each iteration draws its training instances anew, or all take those of the first one (as published)."""
+    """Whether each iteration draws its training instances anew, or all take those of the first one
+    (as published).
+    """
     test: str = "test"
     test_limit: Natural = 0
     """How many test instances are evaluated; 0 means all."""

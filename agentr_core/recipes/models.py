@@ -12,7 +12,9 @@ from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 from agentr_core.recipes.secret_values import literal
 
 _VARIABLE = r"^([A-Z][A-Z0-9_]*)?$"
-"""The name of an environment variable, or none. Capitals only, so that a key put there by mistake is refused."""
+"""The name of an environment variable, or none. Capitals only, so that a key put there by mistake
+is refused.
+"""
 _SET_BY_US = frozenset(
     ("model", "messages", "n", "seed", "stop", "temperature", "top_p", "logprobs", "stream", "return_token_ids")
 )
@@ -27,33 +29,44 @@ class ServerConfig:
     model: str = ""
     """The name the server knows the model by."""
     base_url: str = ""
-    """The address up to and including `/v1`. Empty means: what the variable `base_url_env` holds."""
+    """The address up to and including `/v1`. Empty means: what the variable `base_url_env`
+    holds.
+    """
     base_url_env: Annotated[str, Field(pattern=_VARIABLE)] = "OPENAI_BASE_URL"
-    """An address that comes from there is no part of a run's identity: the run goes on when the server has moved."""
+    """An address that comes from there is no part of a run's identity: the run goes on when the
+    server has moved.
+    """
     api_key_env: Annotated[str, Field(pattern=_VARIABLE)] = "OPENAI_API_KEY"
     """The environment variable that holds the key; empty for a server that wants none."""
     tokenizer: str = ""
-    """A directory with the model's tokenizer and chat template, to count prompt tokens with. Without one they are
-    estimated at three bytes a token."""
+    """A directory with the model's tokenizer and chat template, to count prompt tokens with.
+    Without one they are estimated at three bytes a token."""
     concurrency: Count = 64
     """The most requests under way at once."""
     connect_seconds: Positive = 10.0
     timeout_seconds: Positive = 600.0
     """The most seconds that one try of a request may take."""
     max_retries: Natural = 8
-    """Further tries after a fault that may heal: 408, 409, 429, 5xx, a broken connection, a malformed reply."""
+    """Further tries after a fault that may heal: 408, 409, 429, 5xx, a broken connection, a
+    malformed reply.
+    """
     retry_seconds: Positive = 300.0
     """No further try begins later than this after the first one."""
     n_per_request: Natural = 0
-    """The most replies asked for in one request; 1 for a server that ignores `n`. 0 means: all that are wanted."""
+    """The most replies asked for in one request; 1 for a server that ignores `n`. 0 means: all that
+    are wanted.
+    """
     send_seed: bool = True
-    """Whether each request carries its seed, of up to 63 bits; without seeds a reply does not repeat."""
+    """Whether each request carries its seed, of up to 63 bits; without seeds a reply does not
+    repeat.
+    """
     token_ids: bool = False
     """Whether token ids are asked for, in vLLM's way (`return_token_ids`)."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as `chat_template_kwargs: {enable_thinking: false}`. A text that is all
-    `${VARIABLE}` is the value of that environment variable: recipes are stored and shown, so a secret is written so."""
+    """Further fields of each request, such as `chat_template_kwargs: {enable_thinking: false}`. A
+    text that is all `${VARIABLE}` is the value of that environment variable: recipes are stored and
+    shown, so a secret is written so."""
 
 
 @record
@@ -79,9 +92,13 @@ class VllmConfig:
     num_threads: Count = 1
     """Threads of each replica on a CPU."""
     enforce_eager: bool | None = None
-    """Whether the model is run without being compiled; by default on a CPU only, where compiling takes a minute."""
+    """Whether the model is run without being compiled; by default on a CPU only, where compiling
+    takes a minute.
+    """
     seeds: bool = True
-    """Whether each reply has a random stream of its own, so that it repeats; on a CPU prefill is then not chunked."""
+    """Whether each reply has a random stream of its own, so that it repeats; on a CPU prefill is
+    then not chunked.
+    """
     start_timeout: Positive = 900.0
     """Seconds in which a replica must answer after its start."""
     request_timeout: Positive = 600.0
@@ -100,23 +117,26 @@ class ModelConfig:
     path: str = ""
     """A Hugging Face model directory, relative to the working directory."""
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
-    """`auto` is bfloat16 where the GPU or processor computes it fast, else float32. What it came to is part of a run's
-    identity."""
+    """`auto` is bfloat16 where the GPU or processor computes it fast, else float32. What it came to
+    is part of a run's identity."""
     device: str = "auto"
     max_batch: Count = 128
-    """The most sequences decoded at once. With backend vllm only a hint for how many trees and episodes are kept in
-    flight: its servers decode as many as `vllm.options: {max-num-seqs: ...}` lets them."""
+    """The most sequences decoded at once. With backend vllm only a hint for how many trees and
+    episodes are kept in flight: its servers decode as many as `vllm.options: {max-num-seqs: ...}`
+    lets them."""
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 1.0
-    """Memory for keys and values of prompt beginnings that may be met again, in GiB (backend `transformers`). Hundreds
-    of trees want room for the path of each: a 4B model takes 144 KiB a token, so 1 GiB holds 7,000. 0 keeps none. It is
-    no part of a run's identity."""
+    """Memory for keys and values of prompt beginnings that may be met again, in GiB (backend
+    `transformers`). Hundreds of trees want room for the path of each: a 4B model takes 144 KiB a
+    token, so 1 GiB holds 7,000. 0 keeps none. It is no part of a run's identity."""
     workers: Count | Literal["auto"] = 1
-    """Processes that share the work of backend `transformers`. `auto`: one for each processor, with one thread each, or
-    one for each GPU. Small models gain by it, for threads of one process wait for each other at every operation; a
-    model whose products keep all processors busy does not, and each process holds all weights. No part of a run's
-    identity."""
+    """Processes that share the work of backend `transformers`. `auto`: one for each processor, with
+    one thread each, or one for each GPU. Small models gain by it, for threads of one process wait
+    for each other at every operation; a model whose products keep all processors busy does not, and
+    each process holds all weights. No part of a run's identity."""
     context_length: Natural = 0
-    """0 means: what the model's own configuration, or its server, says. A server's context is never exceeded."""
+    """0 means: what the model's own configuration, or its server, says. A server's context is never
+    exceeded.
+    """
     vllm: VllmConfig = VllmConfig()
     server: ServerConfig = ServerConfig()
     prices: PricesConfig = PricesConfig()
@@ -129,7 +149,9 @@ class ModelConfig:
 
 @record
 class ModelsConfig:
-    """Models that take a role from the acting one. A role without a model of its own is the actor's."""
+    """Models that take a role from the acting one. A role without a model of its own is the
+    actor's.
+    """
 
     judge: ModelConfig | None = None
     """Says which step of a bad path is the first error."""
@@ -140,7 +162,9 @@ class ModelsConfig:
 
 
 def model_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return what is wrong with a model's section of a recipe, whose name is given, one sentence each."""
+    """Return what is wrong with a model's section of a recipe, whose name is given, one sentence
+    each.
+    """
     if model.backend != "vllm" and model.vllm != VllmConfig():
         return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
     faults = []
@@ -172,7 +196,9 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
 
 
 def secret_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return one sentence for each secret that is written out in a model's section; none repeats it."""
+    """Return one sentence for each secret that is written out in a model's section; none repeats
+    it.
+    """
     return [
         f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "
         "${VARIABLE}, with the name of an environment variable that holds it, and begin a new run"
@@ -181,7 +207,9 @@ def secret_faults(section: str, model: ModelConfig) -> list[str]:
 
 
 def url_fault(url: str, *, example: str = "http://localhost:8000/v1") -> str:
-    """Return what is wrong with the address of a server, or the empty string; secrets in it are not repeated."""
+    """Return what is wrong with the address of a server, or the empty string; secrets in it are not
+    repeated.
+    """
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port != 0

@@ -19,8 +19,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe in a YAML file with `a.b=value` overrides applied.
 
     Raises:
-        ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of range; the message
-            lists every fault.
+        ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of
+            range; the message lists every fault.
     """
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
@@ -38,9 +38,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse(
     data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
 ) -> Recipe:
-    """Return the recipe of a mapping with overrides applied. Raises `ConfigError` listing every fault.
+    """Return the recipe of a mapping with overrides applied. Raises `ConfigError` listing every
+    fault.
 
-    A `stored` recipe may be of a version that let secrets be written out; they are not refused any more then.
+    A `stored` recipe may be of a version that let secrets be written out; they are not refused any
+    more then.
     """
     merged = _plain_copy(data)
     for override in overrides:

@@ -1,6 +1,7 @@
 """One runnable configuration: all sections of a recipe together.
 
-Defaults are the numbers of the Agent-R paper (arXiv 2501.11425, sections 4 and A) unless a field says otherwise.
+Defaults are the numbers of the Agent-R paper (arXiv 2501.11425, sections 4 and A) unless a field
+says otherwise.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class Recipe:
     models: ModelsConfig = ModelsConfig()
     instances: InstancesConfig = InstancesConfig()
     context: Literal["stop", "window"] = later("stop")
-    """What becomes of an episode or a path whose history outgrows the model's context: it ends there; or its oldest
-    exchanges are left out of what is read (as published), of which instruction, first observation and first reply stay.
+    """What becomes of an episode or a path whose history outgrows the model's context: it ends
+    there; or its oldest exchanges are left out of what is read (as published), of which
+    instruction, first observation and first reply stay.
     """
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
@@ -62,7 +64,9 @@ class Recipe:
     eto: EtoConfig = EtoConfig()
     compare: CompareConfig = CompareConfig()
     options: dict[str, Any] = later(default_factory=dict)
-    """Settings of a method that another package adds, which checks them; those that come along have sections."""
+    """Settings of a method that another package adds, which checks them; those that come along have
+    sections.
+    """
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -75,7 +79,9 @@ class Recipe:
         return self.own_models().get(role, self.model)
 
     def own_models(self) -> dict[ModelRole, ModelConfig]:
-        """Return the models named in the recipe, by role; roles that are the actor's are left out."""
+        """Return the models named in the recipe, by role; roles that are the actor's are left
+        out.
+        """
         named: dict[ModelRole, ModelConfig | None] = {
             "actor": self.model,
             "judge": self.models.judge,
@@ -85,7 +91,9 @@ class Recipe:
         return {role: model for role, model in named.items() if model is not None}
 
     def told_apart(self) -> range:
-        """Return the iterations, counted from 1, after which nothing new comes: all later ones are as the last."""
+        """Return the iterations, counted from 1, after which nothing new comes: all later ones are
+        as the last.
+        """
         by_iteration = (self.pairs.alpha, self.training.num_train_epochs, self.eto.phases)
         return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
 
@@ -112,7 +120,9 @@ def shown(recipe: Recipe) -> dict[str, Any]:
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain data with every default filled in; `parse` of it gives the same recipe."""
+    """Return a recipe as plain data with every default filled in; `parse` of it gives the same
+    recipe.
+    """
     return dict(ADAPTER.dump_python(recipe, mode="json"))
 
 
@@ -132,5 +142,7 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
-    """Return a copy of a recipe with top-level fields changed, unchecked: for programs, not for user input."""
+    """Return a copy of a recipe with top-level fields changed, unchecked: for programs, not for
+    user input.
+    """
     return dataclasses.replace(recipe, **changes)  # type: ignore[type-var]

@@ -1,4 +1,6 @@
-"""Secrets in a recipe's data: named by their environment variables, since recipes are stored and shown."""
+"""Secrets in a recipe's data: named by their environment variables, since recipes are stored and
+shown.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def references(data: Any) -> tuple[str, ...]:
 
 
 def filled(data: Any, values: Mapping[str, str]) -> Any:
-    """Return data with each reference replaced by the value of its variable. Raises `KeyError` for one without."""
+    """Return data with each reference replaced by the value of its variable. Raises `KeyError` for
+    one without.
+    """
 
     def fill(path: tuple[str, ...], text: str) -> str:
         match = _REFERENCE.fullmatch(text)
@@ -52,7 +56,9 @@ def filled(data: Any, values: Mapping[str, str]) -> Any:
 
 
 def literal(data: Any) -> tuple[str, ...]:
-    """Return the dotted names of the texts in data that look like secrets, by their name or their form."""
+    """Return the dotted names of the texts in data that look like secrets, by their name or their
+    form.
+    """
     return tuple(".".join(path) for path, text in _texts(data, ()) if _is_secret(path, text))
 
 

@@ -7,14 +7,16 @@ from typing import Literal
 AlphaRule = Literal["at_least", "more_than"]
 
 _ROUNDING = 1e-9
-"""Rewards are sums and quotients of small numbers: far coarser than this, and far less exact than a decimal number."""
+"""Rewards are sums and quotients of small numbers: far coarser than this, and far less exact than a
+decimal number.
+"""
 
 
 def clears(reward: float, alpha: float, rule: AlphaRule = "at_least") -> bool:
     """Return whether a reward reaches `alpha`, or by the rule `more_than` lies above it.
 
-    The paper writes "more than alpha" and sets alpha to 1.0 in its third iteration, where that would accept nothing:
-    so the whole reward, 1, clears every alpha by either rule.
+    The paper writes "more than alpha" and sets alpha to 1.0 in its third iteration, where that
+    would accept nothing: so the whole reward, 1, clears every alpha by either rule.
     """
     if rule == "more_than" and reward < 1 - _ROUNDING:
         return exceeds(reward, alpha)

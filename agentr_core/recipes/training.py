@@ -11,7 +11,9 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next one."""
+"""The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next
+one.
+"""
 
 
 @record
@@ -19,7 +21,9 @@ class LaunchConfig:
     """Training through `accelerate launch`, whose names these are."""
 
     num_processes: Count = 1
-    """On all machines together, the same number on each; a process has one GPU, or shares the CPU."""
+    """On all machines together, the same number on each; a process has one GPU, or shares the
+    CPU.
+    """
     num_machines: Count = 1
     """With more than one, the others are started with `python -m agentr_core.training.join`."""
     main_process_ip: str = ""
@@ -27,25 +31,30 @@ class LaunchConfig:
     main_process_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free one; with several machines they must agree on it."""
     deepspeed: str = ""
-    """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of your own."""
+    """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of
+    your own.
+    """
 
 
 @record
 class TrainingConfig:
-    """Supervised fine-tuning; names are Hugging Face's. Source: Agent-R appendix (AdamW, cosine, 3% warm-up)."""
+    """Supervised fine-tuning; names are Hugging Face's. Source: Agent-R appendix (AdamW, cosine, 3%
+    warm-up).
+    """
 
     start_from: Literal["previous", "base"] = "previous"
     num_train_epochs: tuple[Positive, ...] = (3.0, 1.0, 1.0)
     """By iteration; the last one counts for all later iterations."""
     max_tokens: Natural = 0
-    """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are reached; 0 means
-    `num_train_epochs` decides. Set it to compare methods at an equal budget."""
+    """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are
+    reached; 0 means `num_train_epochs` decides. Set it to compare methods at an equal budget."""
     max_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows come again and again, and
-    the step in which the time is up is the last one; 0 means no such budget. The learning rate follows the time:
-    schedule and warm-up run over the seconds instead of steps. Loading, and what the reference model makes of pairs,
-    are not counted; steps before an interruption are, if a checkpoint kept them. How many steps fit depends on the
-    machine, so another run gives other weights."""
+    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows come
+    again and again, and the step in which the time is up is the last one; 0 means no such budget.
+    The learning rate follows the time: schedule and warm-up run over the seconds instead of steps.
+    Loading, and what the reference model makes of pairs, are not counted; steps before an
+    interruption are, if a checkpoint kept them. How many steps fit depends on the machine, so
+    another run gives other weights."""
     learning_rate: Positive = 2e-5
     lr_scheduler_type: str = "cosine"
     warmup_ratio: Unit = 0.03
@@ -54,16 +63,19 @@ class TrainingConfig:
     per_device_train_batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
     step_tokens: Natural = later(0)
-    """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes samples while they
-    have no more tokens together than this. 0: it takes as many as the batch size, `gradient_accumulation_steps` and
-    the number of processes make. Trainers that pack whole rows count so: 128 rows of 8192 tokens are 1048576."""
+    """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes
+    samples while they have no more tokens together than this. 0: it takes as many as the batch
+    size, `gradient_accumulation_steps` and the number of processes make. Trainers that pack whole
+    rows count so: 128 rows of 8192 tokens are 1048576."""
     packing: bool = True
     bf16: bool | Literal["auto"] = True
     """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     gradient_checkpointing: bool | None = None
     """Compute activations twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
-    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name the Trainer knows."""
+    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name the Trainer
+    knows.
+    """
     lora_r: Natural = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: Positive = 16.0
@@ -77,13 +89,15 @@ class TrainingConfig:
     load_in_4bit: bool = False
     """QLoRA: the weights under the adapter in 4 bits; needs CUDA and bitsandbytes."""
     publish: Literal["merged", "adapter"] = "merged"
-    """What a LoRA checkpoint is: a whole model with the adapter beside it, or a PEFT directory that names its model."""
+    """What a LoRA checkpoint is: a whole model with the adapter beside it, or a PEFT directory that
+    names its model.
+    """
     launch: LaunchConfig | None = None
     """None trains in one plain process, on the first GPU or the CPU."""
     num_threads: Natural = 0
-    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which it is one where there
-    is no GPU. Two threads are faster on an idle machine, and many times slower beside other programs; two processes
-    (`launch.num_processes`) are faster on both."""
+    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which
+    it is one where there is no GPU. Two threads are faster on an idle machine, and many times
+    slower beside other programs; two processes (`launch.num_processes`) are faster on both."""
 
     @property
     def num_processes(self) -> int:
@@ -107,7 +121,9 @@ class TrainingConfig:
 
 @record
 class BaseConfig:
-    """How a tiny base model is made from expert episodes and oracle-judged steps (recipe `method: base`)."""
+    """How a tiny base model is made from expert episodes and oracle-judged steps (recipe `method:
+    base`).
+    """
 
     hidden_size: Count = 256
     num_hidden_layers: Count = 4
@@ -127,20 +143,31 @@ class BaseConfig:
     judge_share: Unit = 0.2
     """Part of the samples that are judge examples."""
     mistake_share: Unit = 0.0
-    """Part of the expert episodes in which the expert misreads a command for some replies, which are not trained."""
+    """Part of the expert episodes in which the expert misreads a command for some replies, which
+    are not trained.
+    """
     shaped_share: Unit = later(0.0)
     """Part of the samples that come from invented worlds in the shape of the official goals."""
     depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
-    """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the deepest out."""
+    """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the
+    deepest out.
+    """
     max_steps: Natural = later(0)
-    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means any."""
+    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means
+    any.
+    """
     judge_depths: tuple[Annotated[float, Field(ge=0)], ...] = later(())
-    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps: what an agent tries is
-    longer than what it can do, and so is what it must judge. Empty: as the other examples."""
+    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps:
+    what an agent tries is longer than what it can do, and so is what it must judge. Empty: as the
+    other examples."""
     procedural_share: Unit = 0.5
-    """Part of the other samples that come from procedural worlds; the rest comes from the training instances."""
+    """Part of the other samples that come from procedural worlds; the rest comes from the training
+    instances.
+    """
     rename_share: Unit = 0.65
-    """Part of the samples of training instances whose items are renamed; those of procedural worlds always are."""
+    """Part of the samples of training instances whose items are renamed; those of procedural worlds
+    always are.
+    """
     drills: Natural = 0
     """Samples at the beginning that only ask for listed commands, one by one."""
     drill_questions: Count = later(100)
@@ -182,7 +209,9 @@ def training_faults(training: TrainingConfig) -> list[str]:
 
 
 def vllm_adapter_faults(training: TrainingConfig) -> list[str]:
-    """Return why vLLM could not serve the adapters that a section `training` makes, one sentence each."""
+    """Return why vLLM could not serve the adapters that a section `training` makes, one sentence
+    each.
+    """
     way_out = "set training.publish=merged"
     faults = []
     if training.use_dora:

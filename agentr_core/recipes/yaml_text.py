@@ -23,8 +23,9 @@ def read_yaml(text: str) -> Any:
     """Return the value of a YAML document.
 
     Raises:
-        ConfigError: the text is not YAML, a mapping has a key twice, an alias holds itself, the document is nested
-            too deeply or too large, or a number has too many digits; the message is the cause alone.
+        ConfigError: the text is not YAML, a mapping has a key twice, an alias holds itself, the
+            document is nested too deeply or too large, or a number has too many digits; the message
+            is the cause alone.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -48,7 +49,8 @@ def read_yaml(text: str) -> Any:
 
 
 def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
-    """Return what was taken for another kind of value than it is, one phrase each: `given` was parsed to `parsed`.
+    """Return what was taken for another kind of value than it is, one phrase each: `given` was
+    parsed to `parsed`.
 
     Booleans are no numbers, numbers are no booleans, and whole numbers have 64 bits.
     """
@@ -92,7 +94,9 @@ def _listed(value: Any) -> bool:
 
 
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Return how many values a node holds; `sizes` are those of known nodes, 0 while one is being counted."""
+    """Return how many values a node holds; `sizes` are those of known nodes, 0 while one is being
+    counted.
+    """
     known = sizes.get(id(node))
     if known == 0:
         raise ConfigError(f"the value of line {node.start_mark.line + 1} holds itself, by an alias")
@@ -112,7 +116,9 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
 
 
 def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
-    """Raise `ConfigError` for a key that a mapping has twice, of which YAML's own loader drops the first."""
+    """Raise `ConfigError` for a key that a mapping has twice, of which YAML's own loader drops the
+    first.
+    """
     lines: dict[Any, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:

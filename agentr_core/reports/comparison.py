@@ -28,7 +28,9 @@ TIME_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedMean:
-    """A mean over `n` seeds; `low` and `high` are its 95% interval, None where one seed gives none."""
+    """A mean over `n` seeds; `low` and `high` are its 95% interval, None where one seed gives
+    none.
+    """
 
     value: float
     low: float | None
@@ -53,7 +55,8 @@ class ArmRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
-    """What an arm reached. `runs` are those that were evaluated; a mean is None where nothing was measured.
+    """What an arm reached. `runs` are those that were evaluated; a mean is None where nothing was
+    measured.
 
     `against` is its success minus that of the first arm.
     """
@@ -70,7 +73,8 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
-    """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other one is 0.
+    """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other
+    one is 0.
 
     `base` is the score of the model they all start from.
     """
@@ -99,7 +103,9 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
 
 
 def scores(report: ComparisonReport) -> Table:
-    """Return one row for each arm: success, reward, steps to success and the revision test, with their intervals."""
+    """Return one row for each arm: success, reward, steps to success and the revision test, with
+    their intervals.
+    """
     first = report.arms[0].name if report.arms else ""
     columns = (
         Column("Arm", "text"),

@@ -1,7 +1,8 @@
-"""The parts of a report page, free of any output format: what the HTML and the Markdown renderer both read.
+"""The parts of a report page, free of any output format: what the HTML and the Markdown renderer
+both read.
 
-A `Section` is a heading, a sentence, and blocks. Text in blocks is plain text; `Figure.svg` alone is markup, made by
-`plots` from numbers.
+A `Section` is a heading, a sentence, and blocks. Text in blocks is plain text; `Figure.svg` alone
+is markup, made by `plots` from numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ Cell = str | Bar | Whisker | Measured | Meter | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `bar` and `whisker` columns are drawn, so text renderers leave them out."""
+    """A column of a table. `bar` and `whisker` columns are drawn, so text renderers leave them
+    out.
+    """
 
     title: str
     kind: ColumnKind = "number"
@@ -93,7 +96,9 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show: maybe nothing."""
+    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show:
+    maybe nothing.
+    """
 
     svg: str
     caption: str
@@ -126,7 +131,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The one number of a report with its differences. `reading` says which of them are beyond chance, if known."""
+    """The one number of a report with its differences. `reading` says which of them are beyond
+    chance, if known.
+    """
 
     value: str
     interval: str

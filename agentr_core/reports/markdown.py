@@ -1,4 +1,6 @@
-"""Reports as Markdown (GitHub's dialect): the numbers and transcripts of the HTML page without its drawings."""
+"""Reports as Markdown (GitHub's dialect): the numbers and transcripts of the HTML page without its
+drawings.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _ALIGN = {"text": ":--", "code": ":--", "number": "--:", "meter": "--:"}
 
 
 def render_markdown(report: IterationReport) -> str:
-    """Return a report as Markdown; texts from models stand in fenced blocks that they cannot close."""
+    """Return a report as Markdown; texts from models stand in fenced blocks that they cannot
+    close.
+    """
     roles = "".join(f" · {escape(role.name)}: {escape(role.text)}" for role in report.roles)
     head = (
         f"# {escape(report.recipe_name)}, {wording.iteration(report.iteration)}\n\n"
@@ -50,7 +54,9 @@ def table_markdown(table: document.Table) -> str:
 
 
 def fence(text: str, language: str = "text") -> str:
-    """Return a text in a fenced block whose fence is longer than any run of backticks in the text."""
+    """Return a text in a fenced block whose fence is longer than any run of backticks in the
+    text.
+    """
     shown = wording.visible(text)
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     return f"{ticks}{language}\n{shown}\n{ticks}\n"

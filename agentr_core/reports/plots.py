@@ -1,8 +1,8 @@
 """Drawings of a report as inline SVG: numbers in, markup out.
 
-Drawn by hand rather than by matplotlib: a few hundred bytes each, the same on every machine, and coloured by the
-page's style sheet, so that one drawing serves light, dark and print. Classes name the marks: `axis`, `grid`, `error`,
-`line`, `dot`, `bar`, `now` (this iteration).
+Drawn by hand rather than by matplotlib: a few hundred bytes each, the same on every machine, and
+coloured by the page's style sheet, so that one drawing serves light, dark and print. Classes name
+the marks: `axis`, `grid`, `error`, `line`, `dot`, `bar`, `now` (this iteration).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _LONGEST = 20
 
 
 def success(scores: Sequence[IterationScore], current: int) -> str:
-    """Return success in percent over iterations with 95% error bars; a dashed line carries the base along."""
+    """Return success in percent over iterations with 95% error bars; a dashed line carries the base
+    along.
+    """
     height = 210.0
     top = _ceiling(max(score.success.high for score in scores))
     slot = (_WIDTH - _LEFT - _RIGHT) / len(scores)
@@ -50,14 +52,17 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
 
 
 def histogram(lengths: Sequence[LengthCount]) -> str:
-    """Return how many spliced pairs have the first error after 1, 2, ... steps; the tail shares the last bar."""
+    """Return how many spliced pairs have the first error after 1, 2, ... steps; the tail shares the
+    last bar.
+    """
     height = 150.0
     pooled: dict[int, int] = {}
     for item in lengths:
         pooled[min(item.steps, _LONGEST)] = pooled.get(min(item.steps, _LONGEST), 0) + item.count
     first, last = min(pooled), max(pooled)
     most = max(*pooled.values(), 1)
-    # A bar is never wider than a tenth of the drawing: three lengths should not look like three walls.
+    # A bar is never wider than a tenth of the drawing: three lengths should not look like three
+    # walls.
     slot = min((_WIDTH - 2 * _RIGHT) / (last - first + 1), _WIDTH / 10)
     svg = _canvas(
         height, "Steps from the split to the first error: " + "; ".join(f"{k}: {pooled[k]}" for k in sorted(pooled))
@@ -94,7 +99,8 @@ def bars(items: Sequence[Tally], spoken: str) -> str:
 
 
 def curves(series: Mapping[str, Sequence[float]], spoken: str) -> str:
-    """Return curves over steps 1, 2, ... on one scale, each with its name at its end: the first solid, others dashed.
+    """Return curves over steps 1, 2, ... on one scale, each with its name at its end: the first
+    solid, others dashed.
 
     All have the same number of points, at least two.
     """

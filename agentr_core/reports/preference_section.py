@@ -1,4 +1,6 @@
-"""The part of a report about preference pairs: how many, how far apart, and what training made of them."""
+"""The part of a report about preference pairs: how many, how far apart, and what training made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def _training(steps: Sequence[PreferenceStep]) -> Iterator[Block]:
 
 
 def _milestones(steps: Sequence[PreferenceStep]) -> Table:
-    """Return the first and the last step and some between; batches differ, so single numbers scatter."""
+    """Return the first and the last step and some between; batches differ, so single numbers
+    scatter.
+    """
     places = sorted({round(part * (len(steps) - 1) / 4) for part in range(5)})
     rows = (
         Row(

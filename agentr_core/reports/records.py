@@ -1,8 +1,9 @@
-"""What a report is made of: plain frozen records, filled from the store by whoever asks for a report.
+"""What a report is made of: plain frozen records, filled from the store by whoever asks for a
+report.
 
-Shares, rewards and scores are in [0, 1]; a renderer turns them into percent. Times are seconds. Texts are as the
-model or the environment wrote them: renderers escape. A part that was not measured is None, or an empty tuple, and
-its section of the report says so in one line.
+Shares, rewards and scores are in [0, 1]; a renderer turns them into percent. Times are seconds.
+Texts are as the model or the environment wrote them: renderers escape. A part that was not measured
+is None, or an empty tuple, and its section of the report says so in one line.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ BASE = 0
 """The iteration number of the model before any training."""
 
 TurnPart = Literal["opening", "shared", "bad", "revision", "good"]
-"""Which part of a revision sample a turn belongs to: instruction and first observation; steps that the good and the
-bad path share; bad steps up to the first error; the reflection and its answer; the remaining steps of the good path."""
+"""Which part of a revision sample a turn belongs to: instruction and first observation; steps that
+the good and the bad path share; bad steps up to the first error; the reflection and its answer; the
+remaining steps of the good path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,9 @@ class DepthScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassAt:
-    """The chance that one of `k` sampled episodes succeeds: of all instances, and by difficulty class."""
+    """The chance that one of `k` sampled episodes succeeds: of all instances, and by difficulty
+    class.
+    """
 
     k: int
     success: Estimate
@@ -105,7 +109,9 @@ class IterationScore:
     revision_reward: Estimate | None = None
     """Mean final reward of the same episodes."""
     loops: tuple[float, ...] = ()
-    """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right before."""
+    """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right
+    before.
+    """
     looping: float | None = None
     """Share of episodes in which some sequence came at least three times in a row."""
     lost: int = 0
@@ -113,7 +119,9 @@ class IterationScore:
     lost_as: Literal["out", "zero"] = "out"
     """Whether these are left out of the means, or count as failures with reward 0."""
     sets: tuple[SetScore, ...] = ()
-    """Every set that it played, the one of the other fields first; empty where the recipe has no other set."""
+    """Every set that it played, the one of the other fields first; empty where the recipe has no
+    other set.
+    """
 
     def of_set(self, name: str) -> SetScore | None:
         """Return the score on a set, or None when it was not played."""
@@ -124,8 +132,9 @@ class IterationScore:
 class FunnelStage:
     """How many came out of a stage of data construction, and why the others did not.
 
-    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified, samples, trained rows; with
-    exploration or cloning: expert episodes, explored episodes, successes or preference pairs, samples, trained rows.
+    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified,
+    samples, trained rows; with exploration or cloning: expert episodes, explored episodes,
+    successes or preference pairs, samples, trained rows.
     """
 
     name: str
@@ -135,7 +144,9 @@ class FunnelStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceSurvival:
-    """How many splices, played in the environment, still cleared alpha; `died` counts the others by reason."""
+    """How many splices, played in the environment, still cleared alpha; `died` counts the others by
+    reason.
+    """
 
     tried: int
     survived: int
@@ -146,8 +157,8 @@ class SpliceSurvival:
 class OracleAgreement:
     """The judge measured against an oracle that knows each step's true verdict.
 
-    `precision` and `recall` are those of the class "bad"; None when undefined. `first_error` is the share of paths
-    on which judge and oracle name the same first error.
+    `precision` and `recall` are those of the class "bad"; None when undefined. `first_error` is the
+    share of paths on which judge and oracle name the same first error.
     """
 
     accuracy: Estimate
@@ -158,7 +169,8 @@ class OracleAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCount:
-    """How many spliced pairs have the first error `steps` steps after the split (1: the first step after it).
+    """How many spliced pairs have the first error `steps` steps after the split (1: the first step
+    after it).
 
     0 stands for an error in the steps that both paths share.
     """
@@ -169,7 +181,9 @@ class LengthCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRecord:
-    """What the judge said in an iteration. `verdicts` counts judged steps by class, unparsable ones included."""
+    """What the judge said in an iteration. `verdicts` counts judged steps by class, unparsable ones
+    included.
+    """
 
     verdicts: tuple[Tally, ...]
     paths: int
@@ -199,8 +213,8 @@ class PreferenceStep:
 class PreferenceRecord:
     """The preference pairs of an iteration, and how training on them went.
 
-    `margins` counts pairs by the tenth in which their margin of reward begins; `cut` counts those whose rejected side
-    was cut.
+    `margins` counts pairs by the tenth in which their margin of reward begins; `cut` counts those
+    whose rejected side was cut.
     """
 
     kinds: tuple[Tally, ...]
@@ -220,7 +234,8 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What the served model of one role read and wrote. `prompt` counts once for each of the HTTP `requests`.
+    """What the served model of one role read and wrote. `prompt` counts once for each of the HTTP
+    `requests`.
 
     `cost` is in the currency of the recipe's prices; None where it has none.
     """
@@ -235,7 +250,9 @@ class Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCount:
-    """How many of the `replies` to one purpose (collected, judged, evaluated) their token limit cut."""
+    """How many of the `replies` to one purpose (collected, judged, evaluated) their token limit
+    cut.
+    """
 
     purpose: str
     replies: int
@@ -244,9 +261,11 @@ class CutCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Tokens read and written by the models, and tokens that carried loss, by class of sample or turn.
+    """Tokens read and written by the models, and tokens that carried loss, by class of sample or
+    turn.
 
-    `cut` has the replies of which is known why they ended, and those of them that ran into their token limit.
+    `cut` has the replies of which is known why they ended, and those of them that ran into their
+    token limit.
     """
 
     prompt: int
@@ -277,7 +296,9 @@ class FaultCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """What went wrong: refused actions by the words of the refusal, why episodes stopped, faults of the machinery."""
+    """What went wrong: refused actions by the words of the refusal, why episodes stopped, faults of
+    the machinery.
+    """
 
     refused: tuple[Tally, ...] = ()
     stops: tuple[StopCount, ...] = ()
@@ -286,7 +307,9 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message of a transcript. `verdict` and `judge_reply` are set on steps that the judge saw."""
+    """One message of a transcript. `verdict` and `judge_reply` are set on steps that the judge
+    saw.
+    """
 
     role: Role
     text: str
@@ -299,7 +322,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionExample:
-    """One revision sample as it is trained on. `live_reward` is the reward of the verified splice, where played."""
+    """One revision sample as it is trained on. `live_reward` is the reward of the verified splice,
+    where played.
+    """
 
     sample_id: str
     instance: str
@@ -318,8 +343,9 @@ class RevisionExample:
 class IterationReport:
     """One turn of the wheel of one run.
 
-    `scores` holds every model evaluated so far, the base model and this iteration among them. `versus_base` and
-    `versus_previous` estimate the difference of success, this iteration minus the other, on the same instances.
+    `scores` holds every model evaluated so far, the base model and this iteration among them.
+    `versus_base` and `versus_previous` estimate the difference of success, this iteration minus the
+    other, on the same instances.
     """
 
     recipe_name: str
@@ -344,7 +370,9 @@ class IterationReport:
     errors: ErrorRecord | None = None
     examples: tuple[RevisionExample, ...] = ()
     revises: bool = True
-    """Whether the method makes revision samples: judges, splices, and has something to show of it."""
+    """Whether the method makes revision samples: judges, splices, and has something to show of
+    it.
+    """
     recipe_yaml: str = ""
     versions: tuple[NamedText, ...] = ()
     hashes: tuple[NamedText, ...] = ()

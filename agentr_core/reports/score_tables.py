@@ -39,7 +39,9 @@ def scores(all_scores: Sequence[IterationScore], current: int) -> Table:
 
 
 def lost(all_scores: Sequence[IterationScore]) -> list[str]:
-    """Return a sentence for each model with episodes that failed for good: how many, and how they count."""
+    """Return a sentence for each model with episodes that failed for good: how many, and how they
+    count.
+    """
     ways = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
     return [
         f"{wording.iteration(score.iteration)}: episodes that failed for good, {ways[score.lost_as]}: "
@@ -75,7 +77,9 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
 
 
 def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success of every model on every held-out set, with the paired difference to the base model."""
+    """Return success of every model on every held-out set, with the paired difference to the base
+    model.
+    """
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -108,7 +112,9 @@ def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
 
 
 def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:
-    """Return success on one set for each difficulty class (rows) and model (columns), and the current one's gain."""
+    """Return success on one set for each difficulty class (rows) and model (columns), and the
+    current one's gain.
+    """
     played = [(score.iteration, found) for score in all_scores if (found := score.of_set(name))]
     cells = {(iteration, part.depth): part for iteration, found in played for part in found.by_depth}
     columns = (
@@ -135,7 +141,9 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
 
 
 def pass_at(all_scores: Sequence[IterationScore]) -> Table:
-    """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and by difficulty."""
+    """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and
+    by difficulty.
+    """
     found = [(score, one) for score in all_scores for one in score.sets if one.pass_at]
     depths = sorted({part.depth for _, one in found for at in one.pass_at for part in at.by_depth})
     columns = (
@@ -216,7 +224,9 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
 
 
 def loops(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return the loop metric: repeats of each length in an episode, and the share of episodes that loop."""
+    """Return the loop metric: repeats of each length in an episode, and the share of episodes that
+    loop.
+    """
     longest = max(len(score.loops) for score in all_scores)
     columns = (
         Column("Model", "text"),

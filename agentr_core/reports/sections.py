@@ -1,4 +1,6 @@
-"""The order of a report: an `IterationReport` in, sections out. A part that was not measured says so in one line."""
+"""The order of a report: an `IterationReport` in, sections out. A part that was not measured says
+so in one line.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from agentr_core.reports.records import (
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
-    """Return the sections of a report in order: those of revision samples and of preference pairs by method."""
+    """Return the sections of a report in order: those of revision samples and of preference pairs
+    by method.
+    """
     return (
         _headline(report),
         _scores(report),

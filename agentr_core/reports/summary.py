@@ -12,7 +12,8 @@ from agentr_core.reports.score_tables import gain, played_once
 
 
 def summary_table(reports: Sequence[IterationReport]) -> str:
-    """Return success per iteration with 95% intervals as aligned plain text, one line each, base first.
+    """Return success per iteration with 95% intervals as aligned plain text, one line each, base
+    first.
 
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
@@ -50,7 +51,9 @@ def report_name(report: IterationReport) -> str:
 
 
 def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
-    """Return reports in the order of their iterations. Raises `ValueError` unless they are of one run."""
+    """Return reports in the order of their iterations. Raises `ValueError` unless they are of one
+    run.
+    """
     runs = sorted({report.run_id for report in reports})
     if len(runs) != 1:
         raise ValueError(f"expected reports of one run, got {', '.join(runs) or 'none'}: call once for each run")

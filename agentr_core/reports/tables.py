@@ -24,7 +24,9 @@ from agentr_core.reports.records import (
 
 
 def funnel(stages: Sequence[FunnelStage]) -> Table:
-    """Return the stages of data construction as a ledger: each count, and below it what was turned away and why."""
+    """Return the stages of data construction as a ledger: each count, and below it what was turned
+    away and why.
+    """
     most = max(stage.count for stage in stages)
     rows = []
     before: int | None = None
@@ -51,7 +53,9 @@ def verdicts(record: JudgeRecord) -> Table:
 
 
 def judge_rates(record: JudgeRecord) -> Table:
-    """Return the shares by which a judge is watched: unparsable replies and paths without an error."""
+    """Return the shares by which a judge is watched: unparsable replies and paths without an
+    error.
+    """
     steps = sum(verdict.count for verdict in record.verdicts)
     unparsable = sum(verdict.count for verdict in record.verdicts if verdict.name == "unparsable")
     rows = (

@@ -29,7 +29,9 @@ def percent(share: float | None) -> str:
 
 
 def interval(estimate: Estimate | None) -> str:
-    """Return the 95% interval of a share in percent: two numbers with one decimal and a dash between; or a dash."""
+    """Return the 95% interval of a share in percent: two numbers with one decimal and a dash
+    between; or a dash.
+    """
     return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
 
 
@@ -70,7 +72,9 @@ def label(slug: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as `41 s`, `12 min 05 s` or `3 h 07 min`; below ten seconds with one decimal."""
+    """Return a time as `41 s`, `12 min 05 s` or `3 h 07 min`; below ten seconds with one
+    decimal.
+    """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,4 +1,5 @@
-"""What a method says of itself: the stages of each iteration, what each needs, and the objective that is trained.
+"""What a method says of itself: the stages of each iteration, what each needs, and the objective
+that is trained.
 
 These records import neither torch nor DuckDB: what does the work is imported when it is called.
 """
@@ -43,7 +44,8 @@ def imported(where: str) -> Callable[..., Any]:
 class Stage:
     """One stage of an iteration.
 
-    Two methods may have stages of one name that do different work; of one name, `needs` and `spreads` are the same.
+    Two methods may have stages of one name that do different work; of one name, `needs` and
+    `spreads` are the same.
     """
 
     name: str
@@ -93,7 +95,9 @@ class Plan:
         return self.objective is not None and self.objective.kind == "dpo"
 
     def stage(self, name: str) -> Stage:
-        """Return a stage by its name. Raises `ConfigError` when the iteration has none of that name."""
+        """Return a stage by its name. Raises `ConfigError` when the iteration has none of that
+        name.
+        """
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -126,7 +130,9 @@ def _no_lines(recipe: Recipe, train: int, test: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One way of learning, described once: flows, tasks, plans, checks, estimates and reports read it."""
+    """One way of learning, described once: flows, tasks, plans, checks, estimates and reports read
+    it.
+    """
 
     name: str
     """As recipes write it in `method`."""
@@ -134,7 +140,9 @@ class Method:
     flow: Literal["flywheel", "compare", "base-model"] = "flywheel"
     """Which flow runs its recipes."""
     sections: tuple[str, ...] = ()
-    """The sections of a recipe that it reads, of those that not every method reads (`config.OPTIONAL`)."""
+    """The sections of a recipe that it reads, of those that not every method reads
+    (`config.OPTIONAL`).
+    """
     stages: tuple[Stage, ...]
     """Every stage that an iteration may have, in their order."""
     plan: Callable[[Recipe, int], Plan]
@@ -144,7 +152,9 @@ class Method:
     acts: bool = True
     """Whether a policy acts in an environment; else a recipe has neither."""
     faults: Callable[[Recipe], list[str]] = _no_faults
-    """Returns what is wrong with a recipe, one sentence each, beyond what is wrong with any method."""
+    """Returns what is wrong with a recipe, one sentence each, beyond what is wrong with any
+    method.
+    """
     settle: Callable[[Recipe], None] = _sound
     """Raises `ConfigError` for what only the parsed recipe as a whole shows."""
     trained: Callable[[Recipe], Sequence[Recipe]] = _itself
@@ -152,10 +162,12 @@ class Method:
     identify: Callable[[Recipe, dict[str, Any]], None] = _as_it_is
     """Takes from the plain data of a recipe what is no part of its run's id."""
     describe: Callable[[Recipe, int, int], list[str]] = _no_lines
-    """Returns lines for `agentr plan`; is given the numbers of training instances and of held-out episodes."""
+    """Returns lines for `agentr plan`; is given the numbers of training instances and of held-out
+    episodes.
+    """
     sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = _nothing
-    """Returns the most replies of an iteration, and the most tokens of each, by what they are for; is given the number
-    of training instances."""
+    """Returns the most replies of an iteration, and the most tokens of each, by what they are for;
+    is given the number of training instances."""
     funnel: Callable[[Workplace, int], tuple[FunnelStage, ...]]
     """Returns what came out of each stage of an iteration's data construction, for its report."""
     revises: Callable[[Recipe], bool] = lambda recipe: False

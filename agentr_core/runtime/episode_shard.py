@@ -54,7 +54,9 @@ class EpisodeShard:
             return effort + sampled(batcher)
 
     async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler) -> Effort:
-        """Play the episodes with a sampler that others may use, too; what sampling took is not in the effort."""
+        """Play the episodes with a sampler that others may use, too; what sampling took is not in
+        the effort.
+        """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
         done = self.done
@@ -116,7 +118,9 @@ class EpisodeShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeShards:
-    """Episodes of several evaluations of one checkpoint, played at the same time so that batches stay full."""
+    """Episodes of several evaluations of one checkpoint, played at the same time so that batches
+    stay full.
+    """
 
     parts: tuple[EpisodeShard, ...]
 

@@ -1,4 +1,6 @@
-"""What it takes to grow trees and play episodes, here or on another machine: there is no store in it."""
+"""What it takes to grow trees and play episodes, here or on another machine: there is no store in
+it.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Equipment:
-    """The recipe of a run, and how its environments and models are made; the caller knows which adapters it names."""
+    """The recipe of a run, and how its environments and models are made; the caller knows which
+    adapters it names.
+    """
 
     recipe: Recipe
     run_id: str
     make_environment: Callable[[], Environment]
     load_model: Callable[[ModelRole, Path], ChatModel]
-    """Makes the model that has a role. The path is that of the acting policy, for roles that are the actor's."""
+    """Makes the model that has a role. The path is that of the acting policy, for roles that are
+    the actor's.
+    """
     progress: Progress
 
     def iteration_id(self, iteration: int) -> str:
@@ -66,7 +72,8 @@ class Equipment:
         return fingerprint("iteration", self.run_id, iteration)
 
     def source_id(self, iteration: int) -> str:
-        """Return the id of the iteration whose samples an iteration trains on: its own, or for an arm the pool's.
+        """Return the id of the iteration whose samples an iteration trains on: its own, or for an
+        arm the pool's.
 
         The arms of a comparison begin with its model, so their iteration 0 is the pool's, too.
         """
@@ -74,7 +81,9 @@ class Equipment:
 
     @asynccontextmanager
     async def sampling(self, path: Path, role: ModelRole = "actor") -> AsyncIterator[Sampler]:
-        """Lend what asks the model of a role for the length of the block; `path` is that of the acting policy."""
+        """Lend what asks the model of a role for the length of the block; `path` is that of the
+        acting policy.
+        """
         model = await asyncio.to_thread(self.load_model, role, path)
         batcher = sampler_of(model, self.recipe.model_of(role))
         try:
@@ -91,7 +100,9 @@ class Equipment:
 
 
 def held_back(sampler: Sampler, sink: Sink) -> Sample:
-    """Return what asks a sampler only while a sink has room, so that a model never outruns the store."""
+    """Return what asks a sampler only while a sink has room, so that a model never outruns the
+    store.
+    """
 
     async def sample(request: Request) -> list[Generation]:
         await sink.room()
@@ -101,7 +112,9 @@ def held_back(sampler: Sampler, sink: Sink) -> Sample:
 
 
 def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
-    """Return what tells whether a prompt leaves a model room for a whole reply; None where a recipe has no window."""
+    """Return what tells whether a prompt leaves a model room for a whole reply; None where a recipe
+    has no window.
+    """
     if recipe.context == "stop":
         return None
     model = sampler.model
@@ -114,9 +127,11 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
 
 
 def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
-    """Return how many trees or episodes to have in flight: enough that while some act, others fill the next batch.
+    """Return how many trees or episodes to have in flight: enough that while some act, others fill
+    the next batch.
 
-    Each asks for `replies` at a time. If none are `wanted` in particular, there are never fewer than 512.
+    Each asks for `replies` at a time. If none are `wanted` in particular, there are never fewer
+    than 512.
     """
     return wanted or max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
 

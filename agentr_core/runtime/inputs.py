@@ -1,7 +1,9 @@
-"""What decides the replies of a stage, as one hash: runs in which it is equal take over each other's work.
+"""What decides the replies of a stage, as one hash: runs in which it is equal take over each
+other's work.
 
-A reply depends on the policy, the iteration and the instance as well; these are told apart where rows are copied. What
-only later stages read is left out: how a model is trained, evaluated and reported says nothing about a tree.
+A reply depends on the policy, the iteration and the instance as well; these are told apart where
+rows are copied. What only later stages read is left out: how a model is trained, evaluated and
+reported says nothing about a tree.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from agentr_core.types import Instance
 def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
     """Return the instances of an iteration: `train_limit` of the training split, in its order.
 
-    They are drawn for each iteration anew, or once for all, and only from those that `instances.only` names. Raises
-    `ConfigError` when the split has not all that are named in a list, or none of a range.
+    They are drawn for each iteration anew, or once for all, and only from those that
+    `instances.only` names. Raises `ConfigError` when the split has not all that are named in a
+    list, or none of a range.
     """
     config = recipe.instances
     listed = _named(env.instances(config.train), config)
@@ -55,7 +56,9 @@ def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Inst
 
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
-    """Return the held-out instances: all of the test split, or `test_limit` spread over it evenly."""
+    """Return the held-out instances: all of the test split, or `test_limit` spread over it
+    evenly.
+    """
     return _some(env.instances(recipe.instances.test), recipe.instances.test_limit, spread=True)
 
 
@@ -71,7 +74,9 @@ def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]
 
 
 def episode_count(recipe: Recipe, env: Environment) -> int:
-    """Return how many held-out episodes each iteration plays, those of the revision test left out."""
+    """Return how many held-out episodes each iteration plays, those of the revision test left
+    out.
+    """
     sets = [chosen for chosen in recipe.evaluation.sets.values() if chosen.models == "all"]
     further = sum(chosen.episodes * len(set_instances(chosen, env)) for chosen in sets)
     return recipe.evaluation.episodes * len(test_instances(recipe, env)) + further
@@ -91,7 +96,8 @@ def _some(listed: Sequence[Instance], limit: int, *, spread: bool) -> tuple[Inst
 
 
 async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration, once they and the held-out ones are stored and known to be different.
+    """Return the instances of an iteration, once they and the held-out ones are stored and known to
+    be different.
 
     Raises `DataFault` as `check_separate`.
     """
@@ -106,10 +112,11 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
 
 
 def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
-    """Raise `DataFault` if a training instance is a held-out instance or a variant of one, under whatever name.
+    """Raise `DataFault` if a training instance is a held-out instance or a variant of one, under
+    whatever name.
 
-    An instance that begins with what is no text is compared to none: its episode will be refused. Blocks as `reset` of
-    the environment does.
+    An instance that begins with what is no text is compared to none: its episode will be refused.
+    Blocks as `reset` of the environment does.
     """
     held_out: dict[str, str] = {}
     for instance in test:

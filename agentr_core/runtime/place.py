@@ -33,7 +33,8 @@ class Workplace(Equipment):
     """Hands shards to the workers of a cluster; None: everything is done in this process."""
 
     def started_at(self) -> datetime | None:
-        """Return the moment whose date chat templates print: the start of the run, for an arm that of its pool.
+        """Return the moment whose date chat templates print: the start of the run, for an arm that
+        of its pool.
 
         None before the run is stored.
         """
@@ -49,7 +50,8 @@ class Workplace(Equipment):
         return plan_of(self.recipe, iteration)
 
     def policy(self, iteration: int) -> Checkpoint:
-        """Return the checkpoint that acts in an iteration: the one that the iteration before it made.
+        """Return the checkpoint that acts in an iteration: the one that the iteration before it
+        made.
 
         Raises `DataFault` when there is none yet.
         """
@@ -82,7 +84,9 @@ class Workplace(Equipment):
 
     @contextmanager
     def timed(self, stage: str, iteration: int) -> Iterator[Clock]:
-        """Measure a stage: what its clock was told, and the rest of the wall time as "other", go to the store."""
+        """Measure a stage: what its clock was told, and the rest of the wall time as "other", go to
+        the store.
+        """
         clock = Clock()
         started = time.perf_counter()
         try:
@@ -95,7 +99,8 @@ class Workplace(Equipment):
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds of a stage by part: generate, environment, train, store; and the tokens generated or trained in it.
+    """Seconds of a stage by part: generate, environment, train, store; and the tokens generated or
+    trained in it.
 
     Seconds of shards are summed over their workers.
     """

@@ -1,4 +1,6 @@
-"""Number formats that a recipe leaves to the machine: `auto` is bfloat16 where it is computed fast, else float32."""
+"""Number formats that a recipe leaves to the machine: `auto` is bfloat16 where it is computed fast,
+else float32.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """Return a recipe in which each `auto` of `dtype` and `bf16` is what this machine computes fast.
+    """Return a recipe in which each `auto` of `dtype` and `bf16` is what this machine computes
+    fast.
 
     Ids are made of settled recipes, so that of a run says which format it computed in.
     """
@@ -29,7 +32,8 @@ def settled(recipe: Recipe) -> Recipe:
 
 
 def bfloat16(device: str = "auto") -> str:
-    """Return what computes bfloat16 fast on a device, such as "avx512_bf16"; empty where nothing does.
+    """Return what computes bfloat16 fast on a device, such as "avx512_bf16"; empty where nothing
+    does.
 
     Args:
         device: "cpu"; any other name means a GPU where PyTorch sees one.
@@ -43,13 +47,17 @@ def bfloat16(device: str = "auto") -> str:
 
 
 def instructions(processor: str) -> str:
-    """Return the instructions for bfloat16 that the text of /proc/cpuinfo lists; empty if it lists none."""
+    """Return the instructions for bfloat16 that the text of /proc/cpuinfo lists; empty if it lists
+    none.
+    """
     flags = set(processor.split())
     return next((name for name in _INSTRUCTIONS if name in flags), "")
 
 
 def formats(recipe: Recipe) -> str:
-    """Return in one line which format each model of a settled recipe is sampled in, and what it is trained in."""
+    """Return in one line which format each model of a settled recipe is sampled in, and what it is
+    trained in.
+    """
     sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
     trained = f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"
     return f"number formats: {', '.join([*sampled, trained])}; bfloat16 is fast here by {bfloat16() or 'nothing'}"

@@ -1,9 +1,10 @@
-"""Shards: work that can be done anywhere, because all it needs is in it and all it makes comes back as rows.
+"""Shards: work that can be done anywhere, because all it needs is in it and all it makes comes back
+as rows.
 
-A stage looks up in the store what is missing and makes one shard of it. In this process the shard is worked through
-at once, and its rows are stored as they are made. With workers at hand it is split; a worker returns the rows of its
-part together, and they are stored here as they come back. So there is one writer, and a worker that is lost takes
-no more with it than the part it was at.
+A stage looks up in the store what is missing and makes one shard of it. In this process the shard
+is worked through at once, and its rows are stored as they are made. With workers at hand it is
+split; a worker returns the rows of its part together, and they are stored here as they come back.
+So there is one writer, and a worker that is lost takes no more with it than the part it was at.
 """
 
 from __future__ import annotations
@@ -67,14 +68,17 @@ class Shard(Protocol):
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Do the work; `sink` is given each unit of rows as soon as it is made.
 
-        Raises `ErrorBudgetSpent` when more units are lost than the whole stage may lose, and `UserError` at once.
+        Raises `ErrorBudgetSpent` when more units are lost than the whole stage may lose, and
+        `UserError` at once.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a worker returns of a shard of `units`: one unit of rows. `fault` is what it ended with before its time."""
+    """What a worker returns of a shard of `units`: one unit of rows. `fault` is what it ended with
+    before its time.
+    """
 
     rows: Rows
     units: int
@@ -84,7 +88,9 @@ class Batch:
 
 
 Spread = Callable[[Sequence[Shard]], AsyncGenerator[Batch, None]]
-"""Hands shards to workers and yields what each returns, in the order in which they are done. Raises `WorkerLost`."""
+"""Hands shards to workers and yields what each returns, in the order in which they are done. Raises
+`WorkerLost`.
+"""
 
 
 class _Pile:
@@ -101,10 +107,11 @@ class _Pile:
 
 
 async def work_through(shard: Shard, equipment: Equipment) -> Batch:
-    """Return the rows of a shard: what a worker does. Errors that may heal by themselves are raised, others returned.
+    """Return the rows of a shard: what a worker does. Errors that may heal by themselves are
+    raised, others returned.
 
-    A model directory with other weights than those of the checkpoint is an error: paths mean something else on
-    another machine.
+    A model directory with other weights than those of the checkpoint is an error: paths mean
+    something else on another machine.
     """
     pile = _Pile()
     effort = Effort()

@@ -30,10 +30,11 @@ PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duck
 def run_id_of(recipe: Recipe) -> str:
     """Return the id of a run: what the recipe asks for and what the models hold.
 
-    More iterations of the same recipe go on with the same run, and so do other arms, seeds and trainings of the same
-    comparison: its run is the pool, and each arm has a run of its own. What every role's model holds is part of it, and
-    so of the ids of all that they make: trees and episodes of the actor, judgements and verdicts of the judge. So is
-    what files of demonstrations and of pairs hold, and the version of what the environment says once that has changed.
+    More iterations of the same recipe go on with the same run, and so do other arms, seeds and
+    trainings of the same comparison: its run is the pool, and each arm has a run of its own. What
+    every role's model holds is part of it, and so of the ids of all that they make: trees and
+    episodes of the actor, judgements and verdicts of the judge. So is what files of demonstrations
+    and of pairs hold, and the version of what the environment says once that has changed.
     """
     own = recipe.own_models()
     behaviour = {
@@ -49,8 +50,8 @@ def run_id_of(recipe: Recipe) -> str:
 def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data.
 
-    How far it goes, where, on how many machines and in how many processes, with how large a prefix cache and at what
-    prices is not part of it, nor to which comparison it belongs.
+    How far it goes, where, on how many machines and in how many processes, with how large a prefix
+    cache and at what prices is not part of it, nor to which comparison it belongs.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -62,7 +63,8 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
 
 
 def identity(model: ModelConfig) -> str:
-    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its name on the server.
+    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its
+    name on the server.
 
     Raises `ModelDirectoryError` when there are no sound weights.
     """
@@ -72,10 +74,11 @@ def identity(model: ModelConfig) -> str:
 
 
 async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
-    """Write the run, its iteration 0 and the model it begins with to the store; what is there already stays.
+    """Write the run, its iteration 0 and the model it begins with to the store; what is there
+    already stays.
 
-    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps its status.
-    Raises `ModelDirectoryError` when the model is unsound.
+    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps
+    its status. Raises `ModelDirectoryError` when the model is unsound.
     """
     model = place.recipe.model
     if model.backend != "openai":
@@ -138,7 +141,9 @@ async def finish(place: Workplace, status: Literal["finished", "failed"], *, eva
 
 
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:
-    """Return the rows of what decides a new run's replies; none for one that is stored, or takes those of a pool."""
+    """Return the rows of what decides a new run's replies; none for one that is stored, or takes
+    those of a pool.
+    """
     recipe = place.recipe
     if recipe.compare.pool or place.started_at() is not None:
         return []

@@ -17,7 +17,8 @@ _unwanted: ContextVar[threading.Event | None] = ContextVar("agentr_unwanted", de
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what a function returns in a thread, where it calls `check_wanted` every now and then.
 
-    A cancellation is passed on once the thread has let go: what the caller closes then is in nobody's hands.
+    A cancellation is passed on once the thread has let go: what the caller closes then is in
+    nobody's hands.
     """
     unwanted = threading.Event()
     token = _unwanted.set(unwanted)
@@ -35,7 +36,9 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def check_wanted() -> None:
-    """Raise `CancelledError` in a thread of `in_thread` whose caller was cancelled; do nothing anywhere else."""
+    """Raise `CancelledError` in a thread of `in_thread` whose caller was cancelled; do nothing
+    anywhere else.
+    """
     unwanted = _unwanted.get()
     if unwanted is not None and unwanted.is_set():
         raise asyncio.CancelledError

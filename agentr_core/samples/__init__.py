@@ -1,1 +1,3 @@
-"""What training sees: identity of samples, rendering and loss masks, filters, datasets, files in and out."""
+"""What training sees: identity of samples, rendering and loss masks, filters, datasets, files in
+and out.
+"""

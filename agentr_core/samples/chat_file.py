@@ -11,14 +11,17 @@ STAGE = "general"
 
 
 def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
-    """Return the conversations of a JSONL file as samples with every assistant turn trained, and those of no use.
+    """Return the conversations of a JSONL file as samples with every assistant turn trained, and
+    those of no use.
 
-    A line is `{"messages": [{"role", "content"}, ...]}` or ShareGPT's `{"conversations": [{"from", "value"}, ...]}`;
-    blank lines are passed over. A conversation is of no use, and rejected by its line, when its user and assistant
-    turns do not alternate from a user turn on, a turn is empty, or the assistant never speaks.
+    A line is `{"messages": [{"role", "content"}, ...]}` or ShareGPT's `{"conversations": [{"from",
+    "value"}, ...]}`; blank lines are passed over. A conversation is of no use, and rejected by its
+    line, when its user and assistant turns do not alternate from a user turn on, a turn is empty,
+    or the assistant never speaks.
 
     Raises:
-        DataFileError: the file cannot be read, or a line has another form; the message names file and line.
+        DataFileError: the file cannot be read, or a line has another form; the message names file
+            and line.
     """
     samples, rejections = [], []
     for number, record in records(path, setting="data.general.file"):

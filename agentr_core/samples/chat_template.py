@@ -1,7 +1,8 @@
 """The chat template of a tokenizer, with nothing in it that changes from one day to the next.
 
-Some templates print today's date, Llama 3.1's among them. A prompt that was sampled on one day would
-then be trained on as that of another, so the date is a property of the run: the one at its start.
+Some templates print today's date, Llama 3.1's among them. A prompt that was sampled on one day
+would then be trained on as that of another, so the date is a property of the run: the one at its
+start.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class ChatTemplate:
         at: The moment whose date the template prints; None refuses templates that print one.
 
     Raises:
-        ModelDirectoryError: there is no template, or it renders the same conversation in different ways.
+        ModelDirectoryError: there is no template, or it renders the same conversation in different
+            ways.
     """
 
     def __init__(self, tokenizer: Any, at: datetime | None) -> None:

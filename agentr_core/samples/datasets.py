@@ -1,7 +1,8 @@
-"""The training set of an iteration: samples mixed, checked, tokenised and put in order. Source: Agent-R section 3.3.
+"""The training set of an iteration: samples mixed, checked, tokenised and put in order. Source:
+Agent-R section 3.3.
 
-Everything here is a function of its arguments. The order in which samples were collected does not matter, so a run
-that was interrupted ends with the same dataset hash.
+Everything here is a function of its arguments. The order in which samples were collected does not
+matter, so a run that was interrupted ends with the same dataset hash.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from agentr_core.types import Instance, Rejection, Sample, SampleKind
 class Manifest:
     """What a dataset is made of.
 
-    `dataset_hash` is over the token ids and labels of all rows in order. `samples` counts rows by kind, `tokens` all
-    tokens, `trained_tokens` those with loss by what their turn is for. `replayed` rows are of earlier iterations.
-    `general_passes` says how often the general data was begun from the start; above 1 some of it occurs repeatedly.
+    `dataset_hash` is over the token ids and labels of all rows in order. `samples` counts rows by
+    kind, `tokens` all tokens, `trained_tokens` those with loss by what their turn is for.
+    `replayed` rows are of earlier iterations. `general_passes` says how often the general data was
+    begun from the start; above 1 some of it occurs repeatedly.
     """
 
     dataset_hash: str
@@ -50,7 +52,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Rows in training order. `rejections` are all samples that were offered and are not in a row."""
+    """Rows in training order. `rejections` are all samples that were offered and are not in a
+    row.
+    """
 
     rows: tuple[TokenRow, ...]
     manifest: Manifest
@@ -70,16 +74,16 @@ def build_dataset(
     """Return the dataset of the given samples; it is empty when none of them may be trained on.
 
     Args:
-        samples: of this iteration. General conversations among these and the earlier ones are passed over: each
-            dataset draws its own from `general`.
+        samples: of this iteration. General conversations among these and the earlier ones are
+            passed over: each dataset draws its own from `general`.
         test: the instances that must not occur.
         earlier: samples of earlier iterations, used only if `config.replay`.
-        general: chat conversations; they make up `config.general.share` of the rows, drawn without replacement until
-            all were drawn, and then anew.
+        general: chat conversations; they make up `config.general.share` of the rows, drawn without
+            replacement until all were drawn, and then anew.
 
     Raises:
-        DataFault: a sample is of a test instance, or would train a turn that must not be trained; or general data is
-            wanted and none of it can be used.
+        DataFault: a sample is of a test instance, or would train a turn that must not be trained;
+            or general data is wanted and none of it can be used.
     """
     current = _by_id(sample for sample in samples if sample.kind is not SampleKind.GENERAL)
     replayed = _by_id(sample for sample in earlier if config.replay and sample.kind is not SampleKind.GENERAL)
@@ -113,10 +117,11 @@ def build_dataset(
 def draw_general(
     general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
 ) -> tuple[Filtered[TokenRow], int]:
-    """Return `count` rows of general data, rejections of what was drawn and is too long, and the number of passes.
+    """Return `count` rows of general data, rejections of what was drawn and is too long, and the
+    number of passes.
 
-    Each pass takes every conversation once, in an order of its own. Raises `DataFault` when a whole pass has none that
-    can be used.
+    Each pass takes every conversation once, in an order of its own. Raises `DataFault` when a whole
+    pass has none that can be used.
     """
     usable = _by_id(general)
     rows: list[TokenRow] = []

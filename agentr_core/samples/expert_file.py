@@ -12,7 +12,9 @@ from agentr_core.types import Instance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """The replies of an expert in one episode. `reward` is what the file claims: 1 unless it says otherwise."""
+    """The replies of an expert in one episode. `reward` is what the file claims: 1 unless it says
+    otherwise.
+    """
 
     instance: Instance
     replies: tuple[str, ...]
@@ -24,12 +26,14 @@ class Demonstration:
 def read_demonstrations(path: Path, *, world: World, split: str, opening: int) -> dict[str, Demonstration]:
     """Return the demonstrations of a JSONL file by the key of their instance.
 
-    A line is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and, if it is not 1, the
-    `reward` that was reached. System turns are passed over, and so are the `opening` turns before the problem's and
-    what comes after the last reply. What the environment said is not read: it says it again.
+    A line is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and,
+    if it is not 1, the `reward` that was reached. System turns are passed over, and so are the
+    `opening` turns before the problem's and what comes after the last reply. What the environment
+    said is not read: it says it again.
 
     Raises:
-        DataFileError: the file cannot be read, a line has another form, no reply, or the instance of an earlier line.
+        DataFileError: the file cannot be read, a line has another form, no reply, or the instance
+            of an earlier line.
     """
     found: dict[str, Demonstration] = {}
     for number, record in records(path, setting="eto.expert.file"):

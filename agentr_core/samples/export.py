@@ -1,4 +1,6 @@
-"""Samples as lines of JSON for other trainers. Every format says which turns must not be trained, in its own way."""
+"""Samples as lines of JSON for other trainers. Every format says which turns must not be trained,
+in its own way.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ _SHAREGPT_ROLES: dict[Role, str] = {"system": "system", "user": "human", "assist
 def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, Tokens] | None = None) -> Iterator[str]:
     """Yield the samples as lines of JSON, each with the sample's id and kind.
 
-    trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id) also `input_ids`,
-                   `labels` and `completion_mask`. TRL's SFT trainer takes these as they are, cut at its `max_length`;
-                   it knows no `train`, so that without them it would train on the bad steps, too.
-    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is told
-                   `message_field_training: train`. A reader that ignores the flag would train on the bad steps.
-    llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each trained turn, which
-                   is its last: LLaMA-Factory has no flags, so train on these with `mask_history: true`.
+    trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id)
+                   also `input_ids`, `labels` and `completion_mask`. TRL's SFT trainer takes these
+                   as they are, cut at its `max_length`; it knows no `train`, so that without them
+                   it would train on the bad steps, too.
+    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is
+                   told `message_field_training: train`. A reader that ignores the flag would train
+                   on the bad steps.
+    llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each
+                   trained turn, which is its last: LLaMA-Factory has no flags, so train on these
+                   with `mask_history: true`.
 
     Raises:
         ConfigError: there is no such format.
@@ -47,10 +52,12 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
 
 
 def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
-    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`, `chosen`, `rejected`.
+    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`,
+    `chosen`, `rejected`.
 
-    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the prompt alone: trained
-    with its stock collator, the observations within a side would carry loss too.
+    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the
+    prompt alone: trained with its stock collator, the observations within a side would carry loss
+    too.
 
     Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
     """

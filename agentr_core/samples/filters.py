@@ -1,4 +1,5 @@
-"""What keeps samples out of a dataset. Each filter returns what it kept, in order, and a rejection for all else.
+"""What keeps samples out of a dataset. Each filter returns what it kept, in order, and a rejection
+for all else.
 
 Filters are idempotent: applied to what they kept, they reject nothing.
 """
@@ -30,7 +31,9 @@ class Filtered(NamedTuple, Generic[T]):
 
 
 def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
-    """Return the samples without the kinds that the recipe does not train on: revision or good ones, or both."""
+    """Return the samples without the kinds that the recipe does not train on: revision or good
+    ones, or both.
+    """
     revision, good = SampleKind.REVISION, SampleKind.GOOD
     unused = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
     kept, rejected = [], []
@@ -43,7 +46,9 @@ def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
 
 
 def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
-    """Return the first sample of each conversation: the same texts in the same roles with the same train flags."""
+    """Return the first sample of each conversation: the same texts in the same roles with the same
+    train flags.
+    """
     first: dict[str, Sample] = {}
     rejected = []
     for sample in samples:
@@ -56,7 +61,9 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
 
 
 def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> Filtered[Sample]:
-    """Return the samples without those that train a reply which its token limit cut; all of them with rule `keep`."""
+    """Return the samples without those that train a reply which its token limit cut; all of them
+    with rule `keep`.
+    """
     kept, rejected = [], []
     for sample in samples:
         cut = count_cut(sample, renderer) if rule == "reject" else 0
@@ -73,15 +80,19 @@ def count_cut(sample: Sample, renderer: Renderer) -> int:
 
 
 def cut_detail(cut: int) -> str:
-    """Return why a sample, or a side of a pair, with `cut` trained turns that were cut is turned away."""
+    """Return why a sample, or a side of a pair, with `cut` trained turns that were cut is turned
+    away.
+    """
     return f"{cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
 def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
-    """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0 keeps all.
+    """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0
+    keeps all.
 
-    What was explored without a tree is counted by instance, and the stretches of one path count once. Samples of other
-    kinds are kept. Equally short paths are preferred by the index of their leaf, then by their id.
+    What was explored without a tree is counted by instance, and the stretches of one path count
+    once. Samples of other kinds are kept. Equally short paths are preferred by the index of their
+    leaf, then by their id.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
@@ -102,7 +113,9 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
 
 
 def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
-    """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever cut to fit."""
+    """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever cut to
+    fit.
+    """
     kept, rejected = [], []
     for row in rows:
         if max_length and len(row.input_ids) > max_length:
@@ -114,7 +127,9 @@ def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
 
 
 def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> None:
-    """Raise `DataFault` when a sample was made from a test instance; the message names all such instances."""
+    """Raise `DataFault` when a sample was made from a test instance; the message names all such
+    instances.
+    """
     forbidden = {instance.key for instance in test}
     leaked = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
     if leaked:

@@ -28,7 +28,9 @@ def sample_id(sample: Sample) -> str:
 
 
 def conversation_key(sample: Sample) -> str:
-    """Return a fingerprint of what training reads: texts, roles and train flags, but not where they come from."""
+    """Return a fingerprint of what training reads: texts, roles and train flags, but not where they
+    come from.
+    """
     return fingerprint([(message.role, message.text, message.train) for message in sample.messages])
 
 
@@ -38,7 +40,8 @@ def trained_turns(sample: Sample) -> tuple[Message, ...]:
 
 
 def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
-    """Return what each trained turn of a sample is for; in a revision sample the first one is the revision turn.
+    """Return what each trained turn of a sample is for; in a revision sample the first one is the
+    revision turn.
 
     Of one that was read through a window that is so in its first stretch.
     """
@@ -52,7 +55,8 @@ def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
 
 
 def check_flags(sample: Sample) -> None:
-    """Raise `DataFault` unless only the turns that may be trained are: replies, and in a revision none before it.
+    """Raise `DataFault` unless only the turns that may be trained are: replies, and in a revision
+    none before it.
 
     The acknowledgement of the instruction and the `cut` kept replies come before the revision turn.
     """
@@ -64,8 +68,8 @@ def check_flags(sample: Sample) -> None:
 def _named(message: Message) -> dict[str, Any]:
     """Return what of a turn belongs to the id of its sample.
 
-    That a turn was cut changes what is trained of it. That it was not says no more than samples always meant, so those
-    of earlier versions keep their ids.
+    That a turn was cut changes what is trained of it. That it was not says no more than samples
+    always meant, so those of earlier versions keep their ids.
     """
     named = {"role": message.role, "text": message.text, "train": message.train, "token_ids": message.token_ids}
     return named if message.finish_reason != "length" else {**named, "finish_reason": "length"}
@@ -83,7 +87,8 @@ def _flag_fault(sample: Sample) -> str:
             return "does not say how many bad steps it keeps; set provenance.cut"
         flags = [message.train for message in sample.messages if message.role == "assistant"]
         later = bool(sample.provenance.extra.get("stretch", 0))
-        # The acknowledgement comes first; a later stretch begins after the revision turn, which it may still show.
+        # The acknowledgement comes first; a later stretch begins after the revision turn, which it
+        # may still show.
         shown = 1 + _shown(cut + later, sample.provenance.extra.get("dropped", 0))
         if flags[:shown] != [False] * shown or not (later or flags[shown]):
             return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
@@ -91,5 +96,7 @@ def _flag_fault(sample: Sample) -> str:
 
 
 def _shown(replies: int, dropped: int) -> int:
-    """Return how many of the first replies of a path a window shows: the first one, and those that it has not left."""
+    """Return how many of the first replies of a path a window shows: the first one, and those that
+    it has not left.
+    """
     return min(replies, 1) + max(0, replies - 1 - dropped)

@@ -1,4 +1,6 @@
-"""Files of conversations, one JSON object a line: turns of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`)."""
+"""Files of conversations, one JSON object a line: turns of OpenAI (`role`, `content`) or ShareGPT
+(`from`, `value`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _NAMES = (("role", "content"), ("from", "value"))
 
 
 class World(NamedTuple):
-    """The environment of a recipe: as its instances name it, and as the recipe does, which a file may do as well."""
+    """The environment of a recipe: as its instances name it, and as the recipe does, which a file
+    may do as well.
+    """
 
     name: str
     """Such as `gymnasium-Rooms-v0`."""
@@ -33,7 +37,8 @@ class World(NamedTuple):
 
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file with their line numbers, from 1; blank lines are passed over.
+    """Yield the objects of a JSONL file with their line numbers, from 1; blank lines are passed
+    over.
 
     Args:
         setting: the field of a recipe that names the file, for error messages.
@@ -59,7 +64,9 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns under `messages` or `conversations`; assistant turns carry loss. Raises `DataFileError`."""
+    """Return the turns under `messages` or `conversations`; assistant turns carry loss. Raises
+    `DataFileError`.
+    """
     for key in ("messages", "conversations"):
         if isinstance(record.get(key), list):
             return turns(record[key], where)
@@ -74,7 +81,8 @@ def turns(values: Any, where: str) -> tuple[Message, ...]:
 
 
 def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
-    """Return the instance that `id` names: an index of the given split, or `environment/split/index`.
+    """Return the instance that `id` names: an index of the given split, or
+    `environment/split/index`.
 
     Raises `DataFileError` when there is none, or it is of another environment.
     """
@@ -93,7 +101,9 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
 
 
 def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
-    """Return a reward in [0, 1] under a key; None when it is missing or null. Raises `DataFileError`."""
+    """Return a reward in [0, 1] under a key; None when it is missing or null. Raises
+    `DataFileError`.
+    """
     value = record.get(key)
     if value is None:
         return None

@@ -1,6 +1,8 @@
-"""The training set of a preference iteration: pairs checked, tokenised and put in order. Source: ETO section 3.3.
+"""The training set of a preference iteration: pairs checked, tokenised and put in order. Source:
+ETO section 3.3.
 
-A dataset of pairs has two rows for each: the chosen side at an even place, the rejected one right after it.
+A dataset of pairs has two rows for each: the chosen side at an even place, the rejected one right
+after it.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def build_pairs(
         test: the instances that must not occur.
 
     Raises:
-        DataFault: a pair is of a test instance, its sides have different prompts, or a side would train a turn that
-            must not be trained.
+        DataFault: a pair is of a test instance, its sides have different prompts, or a side would
+            train a turn that must not be trained.
     """
     check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test)
     pairs: list[tuple[TokenRow, TokenRow]] = []

@@ -24,12 +24,14 @@ STAGE = "preferences"
 def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preference, ...], tuple[Rejection, ...]]:
     """Return the preferences of a JSONL file, and the pairs of no use.
 
-    A line has lists of turns under `prompt` (its last turn the user's), `chosen` and `rejected` (first and last turn
-    the assistant's), the `id` of its instance, and maybe `chosen_reward` and `rejected_reward`. A pair is of no use
-    when both sides are the same, a side does not end with a reply, or just one of the rewards is missing.
+    A line has lists of turns under `prompt` (its last turn the user's), `chosen` and `rejected`
+    (first and last turn the assistant's), the `id` of its instance, and maybe `chosen_reward` and
+    `rejected_reward`. A pair is of no use when both sides are the same, a side does not end with a
+    reply, or just one of the rewards is missing.
 
     Raises:
-        DataFileError: the file cannot be read, or a line has another form; the message names file and line.
+        DataFileError: the file cannot be read, or a line has another form; the message names file
+            and line.
     """
     preferences, rejections = [], []
     for number, record in records(path, setting="eto.preferences.file"):

@@ -1,16 +1,17 @@
 """Conversations as token ids: one rendering for sampling and for training.
 
-A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of template text
-between two of them. Segments are tokenised one by one and joined, so the prompt of turn k is a prefix of the training
-sample by construction, and a sampled turn is trained on exactly the ids that were sampled. Only the template writes
-control tokens: in the texts of a conversation they are characters.
+A conversation is cut into segments. Each assistant turn is one segment, and so is each stretch of
+template text between two of them. Segments are tokenised one by one and joined, so the prompt of
+turn k is a prefix of the training sample by construction, and a sampled turn is trained on exactly
+the ids that were sampled. Only the template writes control tokens: in the texts of a conversation
+they are characters.
 
-    | system and user text, header | reply ids, end of turn | rest of template, user text, header | reply ids, ... |
+    | system and user text, header | reply ids, end of turn | template, user text, header | ... |
       label -100                     trained if train=True    label -100
 
-The template ends each turn, but the loss falls on an end of turn only where the model said one, or where the turn was
-written and not sampled. A reply that was cut by its token limit, and one that ended with another token of that meaning,
-is followed by an end of turn without loss.
+The template ends each turn, but the loss falls on an end of turn only where the model said one, or
+where the turn was written and not sampled. A reply that was cut by its token limit, and one that
+ended with another token of that meaning, is followed by an end of turn without loss.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ from agentr_core.types import Message
 
 
 class RenderedSample(NamedTuple):
-    """Token ids and labels of one conversation, of equal length; an untrained token has the label -100."""
+    """Token ids and labels of one conversation, of equal length; an untrained token has the label
+    -100.
+    """
 
     input_ids: list[int]
     labels: list[int]
 
 
 def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
-    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer cannot be loaded.
+    """Return the renderer of a model directory. Raises `ModelDirectoryError` when its tokenizer
+    cannot be loaded.
 
     `at` is when the run started: templates that print a date print that one.
     """
@@ -46,7 +50,9 @@ def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Return the tokenizer of a model directory. Raises `ModelDirectoryError` when it cannot be loaded."""
+    """Return the tokenizer of a model directory. Raises `ModelDirectoryError` when it cannot be
+    loaded.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -60,14 +66,16 @@ def load_tokenizer(path: Path) -> Any:
 class Renderer:
     """Turns conversations into token ids with a tokenizer's own chat template.
 
-    Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant turn.
+    Thread-safe. `end_of_turn` is the id of the token with which the template ends an assistant
+    turn.
 
     Args:
-        at: When the run started. A template that prints a date prints that one, and is refused without it.
+        at: When the run started. A template that prints a date prints that one, and is refused
+            without it.
 
     Raises:
-        ModelDirectoryError: there is no chat template, it does not end assistant turns with one special token, or it
-            renders a conversation in different ways.
+        ModelDirectoryError: there is no chat template, it does not end assistant turns with one
+            special token, or it renders a conversation in different ways.
     """
 
     end_of_turn: int
@@ -82,8 +90,8 @@ class Renderer:
     def render_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids after which the model's next reply begins.
 
-        Raises `DataFault` when there are no messages, the last one is an assistant turn, or the template cannot be cut
-        into segments.
+        Raises `DataFault` when there are no messages, the last one is an assistant turn, or the
+        template cannot be cut into segments.
         """
         if not messages or messages[-1].role == "assistant":
             raise DataFault("a prompt must end with a system or user turn; drop the trailing assistant turn")
@@ -92,11 +100,13 @@ class Renderer:
         return ids
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
-        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, ends of turn included.
+        """Return ids and labels of a conversation; the loss falls on turns with `train=True`, ends
+        of turn included.
 
-        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none is trained.
-        The prompt of every assistant turn is checked to be a prefix of the whole. Raises `DataFault` when it is not,
-        or when a turn that is not the assistant's is marked for training.
+        A sampled turn is trained on as it was sampled: where the sampler gave no end of turn, none
+        is trained. The prompt of every assistant turn is checked to be a prefix of the whole.
+        Raises `DataFault` when it is not, or when a turn that is not the assistant's is marked for
+        training.
         """
         if not messages:
             raise DataFault("a sample needs at least one turn")
@@ -113,7 +123,8 @@ class Renderer:
     def is_cut(self, message: Message) -> bool:
         """Return whether a turn was cut by its token limit.
 
-        Where its finish reason is not known, a sampled turn without a special token at its end was cut.
+        Where its finish reason is not known, a sampled turn without a special token at its end was
+        cut.
         """
         if message.finish_reason is not None:
             return message.finish_reason == "length"
@@ -121,13 +132,17 @@ class Renderer:
         return bool(ids) and not self._ended(ids)
 
     def own_ids(self, message: Message) -> tuple[int, ...]:
-        """Return the ids a turn was sampled as, if they are this tokenizer's; else none: its text is tokenised anew."""
+        """Return the ids a turn was sampled as, if they are this tokenizer's; else none: its text
+        is tokenised anew.
+        """
         own = message.tokenizer is None or message.tokenizer == self.fingerprint
         return (message.token_ids or ()) if own else ()
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens and chat template."""
+        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens
+        and chat template.
+        """
         special = sorted(self._encoder.special.items())
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
@@ -136,7 +151,9 @@ class Renderer:
         return Marks([message.text for message in messages], self._encoder.control)
 
     def _pieces(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> list[str]:
-        """Return the template text around the assistant turns: one piece more than there are such turns."""
+        """Return the template text around the assistant turns: one piece more than there are such
+        turns.
+        """
         text = self._template(messages, marks, prompt=prompt)
         pieces = []
         for marker in (marks.turn(i) for i in range(sum(m.role == "assistant" for m in messages))):
@@ -170,7 +187,9 @@ class Renderer:
         return ids, labels
 
     def _trains_closing(self, reply: Message) -> bool:
-        """Return whether an end of turn that is not among a reply's own tokens is trained all the same."""
+        """Return whether an end of turn that is not among a reply's own tokens is trained all the
+        same.
+        """
         # A reply that ended with another token of that meaning has said its end.
         # Some servers keep theirs to themselves.
         return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
@@ -217,7 +236,9 @@ def trained_tokens(labels: Sequence[int]) -> int:
 
 
 def check_sample(sample: RenderedSample) -> None:
-    """Raise `DataFault` when a sample cannot be trained on: no trained token, or labels that are not its ids."""
+    """Raise `DataFault` when a sample cannot be trained on: no trained token, or labels that are
+    not its ids.
+    """
     ids, labels = sample
     if len(ids) != len(labels):
         raise DataFault(f"a sample has {len(ids)} token ids and {len(labels)} labels; they must be equally many")

@@ -15,7 +15,8 @@ from agentr_core.types import Sample, SampleKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """The token ids and labels of one sample, equally many; the label of a token without loss is -100.
+    """The token ids and labels of one sample, equally many; the label of a token without loss is
+    -100.
 
     `trained_tokens` counts the tokens that carry loss by what their turn is for.
     """
@@ -31,7 +32,8 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
     """Return the checked row of a sample.
 
     Raises:
-        DataFault: the loss mask is empty or covers a turn that may not be trained; the message names the sample.
+        DataFault: the loss mask is empty or covers a turn that may not be trained; the message
+            names the sample.
     """
     check_flags(sample)
     name = sample_id(sample)
@@ -62,7 +64,9 @@ def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _check_stretches(sample: Sample, stretches: Sequence[tuple[int, ...]], renderer: Renderer) -> None:
-    """Check the labels against the flags by another way than the renderer's: template text parts any two turns."""
+    """Check the labels against the flags by another way than the renderer's: template text parts
+    any two turns.
+    """
     turns = trained_turns(sample)
     if len(turns) != len(stretches):
         raise DataFault(

@@ -3,8 +3,8 @@
     reply drawn with   0 0 0 0 | 1 1 | 2 2 2     exchanges left out
     stretch            first     second third
 
-A stretch is a conversation as it was read there. Only its own replies carry loss; those before it, as far as they are
-still in the window, are read and not trained again.
+A stretch is a conversation as it was read there. Only its own replies carry loss; those before it,
+as far as they are still in the window, are read and not trained again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _OPENING = 3
 
 
 def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
-    """Return for each reply of a conversation how many exchanges a window leaves out of its prompt."""
+    """Return for each reply of a conversation how many exchanges a window leaves out of its
+    prompt.
+    """
     found: list[int] = []
     for reply in range(_OPENING, len(messages), 2):
         found.append(fewest_dropped(messages[:reply], fits, least=found[-1] if found else 0))
@@ -37,7 +39,8 @@ def split(
     A path that was read whole is returned as it is. Stretches without a trained reply are left out.
 
     Args:
-        dropped: for each reply, how many exchanges were left out of its prompt; never fewer than for the one before.
+        dropped: for each reply, how many exchanges were left out of its prompt; never fewer than
+        for the one before.
         stage, subject: of the rejection.
     """
     if not any(dropped):
@@ -56,7 +59,9 @@ def split(
 
 
 def _stretch(messages: tuple[Message, ...], start: int, end: int, dropped: int) -> tuple[Message, ...]:
-    """Return what was read and said from reply `start` up to, not including, reply `end`; it ends with a reply."""
+    """Return what was read and said from reply `start` up to, not including, reply `end`; it ends
+    with a reply.
+    """
     first = _OPENING + 2 * start
     before = tuple(replace(message, train=False) for message in messages[:first])
     return windowed(before + messages[first : _OPENING + 2 * end - 1], dropped)

@@ -22,7 +22,8 @@ _CACHED_SEGMENTS = 8192
 
 
 class Marks:
-    """Stands in for what a template must not read: assistant turns, and control tokens in texts from outside.
+    """Stands in for what a template must not read: assistant turns, and control tokens in texts
+    from outside.
 
     Args:
         texts: all texts of a conversation; no mark occurs in any of them.
@@ -80,7 +81,9 @@ class Encoder:
         self.outside = lru_cache(_CACHED_SEGMENTS)(self._outside)
 
     def piece(self, text: str, marks: Marks) -> tuple[int, ...]:
-        """Return the ids of a piece of a rendered conversation: control tokens, but where they are covered by marks."""
+        """Return the ids of a piece of a rendered conversation: control tokens, but where they are
+        covered by marks.
+        """
         if not marks.covers(text):
             return self.template(text)
         ids: list[int] = []
@@ -103,7 +106,8 @@ class Encoder:
         ids = self._encode(text, split_special_tokens=True)
         if self._ids.isdisjoint(ids):
             return ids
-        # Control tokens that are not marked as special are found all the same, but not if they are parted.
+        # Control tokens that are not marked as special are found all the same, but not if they are
+        # parted.
         ids = tuple(chain.from_iterable(self._encode(part, split_special_tokens=True) for part in self._parted(text)))
         if not self._ids.isdisjoint(ids):
             strange = next(token for token in ids if token in self._ids)
@@ -114,7 +118,9 @@ class Encoder:
         return ids
 
     def _parted(self, text: str) -> list[str]:
-        """Return a text in parts that have no control token: each one is cut after its first character."""
+        """Return a text in parts that have no control token: each one is cut after its first
+        character.
+        """
         found = self._found.search(text)
         if found is None or len(found[0]) < 2:
             return [text] if text else []
@@ -122,7 +128,8 @@ class Encoder:
         return [text[:cut], *self._parted(text[cut:])]
 
     def _encode(self, text: str, **options: bool) -> tuple[int, ...]:
-        # A fast tokenizer refuses to be used by two threads at once while its padding settings change.
+        # A fast tokenizer refuses to be used by two threads at once while its padding settings
+        # change.
         with self._lock:
             return tuple(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
 
@@ -132,7 +139,9 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _written(token: Any) -> str:
-    """Return the pattern of a token in a text: some take the space beside them for a part of themselves."""
+    """Return the pattern of a token in a text: some take the space beside them for a part of
+    themselves.
+    """
     before, after = (r"\s*" if takes_space else "" for takes_space in (token.lstrip, token.rstrip))
     return before + re.escape(str(token)) + after
 

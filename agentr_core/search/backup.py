@@ -1,7 +1,8 @@
-"""What a new leaf changes above it, as pure functions: each returns the nodes that are new, by index.
+"""What a new leaf changes above it, as pure functions: each returns the nodes that are new, by
+index.
 
-Source: Agent-R (arXiv 2501.11425), section 3.1. Only the ends of paths are backed up, once each, when they are made;
-a child whose episode goes on has no value until something ends below it.
+Source: Agent-R (arXiv 2501.11425), section 3.1. Only the ends of paths are backed up, once each,
+when they are made; a child whose episode goes on has no value until something ends below it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ def visited(node: Node, reward: float) -> Node:
 
 
 def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
-    """Return the leaf and all its ancestors after a visit with the leaf's reward; the root's own reward is 0."""
+    """Return the leaf and all its ancestors after a visit with the leaf's reward; the root's own
+    reward is 0.
+    """
     step = nodes[leaf].step
     reward = step.reward if step else 0.0
     changed = {}

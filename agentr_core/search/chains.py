@@ -1,4 +1,6 @@
-"""Independent episodes kept as a tree: each is a chain below the root. The control to the tree search."""
+"""Independent episodes kept as a tree: each is a chain below the root. The control to the tree
+search.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from agentr_core.types import Trajectory
 async def grow_chains(
     arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
 ) -> AsyncGenerator[Expansion, None]:
-    """Yield each finished episode until there are `config.dives * config.width`; `width` of them count as one dive.
+    """Yield each finished episode until there are `config.dives * config.width`; `width` of them
+    count as one dive.
 
-    Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as the longest path of
-    a search, `config.depth + 1`. Every node of a chain is terminal; the root becomes so with the last episode.
+    Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as
+    the longest path of a search, `config.depth + 1`. Every node of a chain is terminal; the root
+    becomes so with the last episode.
     """
     total = config.dives * config.width
     while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:

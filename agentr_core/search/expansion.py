@@ -1,7 +1,8 @@
 """One expansion: draw replies at a node, step the environment with each, and back up what ended.
 
-Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike the reference code the replies come from one request, equal
-ones are stepped once, and the environment returns to a node by a snapshot where it can.
+Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike the reference code the replies come from one
+request, equal ones are stepped once, and the environment returns to a node by a snapshot where it
+can.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ async def expand(
 ) -> Growth:
     """Grow the arena below an unexpanded node and return what changed.
 
-    The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than `config.depth` end
-    at the step limit with the reward they have. A node whose conversation leaves no room for a reply ends itself; where
-    `fits` is given, only if it does so even without all that a window leaves out.
+    The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than
+    `config.depth` end at the step limit with the reward they have. A node whose conversation leaves
+    no room for a reply ends itself; where `fits` is given, only if it does so even without all that
+    a window leaves out.
     """
     env = states.env
     steps = steps_to(arena.nodes, node)
@@ -89,7 +91,9 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
 
 
 def first_of_equals(generations: Sequence[Generation], parse: Callable[[str], str] | None) -> list[int]:
-    """Return for each reply the position of the first one equal to it: in text, or in the action that `parse` finds."""
+    """Return for each reply the position of the first one equal to it: in text, or in the action
+    that `parse` finds.
+    """
     seen: dict[str, int] = {}
     return [
         seen.setdefault(parse(generation.text) if parse else generation.text, position)

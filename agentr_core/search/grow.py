@@ -1,7 +1,9 @@
-"""Grow a tree for one instance: dives of a Monte Carlo tree search, or the same number of independent episodes.
+"""Grow a tree for one instance: dives of a Monte Carlo tree search, or the same number of
+independent episodes.
 
-Source: Agent-R (arXiv 2501.11425), section 3.1. There is no simulation beyond the tree: a dive expands and selects in
-turns from the root until the branch it is on ends, so every node of every path is in the tree.
+Source: Agent-R (arXiv 2501.11425), section 3.1. There is no simulation beyond the tree: a dive
+expands and selects in turns from the root until the branch it is on ends, so every node of every
+path is in the tree.
 """
 
 from __future__ import annotations
@@ -40,15 +42,17 @@ async def grow(
 ) -> Tree:
     """Return the finished tree of an instance.
 
-    A tree depends on the instance, the environment, the replies, the configuration and `seed` alone, not on where it
-    was interrupted: `tree`, as the last `on_expansion` left it, grows on to the tree it would have become. Where `tree`
-    is only a root, `env` must have been reset to the instance a moment ago. With `fits`, conversations that do not fit
-    are read through a window instead of ending their path.
+    A tree depends on the instance, the environment, the replies, the configuration and `seed`
+    alone, not on where it was interrupted: `tree`, as the last `on_expansion` left it, grows on to
+    the tree it would have become. Where `tree` is only a root, `env` must have been reset to the
+    instance a moment ago. With `fits`, conversations that do not fit are read through a window
+    instead of ending their path.
 
     Raises:
         DataFault: `tree` belongs to another instance or seed, or its nodes are incomplete.
         ReplayDiverged: the environment did not repeat what is recorded.
-        EnvironmentFault, ModelFault: as the environment and `sample` raise them; `PromptTooLong` ends a path instead.
+        EnvironmentFault, ModelFault: as the environment and `sample` raise them; `PromptTooLong`
+            ends a path instead.
     """
     timer = timer or EpisodeTimer()
     if tree is None:
@@ -85,7 +89,8 @@ async def _search(
 def _resume(arena: Arena, config: SearchConfig) -> int | None:
     """Return the node to expand next, also in the middle of a dive; None when the search is over.
 
-    A dive that has made nodes and is not counted as done stands below the parent of the last of them.
+    A dive that has made nodes and is not counted as done stands below the parent of the last of
+    them.
     """
     last = arena.nodes[-1]
     if _over(arena, config) or last.index == ROOT or last.dive < arena.dives_done:
@@ -94,7 +99,9 @@ def _resume(arena: Arena, config: SearchConfig) -> int | None:
 
 
 def _advance(arena: Arena, config: SearchConfig, expanded: int) -> int | None:
-    """Return the node to expand after `expanded`, counting the dive as done if its branch ended there."""
+    """Return the node to expand after `expanded`, counting the dive as done if its branch ended
+    there.
+    """
     position = _descend(arena, config, expanded)
     if position is not None:
         return position

@@ -11,8 +11,8 @@ from agentr_core.types import Path, Trajectory, Tree
 def leaf_paths(tree: Tree, tree_id: str, *, stream: str = "") -> tuple[Path, ...]:
     """Return a path for each leaf at which an episode ended, in the order of the leaves' creation.
 
-    Open leaves, which the search never expanded, end no episode; neither does a root whose prompt was too long.
-    `stream` is that of the paths.
+    Open leaves, which the search never expanded, end no episode; neither does a root whose prompt
+    was too long. `stream` is that of the paths.
     """
     return tuple(
         Path(
@@ -41,8 +41,8 @@ def shared_nodes(one: Path, other: Path) -> int:
 def shared_replies(one: Path, other: Path) -> int:
     """Return how many steps two paths share from the root, by the text of their replies.
 
-    For a searched tree this equals `shared_nodes`, since siblings differ in their replies; independent episodes share
-    no nodes, but may begin with the same replies.
+    For a searched tree this equals `shared_nodes`, since siblings differ in their replies;
+    independent episodes share no nodes, but may begin with the same replies.
     """
     return _common_prefix([s.reply for s in one.trajectory.steps], [s.reply for s in other.trajectory.steps])
 

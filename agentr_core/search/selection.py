@@ -24,7 +24,9 @@ def uct(*, value_sum: float, visits: int, parent_visits: int, exploration: float
 
 
 def best_children(parent: Node, children: Sequence[Node], exploration: float) -> tuple[Node, ...]:
-    """Return the children with the highest UCT among those that are not terminal: several on a tie, none if all are."""
+    """Return the children with the highest UCT among those that are not terminal: several on a tie,
+    none if all are.
+    """
     scored = [
         (
             uct(
@@ -45,8 +47,8 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
 def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
     """Return the child to go to, or None when all are terminal. Ties are broken uniformly.
 
-    The random stream of a tie belongs to (seed, dive, parent): no choice depends on how many were drawn before it,
-    so a search that was interrupted makes the choices it would have made.
+    The random stream of a tie belongs to (seed, dive, parent): no choice depends on how many were
+    drawn before it, so a search that was interrupted makes the choices it would have made.
     """
     best = best_children(parent, children, exploration)
     if len(best) <= 1:
@@ -63,7 +65,8 @@ def descend(
     seed: int,
     dive: int,
 ) -> int | None:
-    """Return the index of the unexpanded node reached from `start`, or None when the way ends at terminal nodes.
+    """Return the index of the unexpanded node reached from `start`, or None when the way ends at
+    terminal nodes.
 
     `children[i]` are the indices of the children of node i, in the order of their creation.
     """

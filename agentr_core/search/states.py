@@ -17,8 +17,9 @@ from agentr_core.types import Generation, StopReason
 class NodeStates:
     """One environment and the snapshots of the nodes that are still to be expanded.
 
-    A node is reached by staying where the environment already stands, else by snapshot in constant time, else by
-    replaying the node's steps from a reset. `standing` is the node whose state the environment is in, None if unknown.
+    A node is reached by staying where the environment already stands, else by snapshot in constant
+    time, else by replaying the node's steps from a reset. `standing` is the node whose state the
+    environment is in, None if unknown.
     """
 
     env: Environment
@@ -26,10 +27,12 @@ class NodeStates:
     snapshots: dict[int, Any] = field(default_factory=dict)
 
     def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
-        """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the step limit.
+        """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the
+        step limit.
 
-        Generation i must become the i-th node that is added next, since the states it leads to are kept under that
-        index. Raises `ReplayDiverged` when the node is reached by replay and the environment answers differently.
+        Generation i must become the i-th node that is added next, since the states it leads to are
+        kept under that index. Raises `ReplayDiverged` when the node is reached by replay and the
+        environment answers differently.
         """
         outcomes = []
         for child, generation in enumerate(generations, len(arena.nodes)):

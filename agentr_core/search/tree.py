@@ -16,8 +16,8 @@ ROOT = 0
 class Draw:
     """One sampled reply: number `number` of the request with seed `seed`, drawn at node `parent`.
 
-    `node` is the child that stands for it: siblings whose replies count as equal share one, and it is the first of
-    them that the child's step is made of.
+    `node` is the child that stands for it: siblings whose replies count as equal share one, and it
+    is the first of them that the child's step is made of.
     """
 
     parent: int
@@ -31,8 +31,9 @@ class Draw:
 class Expansion:
     """One growth of a tree: the grain at which a search is stored and resumed.
 
-    `created` are the new nodes and `changed` the earlier ones whose statistics are new, both as they are after it.
-    A tree that holds exactly the expansions up to this one, with this `dives_done`, resumes as if never interrupted.
+    `created` are the new nodes and `changed` the earlier ones whose statistics are new, both as
+    they are after it. A tree that holds exactly the expansions up to this one, with this
+    `dives_done`, resumes as if never interrupted.
     """
 
     created: tuple[Node, ...]
@@ -43,7 +44,9 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a growth did, by index: it made the nodes from `first_created` on and changed those in `touched`."""
+    """What a growth did, by index: it made the nodes from `first_created` on and changed those in
+    `touched`.
+    """
 
     first_created: int
     touched: frozenset[int]
@@ -52,7 +55,9 @@ class Growth:
 
 @dataclass(slots=True, kw_only=True)
 class Arena:
-    """A tree under construction: nodes by index, and the indices of each node's children in order of creation."""
+    """A tree under construction: nodes by index, and the indices of each node's children in order
+    of creation.
+    """
 
     instance: Instance
     first_observation: str
@@ -63,7 +68,9 @@ class Arena:
 
     @classmethod
     def of(cls, tree: Tree) -> Arena:
-        """Return the arena of a stored tree. Raises `DataFault` when nodes are missing or out of order."""
+        """Return the arena of a stored tree. Raises `DataFault` when nodes are missing or out of
+        order.
+        """
         children: list[list[int]] = [[] for _ in tree.nodes]
         for position, node in enumerate(tree.nodes):
             if node.index != position or node.parent >= position or (node.parent < 0) != (position == ROOT):
@@ -123,7 +130,9 @@ class Arena:
         return index
 
     def back_up(self, leaf: int) -> set[int]:
-        """Count one visit of a leaf with its reward on the way up to the root; return the indices of that way."""
+        """Count one visit of a leaf with its reward on the way up to the root; return the indices
+        of that way.
+        """
         return self._put(back_up(self.nodes, leaf))
 
     def close(self, start: int) -> set[int]:

@@ -1,4 +1,6 @@
-"""The stages of a run: each reads its input from the store, does what is not done yet, and writes what it made.
+"""The stages of a run: each reads its input from the store, does what is not done yet, and writes
+what it made.
 
-A stage is an ordinary coroutine `stage(place, iteration)`; Prefect tasks are thin wrappers around them.
+A stage is an ordinary coroutine `stage(place, iteration)`; Prefect tasks are thin wrappers around
+them.
 """

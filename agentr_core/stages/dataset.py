@@ -1,4 +1,6 @@
-"""The dataset of an iteration: its samples filtered, mixed and tokenised, as a Parquet file and rows in the store."""
+"""The dataset of an iteration: its samples filtered, mixed and tokenised, as a Parquet file and
+rows in the store.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def dataset_id(place: Workplace, iteration: int) -> str:
 
 
 def dataset_file(place: Workplace, iteration: int) -> Path:
-    """Return the path of the Parquet file with columns `input_ids` and `labels`, for pairs of each side."""
+    """Return the path of the Parquet file with columns `input_ids` and `labels`, for pairs of each
+    side.
+    """
     return place.root / "datasets" / f"{dataset_id(place, iteration)}.parquet"
 
 
@@ -55,8 +59,9 @@ def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], lis
 async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
     """Build the dataset of an iteration unless it is there; return its hash and what it is made of.
 
-    Raises `DataFault` when no sample is left, since training on nothing would only repeat the policy; and when the file
-    of a stored dataset is gone and its samples no longer give the same one.
+    Raises `DataFault` when no sample is left, since training on nothing would only repeat the
+    policy; and when the file of a stored dataset is gone and its samples no longer give the same
+    one.
     """
     with place.timed(STAGE, iteration):
         return await asyncio.to_thread(_build, place, iteration)
@@ -129,7 +134,9 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _tokenised_anew(samples: Iterable[Sample], used: Collection[str], renderer: Renderer) -> dict[str, int]:
-    """Return how many trained turns of the samples in use another tokenizer sampled; nothing where there is none."""
+    """Return how many trained turns of the samples in use another tokenizer sampled; nothing where
+    there is none.
+    """
     turns = {sample_id(s): trained_turns(s) for s in samples if sample_id(s) in used}
     anew = sum(bool(turn.token_ids) and not renderer.own_ids(turn) for found in turns.values() for turn in found)
     return {"tokenised_anew": anew} if anew else {}
@@ -149,7 +156,9 @@ def _counts(built: Dataset) -> dict[str, Any]:
 
 
 def _earlier(place: Workplace, iteration: int) -> list[Sample]:
-    """Return the samples of earlier iterations where they are wanted again; sides of pairs are none by themselves."""
+    """Return the samples of earlier iterations where they are wanted again; sides of pairs are none
+    by themselves.
+    """
     return [
         sample
         for before in range(1, iteration if place.recipe.data.replay else 1)

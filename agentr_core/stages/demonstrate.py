@@ -1,4 +1,6 @@
-"""The expert's episodes on the training instances of an iteration: played live, and samples where trained on."""
+"""The expert's episodes on the training instances of an iteration: played live, and samples where
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def _make(
 
 
 def expert_of(recipe: Recipe, env: Environment) -> Expert:
-    """Return the expert of a recipe: the environment's, or the file's. Raises `DataFileError` for a malformed file."""
+    """Return the expert of a recipe: the environment's, or the file's. Raises `DataFileError` for a
+    malformed file.
+    """
     config = recipe.eto.expert
     if not config.file:
         return _built_in
@@ -126,7 +130,8 @@ def _demonstrations(recipe: Recipe, env: Environment) -> dict[str, Demonstration
 
 
 def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None:
-    """Return the episode of the environment's expert, played live, or None where it knows no solution.
+    """Return the episode of the environment's expert, played live, or None where it knows no
+    solution.
 
     Raises `EnvironmentFault` when the expert fails its own replay.
     """
@@ -143,7 +148,8 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
 
 def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory, str]:
-    """Return a demonstration played live, and in what it falls short of what its file claims: nothing, if it is sound.
+    """Return a demonstration played live, and in what it falls short of what its file claims:
+    nothing, if it is sound.
 
     A demonstration that claims the whole reward must also have the environment's flag of success.
     """
@@ -183,7 +189,9 @@ def _last_word(trajectory: Trajectory) -> str:
 
 
 def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `UserError` when the file of demonstrations is malformed or, without one, there is no expert."""
+    """Raise `UserError` when the file of demonstrations is malformed or, without one, there is no
+    expert.
+    """
     config = recipe.eto.expert
     if config.file:
         _demonstrations(recipe, env)
@@ -200,7 +208,8 @@ def _rows(iteration_id: str, trajectory: Trajectory, env: Environment, *, sample
     episode = trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id)
     if not samples:
         return episode
-    # The expert says the same in every iteration and run; the trajectory's id keeps their samples apart.
+    # The expert says the same in every iteration and run; the trajectory's id keeps their samples
+    # apart.
     sample = Sample(
         kind=SampleKind.EXPERT,
         messages=opening(env, trajectory.first_observation) + turns(trajectory.steps, train=True)[:-1],

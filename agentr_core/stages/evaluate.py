@@ -1,4 +1,6 @@
-"""Evaluation of a checkpoint: the held-out instances, and recovery from the base model's failures."""
+"""Evaluation of a checkpoint: the held-out instances, and recovery from the base model's
+failures.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Series:
 
 
 def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
-    """Return the id of an evaluation of the checkpoint that an iteration made (0: the base model)."""
+    """Return the id of an evaluation of the checkpoint that an iteration made (0: the base
+    model).
+    """
     recipe = place.recipe
     iteration_id = place.iteration_id(iteration) if iteration else place.source_id(0)
     # A further set changes nothing about the others.
@@ -59,7 +63,8 @@ def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of the evaluations of an iteration's checkpoint; return the success of each.
+    """Play what is missing of the evaluations of an iteration's checkpoint; return the success of
+    each.
 
     The revision test continues failed episodes of the base model.
 
@@ -186,10 +191,11 @@ def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoi
 
 
 def sampled_metrics(key: str, played: Sequence[Episode], *, disaster_counts: float = 0.0) -> list[Rows]:
-    """Return what several episodes of each instance show, as metrics: pass@k, and success and reward of the best.
+    """Return what several episodes of each instance show, as metrics: pass@k, and success and
+    reward of the best.
 
-    pass@k is the chance that one of k episodes succeeds, for k = 1, 2, 4, ... Who picks the best one has looked at the
-    environment's reward: a bound, and a baseline of the ETO paper.
+    pass@k is the chance that one of k episodes succeeds, for k = 1, 2, 4, ... Who picks the best
+    one has looked at the environment's reward: a bound, and a baseline of the ETO paper.
     """
     by_instance: dict[str, list[Episode]] = {}
     for episode in played:
@@ -209,7 +215,9 @@ def sampled_metrics(key: str, played: Sequence[Episode], *, disaster_counts: flo
 
 
 def pass_at_k(groups: Iterable[Sequence[Episode]], k: int) -> Estimate:
-    """Return pass@k over groups of episodes of one instance each; groups of fewer than k are left out."""
+    """Return pass@k over groups of episodes of one instance each; groups of fewer than k are left
+    out.
+    """
     counted = [group for group in groups if len(group) >= k]
     return clustered_share(
         [pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in counted],

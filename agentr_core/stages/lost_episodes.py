@@ -1,4 +1,6 @@
-"""Episodes of an evaluation that failed for good: kept as rejections, counted as the recipe says, and never data."""
+"""Episodes of an evaluation that failed for good: kept as rejections, counted as the recipe says,
+and never data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ REASON = "no-reward"
 def lost_rows(
     evaluation_id: str, plans: Iterable[EpisodePlan], played: Iterable[Episode], *, iteration_id: str
 ) -> Rows:
-    """Return a rejection for each planned episode of an evaluation that was not played; its subject names both."""
+    """Return a rejection for each planned episode of an evaluation that was not played; its subject
+    names both.
+    """
     done = {_key(episode) for episode in played}
     detail = "the episode has no reward; table event has the error that ended it"
     return rejection_rows(
@@ -35,14 +39,17 @@ def lost_rows(
 def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     """Return the episodes over which the means of an evaluation are taken.
 
-    With `errors.count_as: zero` those that failed for good are among them, as failures without a step.
+    With `errors.count_as: zero` those that failed for good are among them, as failures without a
+    step.
     """
     played = load_episodes(place.store, evaluation_id)
     return played if place.recipe.errors.count_as == "out" else [*played, *lost_episodes(place, evaluation_id)]
 
 
 def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that failed for good and were not played since, as failures of no steps."""
+    """Return the episodes of an evaluation that failed for good and were not played since, as
+    failures of no steps.
+    """
     subjects = place.all(
         "select subject from rejection where stage = ? and reason = ? and starts_with(subject, ?) order by subject",
         STAGE,

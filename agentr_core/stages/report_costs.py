@@ -12,9 +12,9 @@ _MILLION = 1_000_000
 def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     """Return a bill for each role with a served model that said something in an iteration.
 
-    A prompt counts once for each HTTP request, whatever number of replies it brought. Only what was kept is counted:
-    tries that failed, and replies of episodes that were given up, may be on the server's own bill as well. Copies of
-    another run's replies are on that run's bill.
+    A prompt counts once for each HTTP request, whatever number of replies it brought. Only what was
+    kept is counted: tries that failed, and replies of episodes that were given up, may be on the
+    server's own bill as well. Copies of another run's replies are on that run's bill.
     """
     recipe = place.recipe
     found = []
@@ -54,7 +54,8 @@ ASKED = """
 """
 """Which rows of `generation` were asked for in iteration $1, and are no copies of another run's."""
 
-# The replies to one request share owner and seed. A request for more than $3 replies was sent in parts (0: in one).
+# The replies to one request share owner and seed. A request for more than $3 replies was sent in
+# parts (0: in one).
 _USED = f"""
 with request as (
     select if($3 = 0, 1, ceil(count(*) / $3)) as parts, max(prompt_tokens) as prompt,

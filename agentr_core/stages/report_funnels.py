@@ -14,7 +14,9 @@ Part = Literal["expert", "explored", "successes", "pairs"]
 
 
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage from trees to trained rows; nothing before there is any."""
+    """Return what came out of each stage from trees to trained rows; nothing before there is
+    any.
+    """
     source, own = place.source_id(iteration), place.iteration_id(iteration)
     row = place.one(
         "select trees, leaves, pairs, critiques, spliced, verified, samples from v_funnel where iteration_id = ?",
@@ -45,7 +47,9 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def rejections(place: Workplace, iteration_id: str) -> dict[str, list[tuple[str, int]]]:
-    """Return how many were turned away in an iteration by stage and reason, the most frequent first."""
+    """Return how many were turned away in an iteration by stage and reason, the most frequent
+    first.
+    """
     found: dict[str, list[tuple[str, int]]] = {}
     for stage, reason, count in place.all(
         "select stage, reason, count(*) from rejection where iteration_id = ? "
@@ -57,7 +61,9 @@ def rejections(place: Workplace, iteration_id: str) -> dict[str, list[tuple[str,
 
 
 def episode_funnel(place: Workplace, iteration: int, parts: Sequence[Part]) -> tuple[FunnelStage, ...]:
-    """Return what came out of the given parts of data construction, in their order, and how many rows were trained."""
+    """Return what came out of the given parts of data construction, in their order, and how many
+    rows were trained.
+    """
     own, source = place.iteration_id(iteration), place.source_id(iteration)
     expert, explored, solved, pairs, samples, rows = (
         int(number or 0) for number in place.one(_COUNTS, source, own) or (0,) * 6

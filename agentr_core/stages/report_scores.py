@@ -20,7 +20,9 @@ Load = Callable[[int, str], list[Episode]]
 
 
 def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
-    """Return the score of the base model and of each iteration up to the given one, where it was evaluated."""
+    """Return the score of the base model and of each iteration up to the given one, where it was
+    evaluated.
+    """
     known: dict[tuple[int, str], list[Episode]] = {}
 
     def load(number: int, name: str) -> list[Episode]:
@@ -41,7 +43,8 @@ def scores(place: Workplace, iteration: int) -> tuple[IterationScore, ...]:
 
 
 def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
-    """Return success of an iteration minus that of another one, paired by episode, with its 95% interval.
+    """Return success of an iteration minus that of another one, paired by episode, with its 95%
+    interval.
 
     None when one of the two was not evaluated.
     """
@@ -50,7 +53,9 @@ def difference(place: Workplace, iteration: int, other: int) -> Estimate | None:
 
 
 def _gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate | None:
-    """Return the mean gain over the same episodes, clustered by what their instances are variants of."""
+    """Return the mean gain over the same episodes, clustered by what their instances are variants
+    of.
+    """
     earlier = {(e.instance.key, e.repeat): e.trajectory.success for e in before}
     same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat)) in earlier]
     gains = [float(e.trajectory.success) - float(was) for e, was in same]
@@ -88,7 +93,9 @@ def _pass_at(episodes: Sequence[Episode]) -> Iterable[PassAt]:
 
 
 def _share(episodes: Sequence[Episode]) -> Estimate:
-    """Return the share of successes: by Wilson's score where episodes are independent, else over clusters."""
+    """Return the share of successes: by Wilson's score where episodes are independent, else over
+    clusters.
+    """
     successes = [e.trajectory.success for e in episodes]
     clusters = [e.origin for e in episodes]
     if len(set(clusters)) == len(clusters):

@@ -1,4 +1,6 @@
-"""The states of the revision test: chosen once for a run, stored, and the same for every model that is tested."""
+"""The states of the revision test: chosen once for a run, stored, and the same for every model that
+is tested.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from agentr_core.store.tables import Row
 
 
 def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
-    """Return the episodes of the revision test: those of the run that the recipe names, else of its own run.
+    """Return the episodes of the revision test: those of the run that the recipe names, else of its
+    own run.
 
-    Its own are chosen from the failed episodes of evaluation `base_evaluation` when they are first asked for.
+    Its own are chosen from the failed episodes of evaluation `base_evaluation` when they are first
+    asked for.
 
     Raises:
-        DataFault: the other run has no states, or they are of another environment; or the first model of this run was
-            not evaluated before.
+        DataFault: the other run has no states, or they are of another environment; or the first
+            model of this run was not evaluated before.
     """
     other = place.recipe.evaluation.revision_test.states
     if other:

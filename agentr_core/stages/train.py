@@ -18,10 +18,12 @@ STAGE = "train"
 
 
 async def train(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Fine-tune on the dataset of an iteration, or find the checkpoint that an earlier try published.
+    """Fine-tune on the dataset of an iteration, or find the checkpoint that an earlier try
+    published.
 
     Raises:
-        TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for the next try.
+        TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for
+            the next try.
         DataFault: the dataset is not there.
     """
     job = job_of(place, iteration)
@@ -63,7 +65,8 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def job_of(place: Workplace, iteration: int) -> TrainingJob:
-    """Return the training of an iteration; its output folder has the name of the checkpoint that it makes.
+    """Return the training of an iteration; its output folder has the name of the checkpoint that it
+    makes.
 
     Raises `DataFault` when the dataset is not there.
     """
@@ -106,7 +109,9 @@ def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
 
 
 def _relative(path: Path) -> Path:
-    """Return a path relative to the working directory where it lies below it, so that a workspace can be moved."""
+    """Return a path relative to the working directory where it lies below it, so that a workspace
+    can be moved.
+    """
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,6 @@
-"""The trajectory store: DuckDB schema, bursts of reading and writing, and the codec between records and rows."""
+"""The trajectory store: DuckDB schema, bursts of reading and writing, and the codec between records
+and rows.
+"""
 
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows

@@ -1,6 +1,8 @@
-"""Answers to questions in SQL as text: pure functions from an Arrow table to a table, JSON or CSV, without loss.
+"""Answers to questions in SQL as text: pure functions from an Arrow table to a table, JSON or CSV,
+without loss.
 
-Numbers keep all their digits. Bytes are hexadecimal digits, as `unhex` reads them; times are in ISO 8601.
+Numbers keep all their digits. Bytes are hexadecimal digits, as `unhex` reads them; times are in ISO
+8601.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _GAP = "  "
 
 
 def to_json(answer: pa.Table) -> str:
-    """Return an array with an object for each row; NaN and infinities, which JSON lacks, are strings."""
+    """Return an array with an object for each row; NaN and infinities, which JSON lacks, are
+    strings.
+    """
     names = [json.dumps(name) for name in answer.column_names]
     rows = (",".join(f"{name}:{_json(value)}" for name, value in zip(names, row, strict=True)) for row in _rows(answer))
     return f"[{','.join(f'{{{row}}}' for row in rows)}]"

@@ -12,13 +12,15 @@ import duckdb
 
 from agentr_core.store import faults, lock
 
-# A burst that closed with a checkpoint would rewrite the last row group of every table it touched: 250 ms a burst at
-# 100,000 nodes. Small row groups make checkpoints cheap, and the size of the log decides when there is one. Each open
-# replays the log, at 0.1 ms of processor time for a small transaction, so it is kept short.
+# A burst that closed with a checkpoint would rewrite the last row group of every table it touched:
+# 250 ms a burst at 100,000 nodes. Small row groups make checkpoints cheap, and the size of the log
+# decides when there is one. Each open replays the log, at 0.1 ms of processor time for a small
+# transaction, so it is kept short.
 _ROW_GROUP_ROWS = 16_384
 _LOG_LIMIT = "1MB"
 _RETRY_S = 0.02
-# One thread while the file is opened: more take four times the processor time to replay a small log.
+# One thread while the file is opened: more take four times the processor time to replay a small
+# log.
 _READING_THREADS = 4
 
 
@@ -26,8 +28,8 @@ _READING_THREADS = 4
 def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
     """Return a connection whose default database is the file at `path`, closed after the body.
 
-    Programs that have the file open without our lock, such as the duckdb shell, are waited for until `deadline`
-    (`time.monotonic()`).
+    Programs that have the file open without our lock, such as the duckdb shell, are waited for
+    until `deadline` (`time.monotonic()`).
 
     Raises:
         StoreBusy: such a program kept the file for longer.
@@ -42,7 +44,8 @@ def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
             "checkpoint_threshold": _LOG_LIMIT,
             "temp_directory": f"{path}.tmp",
             "autoinstall_known_extensions": False,
-            # A name in a query means a table of the store, never a variable of the program around it.
+            # A name in a query means a table of the store, never a variable of the program around
+            # it.
             "python_enable_replacements": False,
         }
     )

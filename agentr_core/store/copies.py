@@ -13,7 +13,8 @@ from agentr_core.store.connection import connected, storage_faults
 
 
 def copy_sound(source: Path, target: Path, newest: int) -> None:
-    """Copy a database that nobody writes to `target`, which appears once the copy is complete and opens.
+    """Copy a database that nobody writes to `target`, which appears once the copy is complete and
+    opens.
 
     Args:
         newest: the schema version of the source.

@@ -1,8 +1,9 @@
 """The store: one DuckDB file, opened in short bursts under one lock.
 
-DuckDB lets no second process in while a writer has the file open, and several processes that open and close one file
-have been seen to lose committed rows (duckdb 2.0.0). So every burst takes our own lock, opens, works, closes and
-lets go; between the bursts of a running program `agentr sql` and notebooks get in.
+DuckDB lets no second process in while a writer has the file open, and several processes that open
+and close one file have been seen to lose committed rows (duckdb 2.0.0). So every burst takes our
+own lock, opens, works, closes and lets go; between the bursts of a running program `agentr sql` and
+notebooks get in.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` lie beside it.
+    """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` lie
+    beside it.
 
-    `wait_s` is the longest wait for other processes, in seconds. Making a store touches nothing: the first write
-    creates the file, and reading a file that does not exist is an error. Several processes and threads may use
-    stores on one file at once. A burst within a burst of the same file would wait for itself: finish one first.
+    `wait_s` is the longest wait for other processes, in seconds. Making a store touches nothing:
+    the first write creates the file, and reading a file that does not exist is an error. Several
+    processes and threads may use stores on one file at once. A burst within a burst of the same
+    file would wait for itself: finish one first.
     """
 
     def __init__(self, path: Path, wait_s: float = 60) -> None:
@@ -41,7 +44,8 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """Return a connection for one write burst: committed at the end of the body, rolled back if it raises.
+        """Return a connection for one write burst: committed at the end of the body, rolled back if
+        it raises.
 
         What is committed survives the death of the process.
 
@@ -65,7 +69,8 @@ class Store:
                 try:
                     yield con
                 except BaseException:
-                    # A connection that DuckDB has given up on cannot roll back; closing it has the same effect.
+                    # A connection that DuckDB has given up on cannot roll back; closing it has the
+                    # same effect.
                     with suppress(duckdb.Error):
                         con.rollback()
                     raise
@@ -76,7 +81,8 @@ class Store:
         """Return a connection for one read burst, in which all statements see the same state.
 
         Raises:
-            StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at the path yet.
+            StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at
+                the path yet.
         """
         deadline = time.monotonic() + self.wait_s
         self._must_exist()
@@ -90,7 +96,9 @@ class Store:
             yield con
 
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
-        """Return the rows of a user's query as a frame whose columns are backed by Arrow. Raises as `answer`."""
+        """Return the rows of a user's query as a frame whose columns are backed by Arrow. Raises as
+        `answer`.
+        """
         import pandas as pd
 
         frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
@@ -99,8 +107,8 @@ class Store:
     def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
         """Return the rows of a user's query, exactly. Nothing in the store can be changed by it.
 
-        Integers keep 64 bits; intervals and what else Arrow lacks are their text in SQL. Other files are neither read
-        nor written, unless `files` is given.
+        Integers keep 64 bits; intervals and what else Arrow lacks are their text in SQL. Other
+        files are neither read nor written, unless `files` is given.
 
         Raises:
             ConfigError: the SQL is wrong, or does more than ask.
@@ -118,8 +126,8 @@ class Store:
     def write(self, rows: Rows) -> None:
         """Store the rows of many tables in one transaction.
 
-        A row whose key is there already is left as it is, except that columns which may change take the new value
-        (`TABLES` says which).
+        A row whose key is there already is left as it is, except that columns which may change take
+        the new value (`TABLES` says which).
 
         Raises:
             KeyError: a table is unknown.
@@ -135,12 +143,16 @@ class Store:
                 _put(con, table, values, update=TABLES[table].mutable)
 
     def insert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is there already are left as they are. Raises as `write`."""
+        """Store rows of one table; rows whose key is there already are left as they are. Raises as
+        `write`.
+        """
         with self.transaction() as con:
             _put(con, table, rows, update=())
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is there already take the new values. Raises as `write`."""
+        """Store rows of one table; rows whose key is there already take the new values. Raises as
+        `write`.
+        """
         key = TABLES[table].key
         with self.transaction() as con:
             _put(con, table, rows, update=tuple(column for column in rows[0] if column not in key) if rows else ())
@@ -163,7 +175,8 @@ class Store:
                 raise KeyError(f"{table} has no row {[row[column] for column in key]}")
 
     def missing(self, table: str, ids: Sequence[str]) -> list[str]:
-        """Return those of the ids that a table with a single key column does not have yet, in the order given.
+        """Return those of the ids that a table with a single key column does not have yet, in the
+        order given.
 
         All of them when there is no store yet: this is how a rerun finds what is left to do.
         """
@@ -178,7 +191,9 @@ class Store:
         return [identifier for identifier in ids if identifier not in present]
 
     def checkpoint(self) -> None:
-        """Fold the log into the database file, so that the one file is the whole store and can be copied."""
+        """Fold the log into the database file, so that the one file is the whole store and can be
+        copied.
+        """
         deadline = time.monotonic() + self.wait_s
         if self.path.exists():
             with (
@@ -190,12 +205,14 @@ class Store:
                 con.execute("checkpoint")
 
     def backup(self, target: Path) -> None:
-        """Write the whole store, as it is now, to one file at `target`; other processes wait meanwhile.
+        """Write the whole store, as it is now, to one file at `target`; other processes wait
+        meanwhile.
 
         The file appears under its name once it is complete and could be opened.
 
         Raises:
-            StoreError: there is no store, `target` exists or cannot be written, or the disk is full.
+            StoreError: there is no store, `target` exists or cannot be written, or the disk is
+            full.
             StoreBusy, CorruptStore: as in `transaction`.
         """
         self._must_exist()
@@ -222,7 +239,9 @@ class Store:
             yield con
 
     def _create(self) -> None:
-        """Make the file with all tables under another name first: a half-made database cannot be opened again."""
+        """Make the file with all tables under another name first: a half-made database cannot be
+        opened again.
+        """
         if self.path.exists():
             return
         log = self.path.with_name(self.path.name + ".wal")
@@ -263,7 +282,9 @@ def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) 
 
 
 def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
-    """Raise `RunBusy` when rows of `incoming` were made by another writer than those stored under their keys."""
+    """Raise `RunBusy` when rows of `incoming` were made by another writer than those stored under
+    their keys.
+    """
     if not fixed:
         return
     key = TABLES[table].key

@@ -23,7 +23,9 @@ _HELD = ("Could not set lock on file", "Unique file handle conflict")
 
 
 def held_elsewhere(error: duckdb.Error) -> bool:
-    """Return whether a database could not be opened because a program that does not know our lock has it open."""
+    """Return whether a database could not be opened because a program that does not know our lock
+    has it open.
+    """
     return any(text in str(error) for text in _HELD)
 
 
@@ -34,7 +36,9 @@ def holder(error: duckdb.Error) -> int | None:
 
 
 def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
-    """Return what is wrong with the file at `path` or its disk, or None when the error is about something else."""
+    """Return what is wrong with the file at `path` or its disk, or None when the error is about
+    something else.
+    """
     text = " ".join(str(error).split())
     if any(sign in text for sign in _FULL):
         return StoreError(
@@ -51,7 +55,9 @@ def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
 
 
 def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
-    """Return what is wrong with a user's SQL, in one sentence, or with the file at `path` that it reads."""
+    """Return what is wrong with a user's SQL, in one sentence, or with the file at `path` that it
+    reads.
+    """
     text = " ".join(str(error).split())
     if "read-only mode" in text:
         return ConfigError("SQL: the store is opened for reading only; use a SELECT")

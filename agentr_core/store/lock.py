@@ -1,4 +1,6 @@
-"""The lock every open of a store goes through: many readers or one writer, across processes and threads."""
+"""The lock every open of a store goes through: many readers or one writer, across processes and
+threads.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ _LONGEST_PAUSE_S = 0.02
 
 @contextmanager
 def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
-    """Hold the lock of the database at `path` for the body: `exclusive` for a writer, shared for readers.
+    """Hold the lock of the database at `path` for the body: `exclusive` for a writer, shared for
+    readers.
 
-    A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come one after the
-    other would keep a writer out for ever, since a lock is handed to whoever happens to ask next.
+    A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come
+    one after the other would keep a writer out for ever, since a lock is handed to whoever happens
+    to ask next.
 
     Args:
         path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
@@ -92,7 +96,7 @@ def _holder(path: Path) -> int | None:
     with suppress(OSError, ValueError):
         inode = path.with_name(path.name + ".lock").stat().st_ino
         for line in Path("/proc/locks").read_text().splitlines():
-            # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; a line with an arrow is one who waits.
+            # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; with an arrow, one who waits.
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
                 return int(fields[4])

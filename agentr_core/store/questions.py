@@ -24,8 +24,8 @@ def ask(
 ) -> pa.Table | None:
     """Return the answer of the last statement in `sql`, None when there is no statement.
 
-    Column names are distinct, such as `a` and `a_1`. The connection's configuration is locked, and it reaches no
-    file but those it has open, unless `files` is given.
+    Column names are distinct, such as `a` and `a_1`. The connection's configuration is locked, and
+    it reaches no file but those it has open, unless `files` is given.
 
     Raises:
         ConfigError: a statement does more than ask.
@@ -70,7 +70,9 @@ _FILES_ARE_SHUT = (
 
 
 def closed_door(error: duckdb.Error) -> ConfigError | None:
-    """Return what to say of a query that wanted a file without being allowed to, None of another error."""
+    """Return what to say of a query that wanted a file without being allowed to, None of another
+    error.
+    """
     if isinstance(error, duckdb.PermissionException) and "disabled" in str(error):
         found = re.search(r'"([^"]*)"', str(error))
         return ConfigError(f"SQL: {f'{found[1]} is a file, and ' if found else ''}{_FILES_ARE_SHUT}")
@@ -86,7 +88,9 @@ def _quoted(name: str) -> str:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names of which none is there twice: a later one gets the first number that makes it another."""
+    """Return names of which none is there twice: a later one gets the first number that makes it
+    another.
+    """
     taken = set(names)
     made: list[str] = []
     for name in names:

@@ -16,7 +16,8 @@ Rows = Mapping[str, Sequence[Row]]
 class Table:
     """`key` identifies a row; `mutable` are the columns that a later row of the same key replaces.
 
-    A row whose `fixed` columns are not as they are stored for its key comes from another writer, and is refused.
+    A row whose `fixed` columns are not as they are stored for its key comes from another writer,
+    and is refused.
     """
 
     key: tuple[str, ...]
@@ -70,8 +71,8 @@ def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
 def settled(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
     """Return one row a key: the first, with the last values of the columns that may change.
 
-    That is what storing the rows one after the other leaves. In one statement DuckDB takes the first of several rows
-    with one key and drops the changes.
+    That is what storing the rows one after the other leaves. In one statement DuckDB takes the
+    first of several rows with one key and drops the changes.
     """
     key = TABLES[table].key
     distinct: dict[tuple[Any, ...], Row] = {}

@@ -15,7 +15,9 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, merge
 
 _SHARE = 0.05
-"""The part of the wall time the store may take: after a burst of t seconds there is none for t / share."""
+"""The part of the wall time the store may take: after a burst of t seconds there is none for t /
+share.
+"""
 _LONGEST_PAUSE_S = 5.0
 _BURSTS_WAITING = 3
 
@@ -23,14 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Collects units of rows and stores them together, every `interval_s` seconds or `max_rows` rows, in a thread.
+    """Collects units of rows and stores them together, every `interval_s` seconds or `max_rows`
+    rows, in a thread.
 
-    A unit (the rows of one `add`) is stored as a whole or not at all. A unit is safe once a `flush` begun after its
-    `add`, or the context, has ended without error; until then a killed process loses it. Leaving the context stores
-    what is left, also when the body was cancelled or failed.
+    A unit (the rows of one `add`) is stored as a whole or not at all. A unit is safe once a `flush`
+    begun after its `add`, or the context, has ended without error; until then a killed process
+    loses it. Leaving the context stores what is left, also when the body was cancelled or failed.
 
-    Rows that are not stored yet are in memory. Who makes many awaits `room` before making more: it holds them back
-    while the rows of three bursts wait.
+    Rows that are not stored yet are in memory. Who makes many awaits `room` before making more: it
+    holds them back while the rows of three bursts wait.
 
     `seconds` is the time spent in the store so far, the wait for other processes included.
     """
@@ -63,7 +66,8 @@ class Writer:
         self._closing = True
         self._wake.set()
         if self._task is not None:
-            # Its error, if it has one, is about rows that are kept: the flush below tries them again.
+            # Its error, if it has one, is about rows that are kept: the flush below tries them
+            # again.
             await asyncio.gather(self._task, return_exceptions=True)
         try:
             await self.flush()
@@ -96,7 +100,9 @@ class Writer:
             self._check()
 
     async def flush(self) -> None:
-        """Store all units added so far. Raises as `Store.write`; the units are kept for another try then."""
+        """Store all units added so far. Raises as `Store.write`; the units are kept for another try
+        then.
+        """
         # A cancelled caller must not leave the thread's outcome unnoticed.
         await asyncio.shield(asyncio.ensure_future(self._write()))
 

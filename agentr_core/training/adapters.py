@@ -21,7 +21,9 @@ from agentr_core.training.zero import read_zero, splits_weights
 
 
 def skeleton(model_dir: Path) -> Any:
-    """Return the model of a configuration with weights that take no memory. Raises `ModelDirectoryError`."""
+    """Return the model of a configuration with weights that take no memory. Raises
+    `ModelDirectoryError`.
+    """
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
         with torch.device("meta"):
@@ -31,7 +33,9 @@ def skeleton(model_dir: Path) -> Any:
 
 
 def adapted(model: Any, config: TrainingConfig) -> Any:
-    """Return a model with the adapters of the settings on it. Raises as PEFT does where they do not fit."""
+    """Return a model with the adapters of the settings on it. Raises as PEFT does where they do not
+    fit.
+    """
     with warnings.catch_warnings():
         # PEFT asks for an attribute that Transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)
@@ -41,8 +45,8 @@ def adapted(model: Any, config: TrainingConfig) -> Any:
 def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     """Return why the adapters that the settings ask for do not fit a model, one sentence each.
 
-    A model directory that is an adapter itself is trained on as it is. Raises `ModelDirectoryError` when there is no
-    shape in the directory.
+    A model directory that is an adapter itself is trained on as it is. Raises `ModelDirectoryError`
+    when there is no shape in the directory.
     """
     if adapter_base(model_dir) is not None:
         if config.lora_r:
@@ -72,7 +76,8 @@ def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
 
 
 def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:
-    """Return a sentence if some names are of no module; PEFT is content with one that is, and passes over the others.
+    """Return a sentence if some names are of no module; PEFT is content with one that is, and
+    passes over the others.
 
     Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
     """

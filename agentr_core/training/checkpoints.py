@@ -1,4 +1,6 @@
-"""Published checkpoints: ordinary model directories that appear whole, with a manifest that says how they were made."""
+"""Published checkpoints: ordinary model directories that appear whole, with a manifest that says
+how they were made.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ ADAPTER = "adapter"
 class Manifest:
     """How a checkpoint was made. `job` is the fingerprint of its `TrainingJob`.
 
-    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is samples seen over samples there
-    are; `final_loss` is the loss of the last step; `seconds` is time spent in training. `ended_by` is the setting
-    that decided when it was over, empty in checkpoints of earlier versions. `files` has the size of every
-    other file of the directory in bytes.
+    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is samples seen
+    over samples there are; `final_loss` is the loss of the last step; `seconds` is time spent in
+    training. `ended_by` is the setting that decided when it was over, empty in checkpoints of
+    earlier versions. `files` has the size of every other file of the directory in bytes.
     """
 
     job: str
@@ -67,7 +69,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a directory is a published checkpoint: a sound manifest, and every file in its full size."""
+    """Return whether a directory is a published checkpoint: a sound manifest, and every file in its
+    full size.
+    """
     try:
         manifest = read_manifest(path)
     except ModelDirectoryError:
@@ -76,13 +80,16 @@ def is_complete(path: Path) -> bool:
 
 
 def read_history(path: Path) -> list[TrainingStep]:
-    """Return every optimizer step of a published checkpoint's training, interrupted attempts joined."""
+    """Return every optimizer step of a published checkpoint's training, interrupted attempts
+    joined.
+    """
     lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
     return [STEP.validate_json(line) for line in lines]
 
 
 def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
-    """Move a finished directory to its place in one step; return its manifest with hash and sizes filled in.
+    """Move a finished directory to its place in one step; return its manifest with hash and sizes
+    filled in.
 
     `staging` holds everything but the manifest and is on the file system of `destination`.
 

@@ -10,9 +10,9 @@ import torch
 def use_threads(wanted: int) -> None:
     """Let PyTorch compute on so many threads of this process.
 
-    0 leaves it to `OMP_NUM_THREADS`, without which it is one where there is no GPU. Threads meet at the end of every
-    operation, of which a step has thousands, and spin until the last one is there: when another program takes a core
-    from one of them, all wait.
+    0 leaves it to `OMP_NUM_THREADS`, without which it is one where there is no GPU. Threads meet at
+    the end of every operation, of which a step has thousands, and spin until the last one is there:
+    when another program takes a core from one of them, all wait.
     """
     if wanted:
         torch.set_num_threads(wanted)

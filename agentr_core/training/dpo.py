@@ -1,7 +1,9 @@
-"""TRL's DPOTrainer on token pairs: the loss falls on the replies of both sides, and on nothing else.
+"""TRL's DPOTrainer on token pairs: the loss falls on the replies of both sides, and on nothing
+else.
 
-TRL masks the prompt alone, so what the environment says between two replies would count as the agent's words. Its loss
-reads a mask with one flag for each token, though, and here that is the mask of the labels.
+TRL masks the prompt alone, so what the environment says between two replies would count as the
+agent's words. Its loss reads a mask with one flag for each token, though, and here that is the mask
+of the labels.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
     """A DPOTrainer that follows a `Plan` over rows that are token ids already.
 
-    The loss of a step is the mean over its pairs; where the last batch of a training is not full, its pairs weigh more.
+    The loss of a step is the mean over its pairs; where the last batch of a training is not full,
+    its pairs weigh more.
     """
 
     def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
-        """Return the loss of one batch, its gradients added to those of the step. Raises `NonFiniteLoss`."""
+        """Return the loss of one batch, its gradients added to those of the step. Raises
+        `NonFiniteLoss`.
+        """
         loss: torch.Tensor = super().training_step(*inputs, **options)
         self.check_finite(self.model, loss)
         return loss
@@ -48,10 +53,11 @@ def make_trainer(
     settings: Any,
     tell: Callable[[TrainingStep], None],
 ) -> PlannedDPOTrainer:
-    """Return the trainer of a job; `settings` are its `arguments`. The log-probabilities of the reference are computed.
+    """Return the trainer of a job; `settings` are its `arguments`. The log-probabilities of the
+    reference are computed.
 
-    The reference is the model that training starts from: without adapters if it trains some, or with a copy of those
-    it starts with.
+    The reference is the model that training starts from: without adapters if it trains some, or
+    with a copy of those it starts with.
     """
     disable_progress_bars()
     trainer = PlannedDPOTrainer(
@@ -71,7 +77,9 @@ def make_trainer(
 
 
 def arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the Trainer's arguments for a job of so many optimizer steps; see `planned.plain_arguments`."""
+    """Return the Trainer's arguments for a job of so many optimizer steps; see
+    `planned.plain_arguments`.
+    """
     loss = job.preference
     assert loss is not None
     return DPOConfig(
@@ -89,7 +97,8 @@ def arguments(job: TrainingJob, *, steps: int) -> Any:
 
 
 def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return what TRL's loss reads: first the chosen rows, then the rejected ones, filled up to one of few lengths.
+    """Return what TRL's loss reads: first the chosen rows, then the rejected ones, filled up to one
+    of few lengths.
 
     `completion_mask` has a 1 for each token that carries loss.
     """
@@ -115,7 +124,9 @@ SIDES = ("chosen", "rejected")
 
 
 def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
-    """Return the rows as a dataset with files of its own: TRL keeps what it makes of them beside these."""
+    """Return the rows as a dataset with files of its own: TRL keeps what it makes of them beside
+    these.
+    """
     folder = job.work.references
     with PartialState().main_process_first():
         if not folder.exists():

@@ -1,4 +1,6 @@
-"""What a training is asked to do, what it reports while it runs, and where its unfinished work lies."""
+"""What a training is asked to do, what it reports while it runs, and where its unfinished work
+lies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceLoss:
-    """The loss of preference training; names are TRL's. The reference is the model that the training starts from."""
+    """The loss of preference training; names are TRL's. The reference is the model that the
+    training starts from.
+    """
 
     beta: float
     loss_type: tuple[str, ...] = ("sigmoid",)
@@ -29,14 +33,16 @@ class PreferenceLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """One fine-tuning, fully resolved: supervised, or on preference pairs if it has a `preference` loss.
+    """One fine-tuning, fully resolved: supervised, or on preference pairs if it has a `preference`
+    loss.
 
-    `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and `labels`; for preference
-    pairs there is one pair of columns for each side, with the prefixes `chosen_` and `rejected_`.
-    `output_dir` is where the finished checkpoint appears, all at once. `num_train_epochs` counts passes over the
-    dataset; `config.ended_by` says whether they decide when it is over. `seed` is in [0, 2**31). `parent` and
-    `dataset_hash` say by content what is in `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps:
-    at most so many are lost when a training is interrupted.
+    `dataset_file` is a .parquet, .arrow or .feather file with the list columns `input_ids` and
+    `labels`; for preference pairs there is one pair of columns for each side, with the prefixes
+    `chosen_` and `rejected_`. `output_dir` is where the finished checkpoint appears, all at once.
+    `num_train_epochs` counts passes over the dataset; `config.ended_by` says whether they decide
+    when it is over. `seed` is in [0, 2**31). `parent` and `dataset_hash` say by content what is in
+    `model_dir` and `dataset_file`. `checkpoint_every` is in optimizer steps: at most so many are
+    lost when a training is interrupted.
     """
 
     model_dir: Path
@@ -52,7 +58,9 @@ class TrainingJob:
 
     @property
     def fingerprint(self) -> str:
-        """The id of all that decides the weights: inputs by content, settings, seed and the version of this code."""
+        """The id of all that decides the weights: inputs by content, settings, seed and the version
+        of this code.
+        """
         kind = ("sft",) if self.preference is None else ("dpo", self.preference)
         return fingerprint(
             *kind,
@@ -66,7 +74,9 @@ class TrainingJob:
 
     @property
     def reports(self) -> Path:
-        """Where a logger that writes files, as TensorBoard does, keeps them: beside the output, and left there."""
+        """Where a logger that writes files, as TensorBoard does, keeps them: beside the output, and
+        left there.
+        """
         return self.output_dir.with_name(f"{self.output_dir.name}.logs")
 
     @property
@@ -116,10 +126,11 @@ class WorkFolder:
 class TrainingStep:
     """Where a training stands after an optimizer step.
 
-    `loss` is the mean over the trained tokens of that step in nats, or over its pairs. `trained_tokens` counts all
-    tokens that carried loss up to here. `seconds` is the time spent in training, with that of earlier attempts up to
-    their checkpoint. `total_steps` is an estimate where the time decides. `scores` are what preference training
-    measures besides: means over the pairs of the step.
+    `loss` is the mean over the trained tokens of that step in nats, or over its pairs.
+    `trained_tokens` counts all tokens that carried loss up to here. `seconds` is the time spent in
+    training, with that of earlier attempts up to their checkpoint. `total_steps` is an estimate
+    where the time decides. `scores` are what preference training measures besides: means over the
+    pairs of the step.
     """
 
     step: int

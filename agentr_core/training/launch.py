@@ -13,7 +13,9 @@ from agentr_core.training.job import TrainingJob
 
 RANK = "agentr_core.training.rank"
 PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Say which process of how many one is; those of an outer launcher are none of a trainer's business."""
+"""Say which process of how many one is; those of an outer launcher are none of a trainer's
+business.
+"""
 
 
 def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank: int = 0) -> list[str]:
@@ -62,10 +64,11 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
 
 
 def launched(job: TrainingJob, *, job_file: Path, events_file: Path, keep: int) -> int:
-    """Run the main machine's processes of a job to their end; return the exit status of their launcher.
+    """Run the main machine's processes of a job to their end; return the exit status of their
+    launcher.
 
-    `keep` is a file descriptor that the launcher holds open too, so that a lock on it lasts until the last of them is
-    gone.
+    `keep` is a file descriptor that the launcher holds open too, so that a lock on it lasts until
+    the last of them is gone.
     """
     return start_launcher(job, job_file=job_file, events_file=events_file, keep=keep).wait()
 

@@ -3,12 +3,12 @@
     position_ids   0 1 2 3 4 5 | 0 1 2 3 | 0 1 2 . .     one row: three samples and its filling
     labels         - - a b - c | - - d e | - f g . .     a sample's first token is never a target
 
-Where positions restart, transformers builds a block-diagonal attention mask, if it is called without `attention_mask`
-and with `use_cache=False`. A row with a single sample needs no mask, and the filling at the end is never looked at by
-what comes before it.
+Where positions restart, transformers builds a block-diagonal attention mask, if it is called
+without `attention_mask` and with `use_cache=False`. A row with a single sample needs no mask, and
+the filling at the end is never looked at by what comes before it.
 
-Rows are only filled up to the longest sample of the step, or `ROW` if that is more: attention under a block-diagonal
-mask costs the square of the row, whatever the samples in it.
+Rows are only filled up to the longest sample of the step, or `ROW` if that is more: attention under
+a block-diagonal mask costs the square of the row, whatever the samples in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 from agentr_core.samples.labels import IGNORED
 
 ROW = 512
-"""Rows may always get this long; short samples alone in a row would leave the processor waiting for Python."""
+"""Rows may always get this long; short samples alone in a row would leave the processor waiting for
+Python.
+"""
 QUANTUM = 64
 
 
@@ -40,14 +42,17 @@ class TokenPair(NamedTuple):
 
 
 def trained_tokens(row: TokenRow | TokenPair) -> int:
-    """Return the number of tokens that carry loss: the first token of a row has nothing before it to be told from."""
+    """Return the number of tokens that carry loss: the first token of a row has nothing before it
+    to be told from.
+    """
     if isinstance(row, TokenPair):
         return sum(map(trained_tokens, row))
     return sum(label != IGNORED for label in row.labels[1:])
 
 
 def padded_length(tokens: int) -> int:
-    """Return the row length used for so many tokens: a multiple of 64 up to 512, and 4 to 8 lengths an octave above.
+    """Return the row length used for so many tokens: a multiple of 64 up to 512, and 4 to 8 lengths
+    an octave above.
 
     Few lengths matter: every new shape makes the CPU compile new kernels, and memory grows.
     """
@@ -56,7 +61,9 @@ def padded_length(tokens: int) -> int:
 
 
 def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
-    """Return which samples share a row, as indices into `lengths`; the longest come first (first fit, decreasing)."""
+    """Return which samples share a row, as indices into `lengths`; the longest come first (first
+    fit, decreasing).
+    """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     if not packing:
         return [[index] for index in order]
@@ -77,8 +84,8 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
 def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: int) -> list[dict[str, torch.Tensor]]:
     """Return what the model is given for one optimizer step, one forward pass after the other.
 
-    Each pass has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`, length); rows of
-    about the same length come together. No rows make no passes.
+    Each pass has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`,
+    length); rows of about the same length come together. No rows make no passes.
     """
     if not rows:
         return []
@@ -88,7 +95,9 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
 
 
 def idle_pass() -> dict[str, torch.Tensor]:
-    """Return a pass without any trained token, for a process that has nothing left to do in a step."""
+    """Return a pass without any trained token, for a process that has nothing left to do in a
+    step.
+    """
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
 
 

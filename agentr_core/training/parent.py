@@ -18,9 +18,11 @@ from agentr_core.recipes import TrainingConfig
 
 
 class Parent(NamedTuple):
-    """A model ready to be trained, its tokenizer, and the number format that its checkpoints are kept in.
+    """A model ready to be trained, its tokenizer, and the number format that its checkpoints are
+    kept in.
 
-    `lora` says which adapters are still to be put on it: none for full training, and none if it has them already.
+    `lora` says which adapters are still to be put on it: none for full training, and none if it has
+    them already.
     """
 
     model: Any
@@ -30,7 +32,9 @@ class Parent(NamedTuple):
 
 
 def text_config(model_dir: Path) -> Any:
-    """Return the configuration of the language model in a directory. Raises `ModelDirectoryError`."""
+    """Return the configuration of the language model in a directory. Raises
+    `ModelDirectoryError`.
+    """
     with _faults(model_dir):
         return AutoConfig.from_pretrained(adapter_base(model_dir) or model_dir).get_text_config()
 
@@ -69,13 +73,17 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
 
 
 def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
-    """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, then in `dtype`."""
+    """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, then
+    in `dtype`.
+    """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return PeftModel.from_pretrained(model, adapter).merge_and_unload().to(dtype)
 
 
 def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
-    """Return a whole model in the number format that the settings want to train it in, and the one it is stored in."""
+    """Return a whole model in the number format that the settings want to train it in, and the one
+    it is stored in.
+    """
     as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
     if config.load_in_4bit or zero3:
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
@@ -112,9 +120,11 @@ def _four_bits() -> Any:
 
 
 def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
-    """Return in what the adapter in a directory differs from the one that the settings ask for, one sentence each.
+    """Return in what the adapter in a directory differs from the one that the settings ask for, one
+    sentence each.
 
-    Training goes on with the adapter that is there; a second one on top of it could not be published alone.
+    Training goes on with the adapter that is there; a second one on top of it could not be
+    published alone.
     """
     there = PeftConfig.from_pretrained(path)
     pairs = {

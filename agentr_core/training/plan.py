@@ -1,4 +1,6 @@
-"""Which samples each optimizer step sees: fixed before training starts, so that schedule and token count are exact."""
+"""Which samples each optimizer step sees: fixed before training starts, so that schedule and token
+count are exact.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from agentr_core.fingerprint import derive_seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The samples of each optimizer step, as row numbers, and the trained tokens seen up to the end of each step."""
+    """The samples of each optimizer step, as row numbers, and the trained tokens seen up to the end
+    of each step.
+    """
 
     steps: tuple[tuple[int, ...], ...]
     trained_tokens: tuple[int, ...]
@@ -22,7 +26,9 @@ class Plan:
     """Samples seen, repeats included, over the samples there are."""
 
     def tokens_after(self, step: int) -> int:
-        """Return the trained tokens seen up to the end of a step, counted from 1; after the last comes the first."""
+        """Return the trained tokens seen up to the end of a step, counted from 1; after the last
+        comes the first.
+        """
         rounds, rest = divmod(step, len(self.steps))
         return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
 
@@ -39,10 +45,10 @@ def plan(
 ) -> Plan:
     """Return the steps of a training on rows with `tokens[i]` trained tokens each.
 
-    Rows come in a new random order every epoch; all steps but the last have `per_step` samples, also across the
-    border of two epochs. With `step_tokens` above 0 a step takes samples instead while their `lengths`, in tokens, come
-    to no more than that; it has one at least. With `max_tokens` above 0 the sample that reaches it is the last one,
-    whatever `epochs` says.
+    Rows come in a new random order every epoch; all steps but the last have `per_step` samples,
+    also across the border of two epochs. With `step_tokens` above 0 a step takes samples instead
+    while their `lengths`, in tokens, come to no more than that; it has one at least. With
+    `max_tokens` above 0 the sample that reaches it is the last one, whatever `epochs` says.
 
     Raises `DataFault` when there are no rows or one without trained tokens.
     """

@@ -1,4 +1,6 @@
-"""What TRL's trainers have in common here: they follow a plan, tell of each step, and stop at what is not finite."""
+"""What TRL's trainers have in common here: they follow a plan, tell of each step, and stop at what
+is not finite.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ _SCORES = {
 class FollowsPlan:
     """Mixed into a trainer of TRL: takes the steps of a `Plan` and tells of each.
 
-    With `max_seconds` above 0 it takes them again and again until the time is up, by the clock of the main process.
-    A step whose loss or gradient is not finite ends the training before any weight is changed (DeepSpeed changes them
-    at once, but they are not kept).
+    With `max_seconds` above 0 it takes them again and again until the time is up, by the clock of
+    the main process. A step whose loss or gradient is not finite ends the training before any
+    weight is changed (DeepSpeed changes them at once, but they are not kept).
     """
 
     args: Any
@@ -57,7 +59,9 @@ class FollowsPlan:
         self._clock = time.monotonic()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step with its tokens and time, so that they survive in the trainer's state, and tell of it."""
+        """Log a step with its tokens and time, so that they survive in the trainer's state, and
+        tell of it.
+        """
         if "loss" not in logs:
             super().log(logs, start_time)  # type: ignore[misc]
             return
@@ -87,7 +91,8 @@ class FollowsPlan:
         return _TICKS * min(1.0, self._seconds() / self._max_seconds)
 
     def _seconds(self) -> float:
-        """Return the time spent in training so far, with that of earlier attempts up to their checkpoint.
+        """Return the time spent in training so far, with that of earlier attempts up to their
+        checkpoint.
 
         Where it decides anything it is that of the main process, in all of them.
         """
@@ -136,7 +141,9 @@ class MarkSaved(TrainerCallback):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: Path, settings: Any) -> Path | None:
-    """Return the newest intermediate checkpoint that was written to its end, or None; removes those that were not."""
+    """Return the newest intermediate checkpoint that was written to its end, or None; removes those
+    that were not.
+    """
     if settings.should_save:
         for torn in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
             shutil.rmtree(torn)
@@ -145,7 +152,8 @@ def last_checkpoint(folder: Path, settings: Any) -> Path | None:
 
 
 def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
-    """Return what all trainers are told of a job of so many optimizer steps, on CUDA where there is a device.
+    """Return what all trainers are told of a job of so many optimizer steps, on CUDA where there is
+    a device.
 
     Where the job has several processes, this one joins the others when the arguments are made.
     """

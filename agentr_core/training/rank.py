@@ -1,6 +1,8 @@
-"""One process of a training: `python -m agentr_core.training.rank JOB_FILE EVENTS_FILE`, started by `launch`.
+"""One process of a training: `python -m agentr_core.training.rank JOB_FILE EVENTS_FILE`, started by
+`launch`.
 
-It ends when its standard input does, so that it never outlives the process that wants its checkpoint.
+It ends when its standard input does, so that it never outlives the process that wants its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def main(arguments: list[str]) -> int:
 
 
 def work(job: TrainingJob, events_file: Path) -> None:
-    """Do this process's part of a job. A fault is told in the events file, and ends the process with status 1."""
+    """Do this process's part of a job. A fault is told in the events file, and ends the process
+    with status 1.
+    """
     with events_file.open("ab", buffering=0) as events:
 
         def tell(event: Event) -> None:
@@ -40,8 +44,8 @@ def work(job: TrainingJob, events_file: Path) -> None:
             from agentr_core.training.faults import describe
 
             tell(describe(error, job.work.root))
-            # Here and at once: the error's frames hold what is left of a group of processes, and to drop that, or to
-            # take leave of the group, may be to wait for others that are gone.
+            # Here and at once: the error's frames hold what is left of a group of processes, and to
+            # drop that, or to take leave of the group, may be to wait for others that are gone.
             _leave(1)
 
 
@@ -54,8 +58,8 @@ def _leave(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     status = 1
-    # Registered first, so run last: all other handlers are run, but the interpreter is not taken apart. Meanwhile a
-    # thread of Gloo, which outlives its group of processes, might drop a tensor, and so abort a training that is done
-    # (pytorch issue 190489).
+    # Registered first, so run last: all other handlers are run, but the interpreter is not taken
+    # apart. Meanwhile a thread of Gloo, which outlives its group of processes, might drop a tensor,
+    # and so abort a training that is done (pytorch issue 190489).
     atexit.register(lambda: _leave(status))
     status = main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """What a training's settings need: names that its libraries know, and what a machine must have.
 
-All of it is told together before a run's first reply, and once more by each process of a trainer, whose machine may be
-another one.
+All of it is told together before a run's first reply, and once more by each process of a trainer,
+whose machine may be another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from agentr_core.training.zero import read_zero, splits_weights
 
 
 def check_requirements(config: TrainingConfig) -> None:
-    """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which lists every fault."""
+    """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which
+    lists every fault.
+    """
     if config.bf16 == "auto":
         raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
     if faults := [*name_faults(config), *machine_faults(config)]:
@@ -79,7 +81,9 @@ def machine_faults(config: TrainingConfig) -> list[str]:
 
 
 def _schedule_faults(name: str, field: str) -> list[str]:
-    """Return why a schedule cannot be followed; it is made as the Trainer makes it, on an optimizer of one number."""
+    """Return why a schedule cannot be followed; it is made as the Trainer makes it, on an optimizer
+    of one number.
+    """
     kinds = [kind.value for kind in SchedulerType]
     if name not in kinds:
         return [f"{field} {name!r} is unknown; choose one of {', '.join(kinds)}"]

@@ -1,4 +1,6 @@
-"""Writes what a training leaves: a model or PEFT directory, the parent's tokenizer, the history of its steps."""
+"""Writes what a training leaves: a model or PEFT directory, the parent's tokenizer, the history of
+its steps.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ def write_result(
     dtype: torch.dtype,
     weights: dict[str, torch.Tensor] | None,
 ) -> None:
-    """Write a finished training to its staging folder, without a manifest; the main process alone calls it.
+    """Write a finished training to its staging folder, without a manifest; the main process alone
+    calls it.
 
-    `weights` are given where the model itself holds only this process's part of them, as with ZeRO-3.
+    `weights` are given where the model itself holds only this process's part of them, as with
+    ZeRO-3.
     """
     staging = job.work.staging
     if staging.exists():
@@ -39,7 +43,8 @@ def write_result(
         model.to(dtype).save_pretrained(staging)
     else:
         model.save_pretrained(staging, state_dict=_cast(weights, dtype))
-    # Tokenizer and chat template go along byte for byte: what the model reads must not change with its weights.
+    # Tokenizer and chat template go along byte for byte: what the model reads must not change with
+    # its weights.
     for file in sorted(job.model_dir.iterdir()):
         if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
             shutil.copyfile(file, staging / file.name)
@@ -71,7 +76,9 @@ def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, tor
 
 
 def _from_here(path: Path) -> Path:
-    """Return a path relative to the working directory where it lies below it, so that a workspace can be moved."""
+    """Return a path relative to the working directory where it lies below it, so that a workspace
+    can be moved.
+    """
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,6 @@
-"""One training in this process, alone or as one of several: from a job to a published checkpoint."""
+"""One training in this process, alone or as one of several: from a job to a published
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,16 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | None:
     """Train a job, from its last intermediate checkpoint if there is one, and publish the result.
 
-    Returns the manifest, or None in a process that is not the main one of its training: only that one tells and
-    publishes.
+    Returns the manifest, or None in a process that is not the main one of its training: only that
+    one tells and publishes.
 
     Raises:
         ConfigError: the settings ask for what is not there.
         DataFault: the dataset is empty or has broken rows.
         ModelDirectoryError: the model cannot be loaded.
         NonFiniteLoss: loss or gradient became NaN or infinite.
-        TrainingFault: the device cannot do what the job asks for, or another process trains another job.
+        TrainingFault: the device cannot do what the job asks for, or another process trains another
+            job.
     """
     use_threads(job.config.num_threads)
     if not torch.cuda.is_available():
@@ -65,7 +68,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
         step_tokens=job.config.step_tokens,
     )
-    # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then the model.
+    # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then
+    # the model.
     settings = method.arguments(job, steps=len(steps.steps))
     _check_company(job)
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
@@ -103,7 +107,9 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
 
 
 def _tell_deepspeed() -> None:
-    """Tell DeepSpeed of the group of processes, of which on a CPU it learns only after it has split the weights."""
+    """Tell DeepSpeed of the group of processes, of which on a CPU it learns only after it has split
+    the weights.
+    """
     from deepspeed import comm
 
     if not comm.is_initialized():
@@ -115,15 +121,17 @@ def _part(one: Any) -> None:
     company = one.args.distributed_state
     company.wait_for_everyone()
     if torch.distributed.is_initialized():
-        # What gradients were exchanged with holds on to the group, and may be dropped by no one: that waits, with the
-        # interpreter's lock in hand, for a thread of Gloo, which may be waiting for this lock to drop a tensor. So it
-        # is kept until the process leaves.
+        # What gradients were exchanged with holds on to the group, and may be dropped by no one:
+        # that waits, with the interpreter's lock in hand, for a thread of Gloo, which may be
+        # waiting for this lock to drop a tensor. So it is kept until the process leaves.
         atexit.register(lambda: one)
     company.destroy_process_group()
 
 
 def _check_company(job: TrainingJob) -> None:
-    """Machines that join late, or after a crash, may have another training in hand than the main process."""
+    """Machines that join late, or after a crash, may have another training in hand than the main
+    process.
+    """
     main = broadcast_object_list([job.fingerprint])[0]
     if main != job.fingerprint:
         raise TrainingFault(f"the main machine trains job {main}, this one {job.fingerprint}; join it again")

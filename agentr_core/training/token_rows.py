@@ -23,7 +23,8 @@ def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> l
         side: the prefix of the two columns, for a file of pairs.
 
     Raises:
-        DataFault: the file cannot be read, or a row is broken; the message names the first such row.
+        DataFault: the file cannot be read, or a row is broken; the message names the first such
+            row.
     """
     table = _read(file)
     ids, labels = f"{side}input_ids", f"{side}labels"
@@ -42,7 +43,9 @@ def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> l
 
 
 def read_pairs(file: Path, *, vocabulary: int, context: int) -> list[TokenPair]:
-    """Return the checked pairs of a file, in its order. Arguments and errors are those of `read_rows`."""
+    """Return the checked pairs of a file, in its order. Arguments and errors are those of
+    `read_rows`.
+    """
     sides = (read_rows(file, vocabulary=vocabulary, context=context, side=side) for side in ("chosen_", "rejected_"))
     return [TokenPair(*pair) for pair in zip(*sides, strict=True)]
 

@@ -1,6 +1,8 @@
-"""TRL's SFTTrainer, fed by a plan: one row of its dataset is one process's share of an optimizer step.
+"""TRL's SFTTrainer, fed by a plan: one row of its dataset is one process's share of an optimizer
+step.
 
-A share is a few forward passes, as many in each process: where weights are split over processes, a pass needs them all.
+A share is a few forward passes, as many in each process: where weights are split over processes, a
+pass needs them all.
 """
 
 from __future__ import annotations
@@ -26,19 +28,22 @@ from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
     """An SFTTrainer that follows a `Plan`.
 
-    The loss of a step is the mean over all trained tokens of all its passes in all processes, as TRL has it for
-    accumulated batches.
+    The loss of a step is the mean over all trained tokens of all its passes in all processes, as
+    TRL has it for accumulated batches.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # TRL scores only the trained positions where Triton runs; elsewhere it scores all, at twice the time of a step.
+        # TRL scores only the trained positions where Triton runs; elsewhere it scores all, at twice
+        # the time of a step.
         forward = inspect.signature(type(self.accelerator.unwrap_model(self.model)).forward)
         takes = {"logits_to_keep", "kwargs"} & set(forward.parameters)
         self._keeps_logits = self.args.device.type == "cpu" and bool(takes)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Return the loss of one optimizer step, its gradients accumulated over the passes. Raises `NonFiniteLoss`."""
+        """Return the loss of one optimizer step, its gradients accumulated over the passes. Raises
+        `NonFiniteLoss`.
+        """
         model.train()
         inputs = self._prepare_inputs(inputs)
         total = torch.zeros((), device=self.args.device)
@@ -58,7 +63,9 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the summed loss of a pass over `num_items_in_batch`; on CPU only trained positions are scored."""
+        """Return the summed loss of a pass over `num_items_in_batch`; on CPU only trained positions
+        are scored.
+        """
         if not self._keeps_logits or return_outputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         targets = inputs["labels"][0, 1:]
@@ -125,7 +132,9 @@ def samples_per_step(config: TrainingConfig) -> int:
 
 
 def arguments(job: TrainingJob, *, steps: int) -> Any:
-    """Return the Trainer's arguments for a job of so many optimizer steps; see `planned.plain_arguments`."""
+    """Return the Trainer's arguments for a job of so many optimizer steps; see
+    `planned.plain_arguments`.
+    """
     return SFTConfig(
         **plain_arguments(job, steps=steps),
         per_device_train_batch_size=1,

@@ -1,4 +1,5 @@
-"""The trainer's first process: `python -m agentr_core.training.worker JOB_FILE EVENTS_FILE`, started by `sft.train`.
+"""The trainer's first process: `python -m agentr_core.training.worker JOB_FILE EVENTS_FILE`,
+started by `sft.train`.
 
 It holds the lock of the job, and trains by itself or starts the processes that do.
 """

@@ -18,7 +18,8 @@ def names() -> list[str]:
 
 
 def read_zero(name: str) -> dict[str, Any]:
-    """Return a DeepSpeed configuration, its "auto" fields still to be filled in by the Hugging Face Trainer.
+    """Return a DeepSpeed configuration, its "auto" fields still to be filled in by the Hugging Face
+    Trainer.
 
     Args:
         name: one of `names()`, or the path of a JSON file.
@@ -41,6 +42,8 @@ def read_zero(name: str) -> dict[str, Any]:
 
 
 def splits_weights(content: dict[str, Any]) -> bool:
-    """Return whether a DeepSpeed configuration spreads the weights themselves over processes (ZeRO-3)."""
+    """Return whether a DeepSpeed configuration spreads the weights themselves over processes
+    (ZeRO-3).
+    """
     zero = content.get("zero_optimization")
     return isinstance(zero, dict) and zero.get("stage") == 3

@@ -1,4 +1,6 @@
-"""Environments as a person meets them: which there are, whether they work, playing one by hand, serving one."""
+"""Environments as a person meets them: which there are, whether they work, playing one by hand,
+serving one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def names() -> tuple[str, ...]:
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return options of an environment from words like `url=http://127.0.0.1:36001`. Raises `ConfigError`."""
+    """Return options of an environment from words like `url=http://127.0.0.1:36001`. Raises
+    `ConfigError`.
+    """
     options = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
@@ -40,8 +44,8 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
 def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for one environment, or each, how it is: `name`, `ok`, `status`, `detail`.
 
-    The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail says what.
-    `options` are for one environment only. Raises `ConfigError` for an unknown name.
+    The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
+    says what. `options` are for one environment only. Raises `ConfigError` for an unknown name.
     """
     if name is None and options:
         raise ConfigError("options belong to one environment; name it")
@@ -59,7 +63,9 @@ def play(
     read: Callable[[], str],
     write: Callable[[str], Any],
 ) -> None:
-    """Let a person play one instance: `read` returns an action, the empty one ends it. Raises `ConfigError`."""
+    """Let a person play one instance: `read` returns an action, the empty one ends it. Raises
+    `ConfigError`.
+    """
     env = named_environment(name, options)
     try:
         instances = env.instances(split)
@@ -68,7 +74,8 @@ def play(
             raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
         write(visible(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n"))
         while action := read().strip():
-            # Some worlds mark an action in another way than with a label; there it is typed with its marks.
+            # Some worlds mark an action in another way than with a label; there it is typed with
+            # its marks.
             found = answers.action_in(env, f"Action: {action}") or answers.action_in(env, action)
             observation, reward, terminated, truncated, info = answers.step(env, found)
             write(visible(observation))
@@ -90,9 +97,11 @@ def serve(
     most: int,
     say: Callable[[str], Any],
 ) -> None:
-    """Serve an environment in AgentGym's contract until interrupted: in that of the world of its name, if there is one.
+    """Serve an environment in AgentGym's contract until interrupted: in that of the world of its
+    name, if there is one.
 
-    Raises `ConfigError` for an unknown name, option or split, and for an address that cannot be listened at.
+    Raises `ConfigError` for an unknown name, option or split, and for an address that cannot be
+    listened at.
     """
     import uvicorn
 
@@ -120,7 +129,8 @@ def serve(
 def _listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), backlog=2048)
-        # Accepted connections have it, too. Without it the body of each answer waits 40 ms for word of its head.
+        # Accepted connections have it, too. Without it the body of each answer waits 40 ms for word
+        # of its head.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except (OSError, OverflowError) as error:

@@ -1,4 +1,6 @@
-"""Model servers as a person meets them: their environment is installed, and they serve until interrupted."""
+"""Model servers as a person meets them: their environment is installed, and they serve until
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _POLL_SECONDS = 0.5
 
 
 def install(device: str, *, say: Callable[[str], Any]) -> Path:
-    """Return the Python of vLLM's environment, which is made if it is not there. Raises `UserError`."""
+    """Return the Python of vLLM's environment, which is made if it is not there. Raises
+    `UserError`.
+    """
     return ensure(vllm_environment(), device_of(device), tell=say)
 
 

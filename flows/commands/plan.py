@@ -21,11 +21,12 @@ from tasks.wiring import load_recipe, make_environment, open_store
 
 
 def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
-    """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each stage.
+    """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each
+    stage.
 
-    A model's directory may still be missing if the shape of a model of its name comes along: the recipe is then planned
-    for another machine, and what this one lacks is told in the plan. Raises `UserError` for what else would stop the
-    run, at once or later; servers are not asked.
+    A model's directory may still be missing if the shape of a model of its name comes along: the
+    recipe is then planned for another machine, and what this one lacks is told in the plan. Raises
+    `UserError` for what else would stop the run, at once or later; servers are not asked.
 
     Args:
         gpu_gib: memory of a GPU, in GiB.

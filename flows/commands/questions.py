@@ -9,7 +9,8 @@ from tasks.wiring import open_store
 
 
 def answer(workspace: Path, sql: str, form: str, *, files: bool = False) -> str:
-    """Return the answer to a question in SQL in one of the `FORMATS`; with `files` it may read and write files.
+    """Return the answer to a question in SQL in one of the `FORMATS`; with `files` it may read and
+    write files.
 
     Raises `ConfigError` for wrong SQL, and `StoreError` where there is no store.
     """
@@ -30,7 +31,8 @@ def back_up(workspace: Path, file: Path) -> str:
 
 
 def faults(workspace: Path) -> list[str]:
-    """Return what is wrong with the rows of a workspace's store, a line each; nothing of a sound one.
+    """Return what is wrong with the rows of a workspace's store, a line each; nothing of a sound
+    one.
 
     Raises `StoreError` where there is no store.
     """

@@ -15,7 +15,9 @@ from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
 
 
 def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None) -> list[str]:
-    """Return the training set of an iteration (the last one by default) as lines of JSON. Raises `ConfigError`."""
+    """Return the training set of an iteration (the last one by default) as lines of JSON. Raises
+    `ConfigError`.
+    """
     run_id = find_run(workspace, prefix)
     store = open_store(workspace, must_exist=True)
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=0))
@@ -44,7 +46,8 @@ def export_lines(workspace: Path, prefix: str, form: str, iteration: int | None)
 
 
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
-    """Return the turns of the one sample whose id begins with `prefix`, each with whether it is trained.
+    """Return the turns of the one sample whose id begins with `prefix`, each with whether it is
+    trained.
 
     What cannot be seen in a text, or would command a terminal, is written out as marks.
 

@@ -14,11 +14,12 @@ from tasks.wiring import make_environment, open_store
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise `UserError` when a stage of a recipe could not do its work; every fault is told, one sentence each.
+    """Raise `UserError` when a stage of a recipe could not do its work; every fault is told, one
+    sentence each.
 
-    Models, environment, splits, store, files, and what trainings need. Of model directories only headers are read;
-    servers are asked for their list of models, those of environments for any answer. `trains` says whether the actor is
-    to be trained, which a served one cannot be.
+    Models, environment, splits, store, files, and what trainings need. Of model directories only
+    headers are read; servers are asked for their list of models, those of environments for any
+    answer. `trains` says whether the actor is to be trained, which a served one cannot be.
     """
     faults_of(recipe, trains=trains).tell()
 
@@ -26,7 +27,8 @@ def check(recipe: Recipe, *, trains: bool = True) -> None:
 def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:
     """Return what `check` would tell. Without `asks` no server is asked, and models may be missing.
 
-    A model may then be missing whose shape is known, since its recipe is planned for another machine.
+    A model may then be missing whose shape is known, since its recipe is planned for another
+    machine.
     """
     faults = Faults()
     if not method_of(recipe).acts:
@@ -52,7 +54,9 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
 
 
 def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
-    """Raise `UserError` when the environment of a recipe lacks something, or its splits or files do."""
+    """Raise `UserError` when the environment of a recipe lacks something, or its splits or files
+    do.
+    """
     env = make_environment(recipe)
     try:
         if asks and isinstance(env, Served):

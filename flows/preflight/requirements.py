@@ -1,4 +1,6 @@
-"""What the stages of a recipe need of models, machine and files, found before the first of them begins."""
+"""What the stages of a recipe need of models, machine and files, found before the first of them
+begins.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tasks.wiring import find_run, open_store
 
 @dataclass(slots=True)
 class Faults:
-    """What stands against a run. `machine` is what only this machine lacks, and another may have."""
+    """What stands against a run. `machine` is what only this machine lacks, and another may
+    have.
+    """
 
     found: list[UserError] = field(default_factory=list)
     machine: list[str] = field(default_factory=list)
@@ -47,7 +51,8 @@ class Faults:
 
 
 def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:
-    """Note what is wrong with each model of a recipe: its directory, template, context, device, or its server.
+    """Note what is wrong with each model of a recipe: its directory, template, context, device, or
+    its server.
 
     Args:
         asks: whether servers are asked. Without, a directory may be missing whose shape is known.
@@ -83,7 +88,9 @@ def weights_missing(model: ModelConfig) -> bool:
 
 
 def training_requirements(recipe: Recipe, faults: Faults) -> None:
-    """Note what stands against the trainings of a recipe: names, packages, devices, adapters that do not fit."""
+    """Note what stands against the trainings of a recipe: names, packages, devices, adapters that
+    do not fit.
+    """
     # Torch and PEFT take seconds to import, and an evaluation needs nothing of this.
     from agentr_core.training.adapters import adapter_faults
     from agentr_core.training.requirements import machine_faults, name_faults
@@ -126,7 +133,9 @@ def _trained(recipe: Recipe) -> Sequence[Recipe]:
 
 
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:
-    """Return the settings of each training that differs from the others, with the section that has its schedule."""
+    """Return the settings of each training that differs from the others, with the section that has
+    its schedule.
+    """
     objectives = [plan.objective for one in _trained(recipe) for plan in plans_of(one) if plan.objective]
     return list(dict.fromkeys((one.config, "eto.dpo" if one.kind == "dpo" else "training") for one in objectives))
 
@@ -156,7 +165,9 @@ def _check_context(model: ModelConfig) -> None:
 
 
 def _check_template(path: Path, *, trains: bool) -> None:
-    """Raise `ModelDirectoryError` when nothing could be sampled, or several turns could, but not be trained on."""
+    """Raise `ModelDirectoryError` when nothing could be sampled, or several turns could, but not be
+    trained on.
+    """
     turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
     try:
         renderer = load_renderer(path, at=datetime.now(UTC))

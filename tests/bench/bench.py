@@ -1,9 +1,11 @@
-"""Benchmarks of speed and memory: ratios and rates with their goals, measured in one run on this machine.
+"""Benchmarks of speed and memory: ratios and rates with their goals, measured in one run on this
+machine.
 
     python tests/bench/bench.py [--quick] [--clock cpu] [--only NAME ...] [--output bench.jsonl]
 
-Writes one line of JSON for each measure and prints a table. A goal that is missed is reported and is not an error. With
-`--clock cpu` seconds are those of the processors, on one thread, so that other work on the machine decides little.
+Writes one line of JSON for each measure and prints a table. A goal that is missed is reported and
+is not an error. With `--clock cpu` seconds are those of the processors, on one thread, so that
+other work on the machine decides little.
 """
 
 from __future__ import annotations

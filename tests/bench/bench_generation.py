@@ -1,8 +1,8 @@
-"""Tokens a second of the decode loop against Transformers' `generate` and its continuous batching (`generate_batch`),
-in the same process on the same model.
+"""Tokens a second of the decode loop against Transformers' `generate` and its continuous batching
+(`generate_batch`), in the same process on the same model.
 
-Counted in CPU seconds of one thread, so that other work on the machine does not decide the ratio. The prefix cache is
-off: each prompt is computed in full.
+Counted in CPU seconds of one thread, so that other work on the machine does not decide the ratio.
+The prefix cache is off: each prompt is computed in full.
 
     pytest -s tests/bench/bench_generation.py
 """

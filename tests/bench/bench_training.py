@@ -1,7 +1,8 @@
-"""Training tokens a second on CPU: our packed rows and selected scores against TRL's own packing and loss.
+"""Training tokens a second on CPU: our packed rows and selected scores against TRL's own packing
+and loss.
 
-Counted in CPU seconds of one thread, so that other work on the machine does not decide the ratio. Both train the same
-samples, of 300 to 700 tokens with a third of them trained, in bfloat16.
+Counted in CPU seconds of one thread, so that other work on the machine does not decide the ratio.
+Both train the same samples, of 300 to 700 tokens with a third of them trained, in bfloat16.
 
     pytest -s tests/bench/bench_training.py
 """
@@ -31,7 +32,9 @@ LEAST_RATIO = 1.5
 
 
 def tokens_per_cpu_second(trainer: Any, tokens: int) -> float:
-    """Return the speed of all steps but the first, which compiles; `tokens` are those of all steps."""
+    """Return the speed of all steps but the first, which compiles; `tokens` are those of all
+    steps.
+    """
     times = StepTimes(time.process_time)
     trainer.add_callback(times)
     trainer.train()

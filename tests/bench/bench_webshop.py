@@ -1,7 +1,8 @@
-"""What a large WebShop catalogue costs: building it, opening it, searching it; against the memory of its parsed files.
+"""What a large WebShop catalogue costs: building it, opening it, searching it; against the memory
+of its parsed files.
 
-Each measurement has a process of its own, whose peak memory is what it says. Products have the length of real ones:
-about 200 words, drawn from 50,000 as unevenly as words are.
+Each measurement has a process of its own, whose peak memory is what it says. Products have the
+length of real ones: about 200 words, drawn from 50,000 as unevenly as words are.
 
     python tests/bench/bench_webshop.py [PRODUCTS]
 """
@@ -53,7 +54,9 @@ def write(folder: Path, count: int) -> None:
 
 
 def measured(what: str, folder: Path) -> tuple[float, float]:
-    """Return the CPU seconds and the peak memory in MiB of one thing done in a process of its own."""
+    """Return the CPU seconds and the peak memory in MiB of one thing done in a process of its
+    own.
+    """
     done = subprocess.run([sys.executable, __file__, what, str(folder)], capture_output=True, text=True, check=True)
     seconds, peak = json.loads(done.stdout)
     return seconds, peak

@@ -1,4 +1,6 @@
-"""Collection as a recipe does it: trees a second against the published way, the engine's share, the time outside it."""
+"""Collection as a recipe does it: trees a second against the published way, the engine's share, the
+time outside it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")
 
 @dataclass(eq=False)
 class Recorder:
-    """Passes requests on to the recipe's model; remembers them and their replies, and how long the model took.
+    """Passes requests on to the recipe's model; remembers them and their replies, and how long the
+    model took.
 
     By the processors' clock, what other threads do meanwhile counts as the model's.
     """
@@ -59,7 +62,8 @@ class Recorder:
 
 
 def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str], clock: Clock) -> list[Measure]:
-    """Return the measures of one collection of `trees` trees, of which the published way grows `slow_trees` again.
+    """Return the measures of one collection of `trees` trees, of which the published way grows
+    `slow_trees` again.
 
     `search` are changes of the recipe.
     """
@@ -140,7 +144,9 @@ def _load(recipe: Recipe) -> TransformersModel:
 
 
 async def _engine_seconds(recipe: Recipe, requests: Sequence[Request], clock: Clock) -> float:
-    """Return how long the model takes for requests in full batches, in their order and from an empty cache."""
+    """Return how long the model takes for requests in full batches, in their order and from an
+    empty cache.
+    """
     model = _load(recipe)
     started = clock()
     for batch in _batches(requests, recipe.model.max_batch):
@@ -163,7 +169,8 @@ def _batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
 async def _published_seconds_per_reply(
     recipe: Recipe, recorder: Recorder, trees: Sequence[Tree], clock: Clock
 ) -> dict[int, float]:
-    """Return the seconds of a reply by the number of threads; small products are often faster with one.
+    """Return the seconds of a reply by the number of threads; small products are often faster with
+    one.
 
     A tree beforehand, uncounted, pays for what only the first replies of a model need.
     """

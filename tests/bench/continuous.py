@@ -10,14 +10,17 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 _PAGE = 256
 _TOKENS_A_PASS = 2048
-"""As many tokens as one forward pass takes on a CPU: prompts that wait are computed beside replies that grow."""
+"""As many tokens as one forward pass takes on a CPU: prompts that wait are computed beside replies
+that grow.
+"""
 
 
 def generate_batch(model: Any, rows: Sequence[Sequence[int]], *, new_tokens: int) -> int:
     """Sample a reply of `new_tokens` tokens to each prompt, and return how many tokens these are.
 
-    The pages of keys and values are kept from call to call, which is what a server would do; `forget` frees them. On a
-    CPU there are as many as the first call needs, for it would take most of the machine's memory by itself.
+    The pages of keys and values are kept from call to call, which is what a server would do;
+    `forget` frees them. On a CPU there are as many as the first call needs, for it would take most
+    of the machine's memory by itself.
     """
     sampling = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=new_tokens, eos_token_id=-1, pad_token_id=0)
     sizes = {}

@@ -1,4 +1,6 @@
-"""TextCraft behind HTTP, one request a step, as AgentGym serves it; prints its port once it listens."""
+"""TextCraft behind HTTP, one request a step, as AgentGym serves it; prints its port once it
+listens.
+"""
 
 from __future__ import annotations
 

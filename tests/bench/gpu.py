@@ -1,12 +1,15 @@
-"""The engine on a GPU with a model of real size: generation, collection, training; tokens a second and how well used.
+"""The engine on a GPU with a model of real size: generation, collection, training; tokens a second
+and how well used.
 
-    python tests/bench/gpu.py [--size 0.6b] [--device cuda] [--output gpu.jsonl] [--quick] [--peak-tflops 989]
+    python tests/bench/gpu.py [--size 0.6b] [--device cuda] [--output gpu.jsonl] [--quick]
+    [--peak-tflops 989]
 
-The model has the shape of Qwen3 and random weights, in bfloat16, so nothing is downloaded. Its replies are noise of
-full length: speed is all that this measures. On a CPU (`--device cpu --size tiny --quick`) it shows that it runs.
+The model has the shape of Qwen3 and random weights, in bfloat16, so nothing is downloaded. Its
+replies are noise of full length: speed is all that this measures. On a CPU (`--device cpu --size
+tiny --quick`) it shows that it runs.
 
-Generation and training need torch, transformers, trl, peft and pydantic alone. Collection needs all that agentr is
-installed with; where a part of it is missing, that is said and the rest is measured.
+Generation and training need torch, transformers, trl, peft and pydantic alone. Collection needs all
+that agentr is installed with; where a part of it is missing, that is said and the rest is measured.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ CONTEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A shape of Qwen3; `vocabulary` is that of the model, of which the tokenizer uses the first ids."""
+    """A shape of Qwen3; `vocabulary` is that of the model, of which the tokenizer uses the first
+    ids.
+    """
 
     hidden: int
     layers: int
@@ -165,7 +170,9 @@ def _generation(options: argparse.Namespace, path: Path, folder: Path) -> list[M
 
 
 def _continuous(model: Any, rows: list[list[int]], new_tokens: int, device: str) -> list[float]:
-    """Return the tokens a second of Transformers' continuous batching, or nothing where it does not run."""
+    """Return the tokens a second of Transformers' continuous batching, or nothing where it does not
+    run.
+    """
     try:
         return [_rate(lambda: continuous.generate_batch(model, rows, new_tokens=new_tokens), device)]
     except (RuntimeError, ValueError, OSError, ImportError) as error:

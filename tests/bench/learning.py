@@ -1,10 +1,12 @@
-"""Does the wheel teach? Held-out success of three arms, each trained on the same number of tokens, over several seeds.
+"""Does the wheel teach? Held-out success of three arms, each trained on the same number of tokens,
+over several seeds.
 
     python tests/bench/learning.py --seeds 0 1 2 --workspace runs/learning
 
-Arms: `agent-r` is the recipe as it is; `good-only` trains on the good trajectories of the same search; `cloning` trains
-on the expert's episodes of as many training instances. All start from the same model; every arm and seed is a run of
-its own in one store, and a run that is finished is not repeated. The table has means over seeds with 95% t-intervals.
+Arms: `agent-r` is the recipe as it is; `good-only` trains on the good trajectories of the same
+search; `cloning` trains on the expert's episodes of as many training instances. All start from the
+same model; every arm and seed is a run of its own in one store, and a run that is finished is not
+repeated. The table has means over seeds with 95% t-intervals.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def run(arm: str, seed: int, overrides: list[str], workspace: Path) -> None:
 
 
 def table(wanted: list[tuple[str, int, list[str]]], workspace: Path) -> str:
-    """Return a Markdown table: success on the held-out instances and in the revision test, by arm and iteration."""
+    """Return a Markdown table: success on the held-out instances and in the revision test, by arm
+    and iteration.
+    """
     store = Store(workspace / STORE_FILE)
     lines = ["| arm | iteration | success | revision test | seeds |", "|---|---|---|---|---|"]
     for arm in dict.fromkeys(name for name, _, _ in wanted):

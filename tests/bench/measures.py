@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 Clock = Callable[[], float]
-"""Seconds that have passed: of the wall, or of this process's processors where other work disturbs."""
+"""Seconds that have passed: of the wall, or of this process's processors where other work
+disturbs.
+"""
 
 _HOLDS = {">=": operator.ge, "<=": operator.le, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One number. `goal` is a comparison such as ">= 20", or empty where there is none; `note` is for people."""
+    """One number. `goal` is a comparison such as ">= 20", or empty where there is none; `note` is
+    for people.
+    """
 
     name: str
     value: float

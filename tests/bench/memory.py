@@ -1,6 +1,8 @@
-"""Peak memory of a collection of many trees against one of a tenth of them, each in a process of its own.
+"""Peak memory of a collection of many trees against one of a tenth of them, each in a process of
+its own.
 
-The model is a script, so that thousands of trees are a matter of minutes; search, environment and store are real.
+The model is a script, so that thousands of trees are a matter of minutes; search, environment and
+store are real.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def _reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 def _own_peak_mib() -> float:
-    """Return the peak of this program. The kernel's other count, `ru_maxrss`, begins with that of the parent."""
+    """Return the peak of this program. The kernel's other count, `ru_maxrss`, begins with that of
+    the parent.
+    """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
     return int(kibibytes) / _KIBIBYTES_PER_MIB

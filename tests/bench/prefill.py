@@ -1,4 +1,6 @@
-"""n replies to one prompt against one reply to each of n prompts of the same length, in one batch each."""
+"""n replies to one prompt against one reply to each of n prompts of the same length, in one batch
+each.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ NEW_TOKENS = 16
 def measure(folder: Path, *, n: int, words: int, clock: Clock) -> list[Measure]:
     """Return the ratios for prompts of `words` words, without a prefix cache.
 
-    One model has keys and values for each query head, as the shipped one; in the other eight heads share two, as in
-    the larger models of these years.
+    One model has keys and values for each query head, as the shipped one; in the other eight heads
+    share two, as in the larger models of these years.
     """
     return [
         *_measure("shared_prefill_ratio", MODEL, n=n, words=words, clock=clock),
@@ -30,7 +32,9 @@ def measure(folder: Path, *, n: int, words: int, clock: Clock) -> list[Measure]:
 
 
 def grouped_model(path: Path) -> Path:
-    """Save a random model in which four query heads share keys and values, with the tiny model's tokenizer."""
+    """Save a random model in which four query heads share keys and values, with the tiny model's
+    tokenizer.
+    """
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     config = Qwen3Config(
         hidden_size=256,

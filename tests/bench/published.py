@@ -1,9 +1,10 @@
 """The published way of growing trees, to measure ours against.
 
-One tree at a time; each reply is a request of its own to Transformers' `generate`; the environment is a server, and
-each child of a node is reached by a reset and a replay of the whole way. Source: the released code of Agent-R
-(arXiv 2501.11425) on AgentGym's environment servers (arXiv 2406.04151). This one is a little faster: connections are
-kept open, and the first child of a node is stepped where the environment stands.
+One tree at a time; each reply is a request of its own to Transformers' `generate`; the environment
+is a server, and each child of a node is reached by a reset and a replay of the whole way. Source:
+the released code of Agent-R (arXiv 2501.11425) on AgentGym's environment servers (arXiv
+2406.04151). This one is a little faster: connections are kept open, and the first child of a node
+is stepped where the environment stands.
 """
 
 from __future__ import annotations
@@ -70,10 +71,11 @@ def environment_server() -> Iterator[str]:
 
 
 class OneByOne:
-    """Asks `generate` for one reply at a time, as long as the recorded one, and returns the recorded one.
+    """Asks `generate` for one reply at a time, as long as the recorded one, and returns the
+    recorded one.
 
-    So the slow way grows the very trees that the fast way grew, with as many tokens. `replies` counts them. `threads`
-    are those of a matrix product on a CPU.
+    So the slow way grows the very trees that the fast way grew, with as many tokens. `replies`
+    counts them. `threads` are those of a matrix product on a CPU.
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class OneByOne:
 async def grow_one_by_one(
     trees: Sequence[Tree], config: SearchConfig, sampler: OneByOne, url: str, clock: Clock
 ) -> float:
-    """Grow trees again, one after the other, and return the seconds it took, in processor time with the server's.
+    """Grow trees again, one after the other, and return the seconds it took, in processor time with
+    the server's.
 
     Raises `ValueError` if one comes out differently.
     """

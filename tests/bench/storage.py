@@ -23,7 +23,9 @@ DATASET_ROWS = 1_000
 
 
 def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Measure]:
-    """Return the speed of storing about `ingest` steps, and of a query on a synthetic store of about `stored`."""
+    """Return the speed of storing about `ingest` steps, and of a query on a synthetic store of
+    about `stored`.
+    """
     rate = asyncio.run(_ingest(Store(folder / "ingest.duckdb"), max(1, ingest // STEPS_PER_TREE), clock))
     store = Store(folder / "large.duckdb")
     steps = _fill(store, max(20, stored // STEPS_PER_TREE))
@@ -70,7 +72,9 @@ async def _ingest(store: Store, trees: int, clock: Clock) -> float:
 
 
 def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
-    """Yield trees that are one chain of expansions each: replies differ, observations often repeat."""
+    """Yield trees that are one chain of expansions each: replies differ, observations often
+    repeat.
+    """
     rng = random.Random(0)
     words = [f"word{number}" for number in range(2000)]
     observations = [" ".join(rng.choices(words, k=8)) for _ in range(500)]
@@ -117,7 +121,9 @@ def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
 
 
 def _fill(store: Store, trees: int) -> int:
-    """Fill a store with trees, and with a checkpoint trained on some of them; return the number of steps."""
+    """Fill a store with trees, and with a checkpoint trained on some of them; return the number of
+    steps.
+    """
     grow, train = (Path(__file__).with_name(name).read_text() for name in ("synthetic.sql", "synthetic_dataset.sql"))
     for first in range(0, trees, TREES_PER_BURST):
         with store.transaction() as con:

@@ -1,4 +1,6 @@
-"""Every benchmark runs on its smallest sizes and says what it found; how fast this machine is proves nothing here."""
+"""Every benchmark runs on its smallest sizes and says what it found; how fast this machine is
+proves nothing here.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_the_quick_run_measures_everything(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_of_a_gpu_runs_on_a_cpu(tmp_path: Path) -> None:
-    """What it finds there says nothing; that its FLOPs are counted rightly has a test of its own."""
+    """What it finds there says nothing; that its FLOPs are counted rightly has a test of its
+    own.
+    """
     output = tmp_path / "gpu.jsonl"
     options = ["--device", "cpu", "--size", "tiny", "--quick", "--peak-tflops", "1", "--output", str(output)]
     done = subprocess.run(

@@ -54,7 +54,9 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]
 
 
 def measure(model_dir: Path, folder: Path, *, quick: bool, **settings: Any) -> Speed:
-    """Return the speed of fine-tuning a model in bfloat16 on packed random rows, a third of them trained."""
+    """Return the speed of fine-tuning a model in bfloat16 on packed random rows, a third of them
+    trained.
+    """
     per_step, longest = (2, 60) if quick else (32, 1500)
     generator = random.Random(0)
     lengths = [generator.randint(longest // 5, longest) for _ in range(per_step * _STEPS)]
@@ -100,9 +102,10 @@ def _random_row(length: int, generator: random.Random) -> TokenRow:
 def model_flops(model: Any, rows: Sequence[TokenRow], config: TrainingConfig) -> float:
     """Return the FLOPs that training on rows once takes at least, without recomputed activations.
 
-    Two for each weight and token forward, twice that backward (once that where weights are frozen under adapters);
-    attention over the half of each row that a token may see; the output layer for trained tokens only, as it is
-    computed. Source: PaLM (arXiv 2204.02311), appendix B, with causal attention halved.
+    Two for each weight and token forward, twice that backward (once that where weights are frozen
+    under adapters); attention over the half of each row that a token may see; the output layer for
+    trained tokens only, as it is computed. Source: PaLM (arXiv 2204.02311), appendix B, with causal
+    attention halved.
     """
     shape = model.config
     passes = 4 if config.lora_r else 6
@@ -111,7 +114,8 @@ def model_flops(model: Any, rows: Sequence[TokenRow], config: TrainingConfig) ->
     body = sum(parameter.numel() for parameter in model.parameters()) - tied * embedding
     attention_width = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
     tokens = sum(len(row.labels) for row in rows)
-    # Scores and sums of values: two products each, over half the row; backward doubles, adapters or not.
+    # Scores and sums of values: two products each, over half the row; backward doubles, adapters or
+    # not.
     attention = 6 * attention_width * sum(len(row.labels) ** 2 for row in rows)
     return passes * (body * tokens + embedding * sum(map(trained_tokens, rows))) + attention
 

@@ -2,10 +2,11 @@
 
     python tests/bench/training_under_load.py [--threads N ...] [--rounds 3]
 
-Each number of threads trains the shipped tiny model in the trainer's own process, on rows of equal length. A busy loop
-comes and goes while it trains, so that both kinds of steps are taken in turns. Prints the median seconds of a step
-without and with it, and their ratio. If threads shared the cores fairly and never waited for one another, a training on
-all cores would have a ratio of 1 + 1 / cores.
+Each number of threads trains the shipped tiny model in the trainer's own process, on rows of equal
+length. A busy loop comes and goes while it trains, so that both kinds of steps are taken in turns.
+Prints the median seconds of a step without and with it, and their ratio. If threads shared the
+cores fairly and never waited for one another, a training on all cores would have a ratio of 1 + 1 /
+cores.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from agentr_core.training import TrainingJob, TrainingStep, train
 
 MODEL = Path("data/models/textcraft-tiny")
 STEPS_A_TURN = 6
-"""Optimizer steps until the busy loop comes or goes; the first one of a turn has part of both and is not counted."""
+"""Optimizer steps until the busy loop comes or goes; the first one of a turn has part of both and
+is not counted.
+"""
 _ROWS, _TOKENS = 8, 500
 _BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 """It ends with its parent, however that ends."""
@@ -67,7 +70,9 @@ class BusyLoop:
 
 
 def measure(folder: Path, *, rounds: int, **settings: object) -> Steps:
-    """Return the seconds of steps of one training, in which each of both kinds has `rounds` turns."""
+    """Return the seconds of steps of one training, in which each of both kinds has `rounds`
+    turns.
+    """
     steps = 1 + 2 * rounds * STEPS_A_TURN
     job = _job(folder, steps, settings)
     seconds: dict[bool, list[float]] = {False: [], True: []}

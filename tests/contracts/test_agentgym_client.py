@@ -1,4 +1,6 @@
-"""Worlds on real AgentGym servers of ours: the same transcripts, whatever breaks, and nothing left open."""
+"""Worlds on real AgentGym servers of ours: the same transcripts, whatever breaks, and nothing left
+open.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def begin(env: AgentGymWorld, index: int = 0) -> str:
 
 
 def transcript(env: Any, instance: Instance, actions: list[str]) -> list[Any]:
-    """Return the first observation and all of each transition but what native worlds say besides success."""
+    """Return the first observation and all of each transition but what native worlds say besides
+    success.
+    """
     seen: list[Any] = [env.reset(instance)]
     for action in actions:
         *rest, info = env.step(action)
@@ -183,7 +187,8 @@ def test_an_episode_goes_on_after_a_fault(line: World, at: tuple[str, int], what
 
     assert no_step_is_sent_twice(line)
     env.close()
-    # An id that a broken create never told nobody can close; it is closed when it was idle for long.
+    # An id that a broken create never told nobody can close; it is closed when it was idle for
+    # long.
     told_nobody = at[0] == "/create" and what in ("half an answer", "done, and not said")
     assert len(line.open_ids()) == told_nobody
 
@@ -373,7 +378,8 @@ def test_a_server_with_unsorted_recipes_is_told_at_the_start() -> None:
     native = textcraft.TextCraft()
     numbers = numbered(native, ("train", "test", "rest"))
     order = sorted(numbers)
-    # A folder that lists its files in another order gives the goals other numbers; a few stay by chance.
+    # A folder that lists its files in another order gives the goals other numbers; a few stay by
+    # chance.
     elsewhere = {number: numbers[order[(place + 3) % len(order)]] for place, number in enumerate(order)}
     elsewhere[order[0]] = numbers[order[0]]
     with served_world(textcraft.TextCraft, WIRES["textcraft"], elsewhere) as world:

@@ -1,6 +1,7 @@
 """One contract for every model backend, and what only the in-process model promises.
 
-To add a backend: write a fixture that gives its model, with a context of 512 tokens, and name it in `BACKENDS`.
+To add a backend: write a fixture that gives its model, with a context of 512 tokens, and name it in
+`BACKENDS`.
 """
 
 from __future__ import annotations
@@ -245,7 +246,8 @@ async def assert_decodes_like_plain_forward_passes(model: TransformersModel) -> 
 
     path = model._decoder._model.name_or_path  # type: ignore[union-attr]
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    # 1 token, around one block of 64, and several blocks; one reply alone, and several on one row of the cache.
+    # 1 token, around one block of 64, and several blocks; one reply alone, and several on one row
+    # of the cache.
     greedy = [request(words, temperature=0.0, logprobs=True) for words in (0, 20, 21, 22, 23, 90)]
     drawn = [request(words, n=3, seed=words, logprobs=True) for words in (4, 70)]
     for asked, group in zip([*greedy, *drawn], await answer(model, *greedy, *drawn), strict=True):
@@ -276,7 +278,9 @@ async def test_a_sliding_window_in_every_layer(all_windowed_model_dir: Path) -> 
 async def test_windows_of_any_size_over_long_replies(
     tmp_path: Path, window: int, save_windowed_model: Callable[..., Path]
 ) -> None:
-    """Replies of 150 tokens outgrow the columns that were made ready, and a window that covers a short prompt."""
+    """Replies of 150 tokens outgrow the columns that were made ready, and a window that covers a
+    short prompt.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 

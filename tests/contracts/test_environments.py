@@ -10,7 +10,8 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError
 from agentr_core.types import Transition
 
-# The others need an address, games or the name of an environment, or take long; they have tests of their own.
+# The others need an address, games or the name of an environment, or take long; they have tests of
+# their own.
 ELSEWHERE = ("alfworld", "gymnasium", "sciworld")
 COMPLETE = [name for name in registry.names() if name not in ELSEWHERE and not name.startswith("agentgym-")]
 

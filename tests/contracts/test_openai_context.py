@@ -1,4 +1,6 @@
-"""How long a conversation is, by the word of a server whose template is its own; and what its refusals mean."""
+"""How long a conversation is, by the word of a server whose template is its own; and what its
+refusals mean.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ REPLY = "word " * 100
 
 
 class StrictModel(ScriptedModel):
-    """Has a template of 40 tokens, and refuses a request whose prompt and `max_tokens` do not fit, as vLLM does."""
+    """Has a template of 40 tokens, and refuses a request whose prompt and `max_tokens` do not fit,
+    as vLLM does.
+    """
 
     def __init__(self) -> None:
         super().__init__(lambda messages, seed, number: REPLY, name="strict", context_length=CONTEXT)
@@ -124,7 +128,9 @@ async def test_a_refusal_that_cannot_be_true_is_a_fault(strict: Served) -> None:
 async def test_a_context_that_is_shorter_than_the_server_says_is_found(
     strict: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that says 256 and refuses more than 60: the reply is had, and the warning says what to set."""
+    """A server that says 256 and refuses more than 60: the reply is had, and the warning says what
+    to set.
+    """
     async with connected(strict) as model:
         refusal = refuse(400, "context length exceeded")
         strict.faults += [refusal, altered(lambda data: None), refusal]

@@ -46,7 +46,9 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def _calm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test begins with a server without faults, and waits no longer between tries than the server asks for."""
+    """Each test begins with a server without faults, and waits no longer between tries than the
+    server asks for.
+    """
     server.forget()
     monkeypatch.setattr("agentr_core.models.openai.chat.random.random", lambda: 0.0)
 
@@ -161,7 +163,9 @@ async def test_the_server_says_when_to_come_back(server: Served) -> None:
 
 
 async def test_connections_are_as_many_as_the_recipe_says(server: Served) -> None:
-    """That a client really opens more than it does by itself is tested with vLLM's, in tests/core."""
+    """That a client really opens more than it does by itself is tested with vLLM's, in
+    tests/core.
+    """
     async with connected(server, concurrency=1500) as model:
         pool = model._client._client._transport._pool
         assert (pool._max_connections, pool._max_keepalive_connections) == (1500, 1500)

@@ -1,4 +1,6 @@
-"""The contract row by row: literal exchanges, answers that break it, the server's side, and lists of instances."""
+"""The contract row by row: literal exchanges, answers that break it, the server's side, and lists
+of instances.
+"""
 
 from __future__ import annotations
 

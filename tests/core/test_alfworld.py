@@ -1,4 +1,6 @@
-"""ALFWorld on the real engine: games of all kinds made here, the contract, states kept and put back, broken games."""
+"""ALFWorld on the real engine: games of all kinds made here, the contract, states kept and put
+back, broken games.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The lists of ALFWorld's games, and what is said when packages, folders or files are missing. No engine is needed."""
+"""The lists of ALFWorld's games, and what is said when packages, folders or files are missing. No
+engine is needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What worlds and models answer, at the door: one ill-typed answer costs its episode, and never the stage."""
+"""What worlds and models answer, at the door: one ill-typed answer costs its episode, and never the
+stage.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ class Street(Door):
 
 
 class Gated(Store):
-    """A store whose writes wait until `gate` is set; it counts the trees that are finished in it."""
+    """A store whose writes wait until `gate` is set; it counts the trees that are finished in
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

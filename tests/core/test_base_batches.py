@@ -1,4 +1,6 @@
-"""Batches of the base model's training: few shapes, nothing lost but what is too long, no loss on padding."""
+"""Batches of the base model's training: few shapes, nothing lost but what is too long, no loss on
+padding.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def test_a_row_is_whole_and_the_rest_of_it_is_padding_without_loss() -> None:
             assert set(ids[size:]) <= {PAD}
             assert set(labels[size:]) <= {IGNORED}
             found[mark] = len(ids)
-    # Two rows of 192 fill a batch of 384 tokens, one of 256 does; the last short row waits for another.
+    # Two rows of 192 fill a batch of 384 tokens, one of 256 does; the last short row waits for
+    # another.
     assert found == {1: 192, 2: 192, 3: 256, 4: 256, 5: 192, 6: 192, 7: 256}
 
 

@@ -1,4 +1,6 @@
-"""The tokenizer of the tiny base model: an item is a word, a reflection is a word, and ordinary text survives."""
+"""The tokenizer of the tiny base model: an item is a word, a reflection is a word, and ordinary
+text survives.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from agentr_core.types import Generation, Message, Request, Sampling
 
 
 class RecordingModel(ScriptedModel):
-    """A scripted model that keeps the batches it was given, takes its time, and breaks on request."""
+    """A scripted model that keeps the batches it was given, takes its time, and breaks on
+    request.
+    """
 
     def __init__(self, *, seconds: float = 0.0, context_length: int = 1000) -> None:
         super().__init__(
@@ -151,7 +153,9 @@ class Ended(BaseException):
 
 
 class BrokenModel(RecordingModel):
-    """Returns no list for the last request of a batch, or is broken off by what is no fault of a model."""
+    """Returns no list for the last request of a batch, or is broken off by what is no fault of a
+    model.
+    """
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         if requests[-1].messages[-1].text == "end":

@@ -1,4 +1,6 @@
-"""Comparisons without Prefect: what arms share, what each is trained on, one table, and what is refused."""
+"""Comparisons without Prefect: what arms share, what each is trained on, one table, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ class Site:
         return place, await dataset(place, 1)
 
     async def learned(self, arm: Arm) -> Workplace:
-        """Return the workplace of an arm that was evaluated; its training is only said to have been."""
+        """Return the workplace of an arm that was evaluated; its training is only said to have
+        been.
+        """
         place, made = await self.built(arm)
         key = fingerprint("checkpoint", place.run_id)
         row = self.ask("select dataset_id from dataset where hash = ?", made["dataset_hash"])

@@ -1,4 +1,6 @@
-"""Recipes: every fault in one message, overrides, defaults filled in, and the recipes that come along."""
+"""Recipes: every fault in one message, overrides, defaults filled in, and the recipes that come
+along.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Splices that the acting model goes on from: where it may begin, which of its tries are kept, and what is trained."""
+"""Splices that the acting model goes on from: where it may begin, which of its tries are kept, and
+what is trained.
+"""
 
 from __future__ import annotations
 

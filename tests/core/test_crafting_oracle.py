@@ -1,4 +1,6 @@
-"""The oracle of a crafting world: each kind of step on one small task, and experts of the real ones."""
+"""The oracle of a crafting world: each kind of step on one small task, and experts of the real
+ones.
+"""
 
 from __future__ import annotations
 

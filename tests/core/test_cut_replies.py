@@ -1,4 +1,6 @@
-"""Replies that their token limit cut: how they end reaches the sample, and no end of turn is trained for them."""
+"""Replies that their token limit cut: how they end reaches the sample, and no end of turn is
+trained for them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chat templates that print the date: it is that of the run's start, in sampling and in training, on every day."""
+"""Chat templates that print the date: it is that of the run's start, in sampling and in training,
+on every day.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ from agentr_core.types import Transition
 
 
 class Stairs(gymnasium.Env[str, str]):
-    """Climb as many steps as the seed says; each is worth 5, the last one ends it. `jump` ends it at once."""
+    """Climb as many steps as the seed says; each is worth 5, the last one ends it. `jump` ends it
+    at once.
+    """
 
     observation_space = Text(200)
     action_space = Text(200)
@@ -104,7 +106,9 @@ def test_a_success_that_is_no_flag_is_refused(success: Any) -> None:
 
 
 def test_an_expert_file_is_played_in_a_world_of_gymnasium(tmp_path: Path) -> None:
-    """The keys of a file's instances had the recipe's name, and those of the world its own: none ever matched."""
+    """The keys of a file's instances had the recipe's name, and those of the world its own: none
+    ever matched.
+    """
     turns = ["Climb.", "Ok.", "Stairs.", "Action: climb", "1 left.", "Action: climb"]
     lines = [
         json.dumps(

@@ -1,4 +1,6 @@
-"""`agentr env serve` against web pages, bodies without end, and clients that open and never close."""
+"""`agentr env serve` against web pages, bodies without end, and clients that open and never
+close.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the terminal shows of the model while trees grow and episodes are played, and how many do so at once."""
+"""What the terminal shows of the model while trees grow and episodes are played, and how many do so
+at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a plan says a recipe needs, held against real models, a real optimizer and the tensors that autograd keeps."""
+"""What a plan says a recipe needs, held against real models, a real optimizer and the tensors that
+autograd keeps.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_weights_and_states_are_those_of_a_real_optimizer(
 
 
 def kept(model: torch.nn.Module, row: int) -> int:
-    """Return the bytes that a forward pass through the layers keeps for the backward pass, weights apart."""
+    """Return the bytes that a forward pass through the layers keeps for the backward pass, weights
+    apart.
+    """
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -1,4 +1,6 @@
-"""The stages of ETO on a real store, without Prefect: what is made of what, what is turned away, and resume."""
+"""The stages of ETO on a real store, without Prefect: what is made of what, what is turned away,
+and resume.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ CLOSED = next(word for word in map(str, range(99)) if Door().parse(word) == "wro
 
 
 class House(Door):
-    """Doors whose expert says one wrong word and then the right one; `broken` doors cannot be opened by anybody."""
+    """Doors whose expert says one wrong word and then the right one; `broken` doors cannot be
+    opened by anybody.
+    """
 
     def __init__(self, broken: Sequence[str], *, expert: bool) -> None:
         super().__init__()
@@ -64,7 +68,9 @@ class House(Door):
 
 
 class Speaker(ScriptedModel):
-    """Greedily says the wrong word all the time; drawn, another word each time. Counts what it was asked."""
+    """Greedily says the wrong word all the time; drawn, another word each time. Counts what it was
+    asked.
+    """
 
     def __init__(self, asked: list[Request], strength: int) -> None:
         super().__init__(lambda messages, seed, number: f"word {fingerprint(seed, number)}")
@@ -103,7 +109,9 @@ Sites = Callable[..., Site]
 
 @pytest.fixture
 def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
-    """Return a maker of workplaces, one store a folder; `strength` is how many requests the model answers (0: all)."""
+    """Return a maker of workplaces, one store a folder; `strength` is how many requests the model
+    answers (0: all).
+    """
 
     def make(
         *overrides: str,

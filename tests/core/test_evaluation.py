@@ -66,7 +66,8 @@ async def test_a_broken_episode_is_an_event_and_no_result() -> None:
     assert [(e.key, e.kind, e.phase) for e in errors] == [("line/train/99#0", "EnvironmentFault", "reset")]
     with pytest.raises(ErrorBudgetSpent):
         await play(plans, Policy(), errors=ErrorsConfig(budget=0.02))
-    # The budget is a part of the whole evaluation, also when only its broken episode is left to play.
+    # The budget is a part of the whole evaluation, also when only its broken episode is left to
+    # play.
     again, _ = await play(plans, Policy(), done=results, errors=ErrorsConfig(budget=0.2))
     assert again == results
 

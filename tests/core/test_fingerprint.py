@@ -1,4 +1,6 @@
-"""Content ids: equal for equal content, different for different content, and the same in every process and version."""
+"""Content ids: equal for equal content, different for different content, and the same in every
+process and version.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which instances an iteration collects from: drawn anew or the same ones, from a whole split or a part of it."""
+"""Which instances an iteration collects from: drawn anew or the same ones, from a whole split or a
+part of it.
+"""
 
 from __future__ import annotations
 

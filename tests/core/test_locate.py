@@ -107,7 +107,9 @@ def test_the_log_has_no_thoughts_and_loses_whole_steps_from_its_old_end() -> Non
 
 
 async def test_a_log_that_the_judge_counts_as_too_long_is_shortened() -> None:
-    """Before, what an estimate let through and the server refused was stored as an unparsable verdict."""
+    """Before, what an estimate let through and the server refused was stored as an unparsable
+    verdict.
+    """
     seen: list[int] = []
 
     async def strict(request: Request) -> list[Generation]:

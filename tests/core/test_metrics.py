@@ -132,7 +132,8 @@ def test_an_interval_over_clusters_is_the_usual_one_where_each_value_is_its_own(
     alone = clustered_mean(values, list("abcdefgh"))
     half = t_quantile(7) * stdev(values) / math.sqrt(8)
     assert (alone.mean, alone.low, alone.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
-    # Four copies of each value are no more evidence than one, but for the correction of few clusters.
+    # Four copies of each value are no more evidence than one, but for the correction of few
+    # clusters.
     copies = clustered_mean([v for v in values for _ in range(4)], [c for c in "abcdefgh" for _ in range(4)])
     assert (copies.low, copies.high, copies.n) == pytest.approx((alone.low, alone.high, 32))
     assert math.isnan(clustered_mean([1.0, 0.0], ["a", "a"]).low)

@@ -1,4 +1,6 @@
-"""`agentr models`: what is wrong is told in one sentence before anything is installed or started."""
+"""`agentr models`: what is wrong is told in one sentence before anything is installed or
+started.
+"""
 
 from __future__ import annotations
 

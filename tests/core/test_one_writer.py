@@ -1,4 +1,6 @@
-"""One process works on a run, and one grows a tree: a second one is refused, and what two have mixed is found."""
+"""One process works on a run, and one grows a tree: a second one is refused, and what two have
+mixed is found.
+"""
 
 from __future__ import annotations
 

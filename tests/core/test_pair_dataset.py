@@ -1,4 +1,6 @@
-"""Pairs as token rows: the loss falls on the replies of both sides, whatever the environment says."""
+"""Pairs as token rows: the loss falls on the replies of both sides, whatever the environment
+says.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EXPERT = ("right", "right", "right")
 
 
 def preference(*actions: str, observation: str = "", level: str = "trajectory", forced: int = 0) -> Preference:
-    """Return the pair of the expert's way and another one; the environment may be made to say something else."""
+    """Return the pair of the expert's way and another one; the environment may be made to say
+    something else.
+    """
     tree = ToyTree(1)
 
     def played(name: str, *way: str) -> Played:

@@ -1,4 +1,6 @@
-"""What `auto` comes to: by the processor, in every model and training of a recipe, and in its id."""
+"""What `auto` comes to: by the processor, in every model and training of a recipe, and in its
+id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of demonstrations and of ready pairs: both layouts, what is of no use, and lines that are wrong."""
+"""Files of demonstrations and of ready pairs: both layouts, what is of no use, and lines that are
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_demonstrations_are_the_replies_after_the_opening(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("given", [3, "3", "gymnasium/train/3", "gymnasium-ns/Rooms-v0/train/3"])
 def test_a_world_of_gymnasium_has_files_under_either_name(tmp_path: Path, given: Any) -> None:
-    """Its instances are named by the id of the world, which may have a slash; the recipe says `gymnasium`."""
+    """Its instances are named by the id of the world, which may have a slash; the recipe says
+    `gymnasium`.
+    """
     world = World("gymnasium-ns/Rooms-v0", "gymnasium")
     path = write(tmp_path, {"id": given, "conversations": spoken("a", "b", "c", "d")})
     (found,) = read_demonstrations(path, world=world, split="train", opening=2).values()

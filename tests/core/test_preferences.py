@@ -1,4 +1,6 @@
-"""Which trajectories become preferences: lose, win and tie; cuts; steps; own samples; forks of a tree."""
+"""Which trajectories become preferences: lose, win and tie; cuts; steps; own samples; forks of a
+tree.
+"""
 
 from __future__ import annotations
 

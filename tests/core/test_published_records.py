@@ -1,7 +1,8 @@
-"""The records of the published code of Agent-R, by a miniature of its rules, and ours with its settings: all equal.
+"""The records of the published code of Agent-R, by a miniature of its rules, and ours with its
+settings: all equal.
 
-The miniature reads nodes and judgements and nothing else of ours. Source: the description of the method's record
-building (leaves, pairs, first-error critique, splice), written down here afresh.
+The miniature reads nodes and judgements and nothing else of ours. Source: the description of the
+method's record building (leaves, pairs, first-error critique, splice), written down here afresh.
 """
 
 from __future__ import annotations
@@ -139,7 +140,9 @@ def _plain(message: Message) -> Turn:
 @pytest.mark.parametrize("mode", ["blind", "direct"])
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 1.0])
 async def test_the_published_settings_give_the_published_records_in_number_and_order(mode: str, alpha: float) -> None:
-    """At 269e248 more than half of them were missing: cut in the shared steps, or after the end of an episode."""
+    """At 269e248 more than half of them were missing: cut in the shared steps, or after the end of
+    an episode.
+    """
     pairs_config = PairsConfig(alpha=(alpha,), beta=0.2, alpha_rule="more_than", order="shuffled")
     config = SpliceConfig(mode=mode, **SPLICE)  # type: ignore[arg-type]
     env, total, impossible = Line(), 0, 0

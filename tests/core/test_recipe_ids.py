@@ -1,4 +1,6 @@
-"""What a recipe of version 269e248 asked for has the same ids now: fields that came later do not count while unset."""
+"""What a recipe of version 269e248 asked for has the same ids now: fields that came later do not
+count while unset.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Worlds that do not repeat themselves to the letter: search, resume and evaluation go on, and the store says so."""
+"""Worlds that do not repeat themselves to the letter: search, resume and evaluation go on, and the
+store says so.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from agentr_core.types import Instance, Sampling, Transition
 
 
 class Shuffled(Line):
-    """A line that lists what is there in any order, as ScienceWorld's server does after a replay."""
+    """A line that lists what is there in any order, as ScienceWorld's server does after a
+    replay.
+    """
 
     repeatability = Repeatability.UNORDERED
 
@@ -52,7 +56,9 @@ class Server:
 
 
 class Forgetful(Line):
-    """A line on a server that begins with other words after a restart, as TextCraft's does with its hash seed."""
+    """A line on a server that begins with other words after a restart, as TextCraft's does with its
+    hash seed.
+    """
 
     repeatability = Repeatability.NEVER
 
@@ -211,8 +217,8 @@ async def test_a_run_goes_on_after_a_restart_in_between(tmp_path: Path) -> None:
     await collected(tmp_path, server, Dying)
     assert finished(store) == trees
 
-    # A world that promises more is believed: trees of an earlier process may be those of another version of it,
-    # but what it does within one process is a fault.
+    # A world that promises more is believed: trees of an earlier process may be those of another
+    # version of it, but what it does within one process is a fault.
     other = tmp_path / "exact"
     other.mkdir()
     server.words, server.steps, server.restart_at = "one", 0, 40

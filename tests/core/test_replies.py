@@ -1,4 +1,6 @@
-"""What each world reads in a reply: one table of cases a world, and beside them the rules of AgentGym's clients."""
+"""What each world reads in a reply: one table of cases a world, and beside them the rules of
+AgentGym's clients.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LINE = {
     "</s>": "",
     "": "",
 }
-"""ScienceWorld, ALFWorld and worlds of Gymnasium. Without a label there is no action, as in AgentGym's adapter."""
+"""ScienceWorld, ALFWorld and worlds of Gymnasium. Without a label there is no action, as in
+AgentGym's adapter.
+"""
 
 WORDS = {
     "Thought: x\nAction: Get 2 oak_logs, 1 stick!": "Get 2 oaklogs, 1 stick",
@@ -156,7 +160,9 @@ REPLY = st.lists(
 
 @given(REPLY)
 def test_what_the_clients_of_agentgym_take_is_taken(reply: str) -> None:
-    """The rules of those clients, from their description: all that they send to a server, the parsers here find."""
+    """The rules of those clients, from their description: all that they send to a server, the
+    parsers here find.
+    """
     lines = re.findall(r"Action:\s*(.*?)(?=\n|$)", reply, re.DOTALL)
     if reply.count("Action:") <= 1:
         sent = " ".join(re.sub(r"[^A-Za-z0-9, ]+", "", lines[0] if lines else "").split())

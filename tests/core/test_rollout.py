@@ -52,7 +52,8 @@ async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
 
     stuck = await played(["look"], repeats=3)
     assert (len(stuck.steps), stuck.stop, stuck.success, stuck.reward) == (3, StopReason.REPEATS, False, 0.0)
-    # The same reply leads on from other states, and an episode that ends by itself has not come back.
+    # The same reply leads on from other states, and an episode that ends by itself has not come
+    # back.
     assert (await played(["right"], repeats=2)).stop is StopReason.SUCCESS
     assert (await played(["look"], ["look"], ["right"], repeats=3)).stop is StopReason.SUCCESS
     assert (await played(["look"], repeats=0)).stop is StopReason.STEP_LIMIT

@@ -1,4 +1,6 @@
-"""ScienceWorld on its real simulator: rules of the two settings, restored states, faults of Java, misuse."""
+"""ScienceWorld on its real simulator: rules of the two settings, restored states, faults of Java,
+misuse.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,8 @@ def test_the_clock_of_the_simulator_and_the_steps_of_eto_cut_an_episode(env: Sci
 
 @pytest.mark.slow
 def test_a_restored_state_answers_as_before_whoever_else_plays(env: SciWorld) -> None:
-    # Animals wander there; it is the task in which the plain simulator lists them in another order each time.
+    # Animals wander there; it is the task in which the plain simulator lists them in another order
+    # each time.
     begun = instance("identify-life-stages-2")
     actions = [env.parse(reply) for reply in env.expert(begun) or ()]
     env.reset(begun)
@@ -258,7 +261,8 @@ def test_a_simulator_that_is_killed_or_hangs_costs_one_error_and_the_next_episod
     assert env.reset(begun) == first
     with simulators.at(env.snapshot().path, env) as standing:
         simulator = standing.simulator
-    # The answer may take minutes where a machine is slow; for this one, which never comes, nobody should wait.
+    # The answer may take minutes where a machine is slow; for this one, which never comes, nobody
+    # should wait.
     for connection in simulator._client.deque:
         connection.socket.settimeout(0.2)
     os.kill(simulator.pid, signal.SIGSTOP)

@@ -1,4 +1,6 @@
-"""Which simulator is lent to whom: paths, replays, the limit and faults, on simulators that only count."""
+"""Which simulator is lent to whom: paths, replays, the limit and faults, on simulators that only
+count.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MELT = Variation("melt", 0)
 
 
 class Diary:
-    """A simulator whose observation is all that was done in it; with `drift` also how often it began."""
+    """A simulator whose observation is all that was done in it; with `drift` also how often it
+    began.
+    """
 
     def __init__(self, drift: bool = False) -> None:
         self.log: list[str] = []

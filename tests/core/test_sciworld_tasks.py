@@ -1,4 +1,6 @@
-"""The numbers of ScienceWorld's variations: the published enumerations, and what an agent's words are matched to."""
+"""The numbers of ScienceWorld's variations: the published enumerations, and what an agent's words
+are matched to.
+"""
 
 from __future__ import annotations
 

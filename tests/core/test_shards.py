@@ -1,4 +1,6 @@
-"""Shards on workers that share nothing with the stage but the bytes they are sent, without a cluster."""
+"""Shards on workers that share nothing with the stage but the bytes they are sent, without a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ class House(Door):
 
 
 class Workers:
-    """Does what a cluster does with the pickled bytes of each shard; answers come back in the wrong order.
+    """Does what a cluster does with the pickled bytes of each shard; answers come back in the wrong
+    order.
 
     After `lose_after` answers the cluster is lost.
     """

@@ -1,4 +1,6 @@
-"""A run whose training, or evaluation, was corrected takes over what it would ask for again, and ends the same."""
+"""A run whose training, or evaluation, was corrected takes over what it would ask for again, and
+ends the same.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Asked:
 
 
 class Speaker(ScriptedModel):
-    """Says and judges as the seed has it, so that a reply that is asked for with another seed is another one."""
+    """Says and judges as the seed has it, so that a reply that is asked for with another seed is
+    another one.
+    """
 
     def __init__(self, asked: Asked) -> None:
         super().__init__(_speak)

@@ -1,4 +1,6 @@
-"""The stages of a run on a real store, without Prefect: resume, tolerated losses, and what must not be lost."""
+"""The stages of a run on a real store, without Prefect: resume, tolerated losses, and what must not
+be lost.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ from agentr_core.types import Generation, Instance, Message, Request, SampleKind
 
 
 class House(Door):
-    """Doors with an expert; `broken` doors cannot be opened by anybody, and `flaky` counts down to a passing fault."""
+    """Doors with an expert; `broken` doors cannot be opened by anybody, and `flaky` counts down to
+    a passing fault.
+    """
 
     def __init__(self, broken: Sequence[str] = (), flaky: list[int] | None = None) -> None:
         super().__init__()
@@ -74,7 +78,9 @@ class Asked:
 
 
 class Speaker(ScriptedModel):
-    """Says another word each time it acts, calls every step bad when it judges, and remembers what it was asked."""
+    """Says another word each time it acts, calls every step bad when it judges, and remembers what
+    it was asked.
+    """
 
     def __init__(self, asked: Asked, mute_about: str = "") -> None:
         super().__init__(self._speak)
@@ -107,7 +113,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
-    """Return a maker of workplaces on one store; options are overrides of the recipe and faults of the world."""
+    """Return a maker of workplaces on one store; options are overrides of the recipe and faults of
+    the world.
+    """
 
     def make(
         *overrides: str, broken: Sequence[str] = (), flaky: list[int] | None = None, mute: str = "", model: str = ""
@@ -212,7 +220,8 @@ async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
     record = build_report(one.place, 1).judge
     assert record is not None
     lengths = {item.steps: item.count for item in record.revision_lengths}
-    # The judge calls every step bad, so the first error is the first step: where paths part at once, or before.
+    # The judge calls every step bad, so the first error is the first step: where paths part at
+    # once, or before.
     [(at_once, shared)] = one.place.all(
         "select count(*) filter (shared_steps = 0), count(*) filter (shared_steps > 0) from pair"
     )
@@ -307,7 +316,9 @@ async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callabl
 
 @pytest.mark.slow
 async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site: Callable[..., Site]) -> None:
-    """The world answers as it should while trees grow, and in one instance no longer when paths are played again."""
+    """The world answers as it should while trees grow, and in one instance no longer when paths are
+    played again.
+    """
     one = site("splice.mode=verified", "splice.prune=true")
     await prepare(one.place)
     await collect(one.place, 1)

@@ -1,4 +1,6 @@
-"""The stages of a run with the world behind a server that breaks now and then: the trees of the world in process."""
+"""The stages of a run with the world behind a server that breaks now and then: the trees of the
+world in process.
+"""
 
 from __future__ import annotations
 
@@ -98,5 +100,7 @@ async def test_collection_from_a_broken_server_gives_the_trees_of_the_world(
 
 
 def remote(world: World) -> Callable[[], Environment]:
-    """Return a maker of clients; both splits of the door begin at 0, so that it is served by place."""
+    """Return a maker of clients; both splits of the door begin at 0, so that it is served by
+    place.
+    """
     return lambda: RemoteDoor(url=world.url, train="0-5", test="6-11", retries=10)

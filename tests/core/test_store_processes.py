@@ -1,4 +1,6 @@
-"""The store among processes: nobody loses a row, everybody gets in, and a killed writer leaves no half of anything."""
+"""The store among processes: nobody loses a row, everybody gets in, and a killed writer leaves no
+half of anything.
+"""
 
 from __future__ import annotations
 

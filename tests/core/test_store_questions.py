@@ -1,4 +1,6 @@
-"""Questions in SQL: answers to the last digit in every format, and nothing that a question can break."""
+"""Questions in SQL: answers to the last digit in every format, and nothing that a question can
+break.
+"""
 
 from __future__ import annotations
 

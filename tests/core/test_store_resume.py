@@ -1,4 +1,6 @@
-"""A search that is killed: its tree comes back as it was after some expansion, and grows on to the same tree."""
+"""A search that is killed: its tree comes back as it was after some expansion, and grows on to the
+same tree.
+"""
 
 from __future__ import annotations
 

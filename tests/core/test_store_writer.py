@@ -1,4 +1,6 @@
-"""The buffering writer: what it stores when, and what it does when the store or the program fails."""
+"""The buffering writer: what it stores when, and what it does when the store or the program
+fails.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,8 @@ async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> N
         flush = asyncio.create_task(writer.flush())
         for _ in range(20):
             await asyncio.sleep(0.005)
-        # Were the loop held up, it would be until the holder has lost its patience, and the flush be done.
+        # Were the loop held up, it would be until the holder has lost its patience, and the flush
+        # be done.
         assert not flush.done()
         assert not holder.done()
         release.set()

@@ -1,4 +1,6 @@
-"""Checkpoints that are adapters: trained, published as PEFT directories, loaded without merging, trained on."""
+"""Checkpoints that are adapters: trained, published as PEFT directories, loaded without merging,
+trained on.
+"""
 
 from __future__ import annotations
 

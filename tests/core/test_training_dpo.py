@@ -1,4 +1,6 @@
-"""Preference training: where the loss falls, against what reference, and that it survives interruptions."""
+"""Preference training: where the loss falls, against what reference, and that it survives
+interruptions.
+"""
 
 from __future__ import annotations
 

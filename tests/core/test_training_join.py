@@ -1,4 +1,6 @@
-"""A second machine, played by a second process here, takes part in trainings, and lets go of those left behind."""
+"""A second machine, played by a second process here, takes part in trainings, and lets go of those
+left behind.
+"""
 
 from __future__ import annotations
 

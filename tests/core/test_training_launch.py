@@ -1,4 +1,6 @@
-"""Training through Accelerate: one process or several give the same numbers; killed, cancelled, out of memory."""
+"""Training through Accelerate: one process or several give the same numbers; killed, cancelled, out
+of memory.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ async def losses(job):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, tiny_model_dir):
-    """A training in one plain process: the losses of its steps, and its model. Its last step has one sample."""
+    """A training in one plain process: the losses of its steps, and its model. Its last step has
+    one sample.
+    """
     job = make_job(tiny_model_dir, tmp_path_factory.mktemp("alone"), epochs=EPOCHS)
     return asyncio.run(losses(job)), job.output_dir
 
@@ -84,7 +88,9 @@ async def test_several_processes_train_as_one_on_the_same_batch(alone, tiny_mode
 
 
 async def test_a_process_leaves_with_what_is_left_of_its_group(tiny_model_dir, tmp_path, monkeypatch):
-    """To drop it may be to wait for ever: twice in 85 trainings on a busy machine, and then always."""
+    """To drop it may be to wait for ever: twice in 85 trainings on a busy machine, and then
+    always.
+    """
     (tmp_path / "sitecustomize.py").write_text(LAST_LOOK.format(folder=str(tmp_path)), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     await train(make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=LaunchConfig(num_processes=2)))

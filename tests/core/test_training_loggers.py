@@ -1,4 +1,6 @@
-"""Training with loggers of `report_to` that need no account: Kubeflow's, against a real server, and TensorBoard."""
+"""Training with loggers of `report_to` that need no account: Kubeflow's, against a real server, and
+TensorBoard.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Told = list[tuple[str | None, dict[str, Any]]]
 
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told]:
-    """A server that keeps what the logger tells it, with the token it came with; the variables lead there."""
+    """A server that keeps what the logger tells it, with the token it came with; the variables lead
+    there.
+    """
     told: Told = []
 
     class Controller(BaseHTTPRequestHandler):
@@ -57,7 +61,8 @@ async def test_kubeflow_is_told_the_training(controller: Told, tiny_model_dir: P
     assert {token for token, _ in controller} == {"Bearer secret"}
     first, last = controller[0][1], controller[-1][1]
     assert {"name": "total_steps", "value": str(len(steps))} in first["metrics"]
-    # Transformers adds it itself where its variables are set; that it is named too does not make it two.
+    # Transformers adds it itself where its variables are set; that it is named too does not make it
+    # two.
     assert [status["progressPercentage"] for _, status in controller].count(100) == 1
     metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
     assert float(metrics["loss"]) > 0

@@ -25,11 +25,14 @@ def model(request):
 
 
 def target_losses(model, passes):
-    """Return the loss of every trained token, by the token ids of its sample and its place in it."""
+    """Return the loss of every trained token, by the token ids of its sample and its place in
+    it.
+    """
     losses = {}
     for one in passes:
         with torch.no_grad():
-            # As the trainer does: with a cache transformers would not look for restarting positions.
+            # As the trainer does: with a cache transformers would not look for restarting
+            # positions.
             logits = model(input_ids=one["input_ids"], position_ids=one["position_ids"], use_cache=False).logits
         for ids, labels, positions, scores in zip(
             one["input_ids"].tolist(), one["labels"].tolist(), one["position_ids"].tolist(), logits, strict=True

@@ -1,4 +1,6 @@
-"""What one training run computes, in this process: the loss, the weights, the schedule, the published files."""
+"""What one training run computes, in this process: the loss, the weights, the schedule, the
+published files.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def finish(job, tell=lambda step: None):
 
 
 def mean_loss(model_dir, rows):
-    """Return the mean loss over all trained tokens of rows, one row at a time, by textbook means."""
+    """Return the mean loss over all trained tokens of rows, one row at a time, by textbook
+    means.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     total = 0.0
     for ids, labels in rows:

@@ -1,4 +1,6 @@
-"""Datasets that cannot be trained on are refused before a model is loaded, by the number of the row."""
+"""Datasets that cannot be trained on are refused before a model is loaded, by the number of the
+row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The vLLM adapter against a small real HTTP server that answers as vLLM does, and as it does when it breaks."""
+"""The vLLM adapter against a small real HTTP server that answers as vLLM does, and as it does when
+it breaks.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ from agentr_core.types import Message, Request, Sampling
 
 
 class Server:
-    """Answers each request with the ids in `say`; a status other than 200 is answered with an error.
+    """Answers each request with the ids in `say`; a status other than 200 is answered with an
+    error.
 
-    While `hangs` it says nothing. `cut` is the part of an answer that it sends before it closes the connection, and
-    `announced` whether it said how long the whole is.
+    While `hangs` it says nothing. `cut` is the part of an answer that it sends before it closes the
+    connection, and `announced` whether it said how long the whole is.
     """
 
     def __init__(self, say: list[int]) -> None:

@@ -1,4 +1,6 @@
-"""The pure parts of the vLLM backend: command lines, variables, environments, ports, logs, routing, the wire."""
+"""The pure parts of the vLLM backend: command lines, variables, environments, ports, logs, routing,
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +310,9 @@ def test_commands_of_each_device(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick_install(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make an environment of a few files instead of gigabytes, by a real command; lines tell of each time."""
+    """Make an environment of a few files instead of gigabytes, by a real command; lines tell of
+    each time.
+    """
     made: list[str] = []
 
     def commands(folder: Path, device: str, constraints: Path) -> list[list[str]]:

@@ -1,4 +1,6 @@
-"""Replicas as real child processes: started, watched, started anew, replaced, and ended, whatever ends their parent."""
+"""Replicas as real child processes: started, watched, started anew, replaced, and ended, whatever
+ends their parent.
+"""
 
 from __future__ import annotations
 

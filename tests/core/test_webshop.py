@@ -1,4 +1,6 @@
-"""WebShop as an environment: replies and actions, the expert on all goals, snapshots in a tree, and misuse."""
+"""WebShop as an environment: replies and actions, the expert on all goals, snapshots in a tree, and
+misuse.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,8 @@ def test_a_wrong_purchase_earns_a_part_and_is_no_success(tmp_path: Path) -> None
     env.reset(instance)
     for action in ("search[mug]", "click[B00]", "click[x-large]", "click[buy now]"):
         last = env.step(action)
-    # Of two attributes, one option and the price the price alone is met, or both attributes of the very product too.
+    # Of two attributes, one option and the price the price alone is met, or both attributes of the
+    # very product too.
     assert last.reward in (1 / 4, 3 / 4)
     assert (last.terminated, last.info["success"]) == (True, False)
     assert f"max 1.0) [SEP] {last.reward} [SEP]" in last.observation

@@ -1,4 +1,6 @@
-"""WebShop's own files: what is read of them, what a damaged one is told, and the catalogue kept from them on disk."""
+"""WebShop's own files: what is read of them, what a damaged one is told, and the catalogue kept
+from them on disk.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def test_goals_have_the_published_order_and_bounds(tmp_path: Path) -> None:
     raw = [entry(f"B{number}") for number in range(30)]
     goals = make_goals(opened(tmp_path, raw, {f"B{number}": ASKED for number in range(30)}), "synthetic", 233)
 
-    # As AgentGym: one generator of seed 233 for the bounds in the order of products, another for the order of goals.
+    # As AgentGym: one generator of seed 233 for the bounds in the order of products, another for
+    # the order of goals.
     bounds = random.Random(233)
     expected = [(row, max(bounds.sample([10.0, 20.0, 30.0, 40.0], 2))) for row in range(30)]
     random.Random(233).shuffle(expected)

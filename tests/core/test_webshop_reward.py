@@ -1,4 +1,6 @@
-"""The reward of WebShop term by term, against numbers worked out by hand and those of the published tests."""
+"""The reward of WebShop term by term, against numbers worked out by hand and those of the published
+tests.
+"""
 
 from __future__ import annotations
 

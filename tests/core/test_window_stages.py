@@ -1,4 +1,6 @@
-"""The stages of a run whose model reads through a window: what is kept of it in the store, and what is trained."""
+"""The stages of a run whose model reads through a window: what is kept of it in the store, and what
+is trained.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ pytestmark = pytest.mark.slow
 CONTEXT, ROOM = 32, 2
 """Words: room for three exchanges less one, and for a reply of two words."""
 TOKENS = 150
-"""What the policy's own tokenizer may need for a prompt and a reply: so much less than a whole splice takes."""
+"""What the policy's own tokenizer may need for a prompt and a reply: so much less than a whole
+splice takes.
+"""
 
 Make = Callable[..., Workplace]
 

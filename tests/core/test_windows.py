@@ -1,4 +1,6 @@
-"""Histories that outgrow the context: what is left out, what is read, and that what was read is what is trained."""
+"""Histories that outgrow the context: what is left out, what is read, and that what was read is
+what is trained.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from agentr_core.store.tables import merge
 from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory
 
 READ = 9
-"""Turns that the toy's context holds: the four that stay, and two exchanges with the last observation."""
+"""Turns that the toy's context holds: the four that stay, and two exchanges with the last
+observation.
+"""
 
 
 def fits(messages: tuple[Message, ...]) -> bool:
@@ -40,7 +44,9 @@ def texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def prompts_of(samples: Sequence[Sample]) -> list[list[tuple[str, str]]]:
-    """What stands before each trained reply, with the reply at the end, in the order of the replies."""
+    """What stands before each trained reply, with the reply at the end, in the order of the
+    replies.
+    """
     return [
         texts(sample.messages[: position + 1])
         for sample in samples

@@ -1,4 +1,6 @@
-"""What the tests of flows share: Prefect's test server, a third-party environment, and a model that knows nothing."""
+"""What the tests of flows share: Prefect's test server, a third-party environment, and a model that
+knows nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,15 @@ def prefect_server() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
-    """No socket that Prefect left open is found by the garbage collector in somebody else's test."""
+    """No socket that Prefect left open is found by the garbage collector in somebody else's
+    test.
+    """
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-    # Nobody looks again at what is alive now: a collection over all of Prefect and torch takes a third of a second.
+    # Nobody looks again at what is alive now: a collection over all of Prefect and torch takes a
+    # third of a second.
     gc.freeze()
 
 
@@ -62,7 +67,9 @@ def door_model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="session")
 def process_env(door_site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables for the command line as a process: the door is installed, Prefect's files are the tests' own."""
+    """Variables for the command line as a process: the door is installed, Prefect's files are the
+    tests' own.
+    """
     return environment(door_site, tmp_path_factory.mktemp("prefect"))
 
 

@@ -1,4 +1,6 @@
-"""Collection and evaluation over the workers of a real cluster, undisturbed and with a worker killed at work."""
+"""Collection and evaluation over the workers of a real cluster, undisturbed and with a worker
+killed at work.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ CONTENT = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster of two workers: how a recipe names it, and how one of the workers that are busy is killed."""
+    """A cluster of two workers: how a recipe names it, and how one of the workers that are busy is
+    killed.
+    """
 
     overrides: tuple[str, ...]
     kill_one: Callable[[], None]
@@ -55,7 +59,9 @@ class Cluster:
 
 @contextmanager
 def dask(env: dict[str, str]) -> Iterator[Cluster]:
-    """A scheduler and two workers, each a process of its own, as they would be on three machines."""
+    """A scheduler and two workers, each a process of its own, as they would be on three
+    machines.
+    """
     address = f"tcp://127.0.0.1:{free_port()}"
     scheduler = [*DASK, *command("dask scheduler").split()[1:], "--host", address, "--no-dashboard"]
     worker = [*DASK, *command(WORKER).replace("tcp://127.0.0.1:8786", address).split()[2:], "--no-dashboard"]
@@ -70,7 +76,8 @@ def ray(env: dict[str, str]) -> Iterator[Cluster]:
     """A Ray of two processes, made by the task runner for each stage."""
 
     def kill_one() -> None:
-        # The title of a worker at work; Ray's own agents, whose titles begin alike, take the whole node with them.
+        # The title of a worker at work; Ray's own agents, whose titles begin alike, take the whole
+        # node with them.
         busy = (p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith("ray::work"))
         os.kill(next(busy).pid, signal.SIGKILL)
 

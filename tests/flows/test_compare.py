@@ -1,4 +1,6 @@
-"""Comparisons under Prefect: a part of one, then the whole on the same pool, and again with nothing left to do."""
+"""Comparisons under Prefect: a part of one, then the whole on the same pool, and again with nothing
+left to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A deployment as a person uses it: a Prefect server, `agentr serve`, and a run asked for from the command line."""
+"""A deployment as a person uses it: a Prefect server, `agentr serve`, and a run asked for from the
+command line.
+"""
 
 from __future__ import annotations
 

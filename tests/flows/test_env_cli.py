@@ -1,4 +1,6 @@
-"""The commands `agentr env`: what a person sees of worlds, and a real server in a process of its own."""
+"""The commands `agentr env`: what a person sees of worlds, and a real server in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def ask(*words: str, typed: str = "") -> Result:
 
 @contextmanager
 def textcraft_server(env: dict[str, str], *words: str) -> Iterator[str]:
-    """Run `agentr env serve textcraft` on a free port for the length of the block; lend its address."""
+    """Run `agentr env serve textcraft` on a free port for the length of the block; lend its
+    address.
+    """
     with started("env", "serve", "textcraft", "--port", "0", *words, env=env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,4 +1,6 @@
-"""ETO under Prefect: own successes, then pairs and DPO, to a report; and again, with nothing left to do."""
+"""ETO under Prefect: own successes, then pairs and DPO, to a report; and again, with nothing left
+to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The whole wheel under Prefect: from trees to a trained model and its report, and the way back in the store."""
+"""The whole wheel under Prefect: from trees to a trained model and its report, and the way back in
+the store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The recipe over HTTP, cut short: its server dies in the middle, or comes back and begins with other texts."""
+"""The recipe over HTTP, cut short: its server dies in the middle, or comes back and begins with
+other texts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ RECIPE = ROOT / "deployments" / "recipes" / "textcraft-http.yaml"
 
 @contextmanager
 def textcraft_server(port: int, env: dict[str, str], name: str = "textcraft") -> Iterator[Popen[str]]:
-    """Run `agentr env serve textcraft`, or of another world in its contract, for the length of the block."""
+    """Run `agentr env serve textcraft`, or of another world in its contract, for the length of the
+    block.
+    """
     with started("env", "serve", name, "--port", str(port), env=env) as process:
         assert process.stdout is not None
         assert f"{name} is served at http://127.0.0.1:{port}" in process.stdout.readline()

@@ -1,4 +1,5 @@
-"""Kills at random times, and two processes that ask for the same stage at once: both end as if nothing had been.
+"""Kills at random times, and two processes that ask for the same stage at once: both end as if
+nothing had been.
 
 `make test-kills` does 20 of each and says what came out; without it there are a few.
 """
@@ -76,7 +77,9 @@ for number, words in enumerate(wanted):
 
 @dataclass(frozen=True)
 class Site:
-    """A recipe whose runs take place in one folder, so that nothing of a report depends on where it was written."""
+    """A recipe whose runs take place in one folder, so that nothing of a report depends on where it
+    was written.
+    """
 
     recipe: Path
     root: Path
@@ -155,8 +158,8 @@ def alike(found: Ended, calm: Ended) -> None:
 @pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site: Site, calm: Ended) -> None:
     rng = random.Random(f"{SEED} {number}")
-    # How far the run is at each kill, by the rows that it has written, wherever the time goes; the last one is the
-    # report, which writes none.
+    # How far the run is at each kill, by the rows that it has written, wherever the time goes; the
+    # last one is the report, which writes none.
     shares = sorted(rng.random() for _ in range(min(ROUNDS, KILLS) - 1))
     for share in (*shares, None):
         with started(*site.command, env=site.env) as process:

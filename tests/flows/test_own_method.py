@@ -1,4 +1,6 @@
-"""A method of a third party, with a stage of its own, is planned, run to its report, and deployed."""
+"""A method of a third party, with a stage of its own, is planned, run to its report, and
+deployed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a later stage would only then find missing is told by `agentr plan` and `agentr run`, before the first reply."""
+"""What a later stage would only then find missing is told by `agentr plan` and `agentr run`, before
+the first reply.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Kill and resume: whatever dies when, the rerun ends where an undisturbed run ends and does nothing twice."""
+"""Kill and resume: whatever dies when, the rerun ends where an undisturbed run ends and does
+nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def worn(
     *,
     env: Mapping[str, str],
 ) -> None:
-    """Kill a command at each moment, then let it end; its store must answer as that of an undisturbed run does."""
+    """Kill a command at each moment, then let it end; its store must answer as that of an
+    undisturbed run does.
+    """
     known: set[Row] = set()
     for moment in moments:
         with started(*command, env=env) as process:

@@ -1,4 +1,6 @@
-"""A judge of its own behind a real server: asked, stored, priced and reported; and what is told before a run."""
+"""A judge of its own behind a real server: asked, stored, priced and reported; and what is told
+before a run.
+"""
 
 from __future__ import annotations
 

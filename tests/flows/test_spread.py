@@ -1,4 +1,6 @@
-"""How shards travel to the workers of a cluster on this machine, and what comes back when workers die or work fails."""
+"""How shards travel to the workers of a cluster on this machine, and what comes back when workers
+die or work fails.
+"""
 
 from __future__ import annotations
 

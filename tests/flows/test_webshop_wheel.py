@@ -1,4 +1,6 @@
-"""The quick recipes of WebShop, cut short: from expert visits, or from pairs, to a trained model and its report."""
+"""The quick recipes of WebShop, cut short: from expert visits, or from pairs, to a trained model
+and its report.
+"""
 
 from __future__ import annotations
 

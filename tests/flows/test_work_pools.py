@@ -1,4 +1,6 @@
-"""`deployments/prefect.yaml` on a work pool: two workers at the queue `cpu`, and what is left when one is killed."""
+"""`deployments/prefect.yaml` on a work pool: two workers at the queue `cpu`, and what is left when
+one is killed.
+"""
 
 from __future__ import annotations
 

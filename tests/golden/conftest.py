@@ -1,4 +1,6 @@
-"""`pytest tests/golden --update-golden` writes the golden files anew; without the option they are compared."""
+"""`pytest tests/golden --update-golden` writes the golden files anew; without the option they are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Compare:
-    """Return a function (file name, text) that compares the text with a file beside the test, or writes it."""
+    """Return a function (file name, text) that compares the text with a file beside the test, or
+    writes it.
+    """
     folder = Path(__file__).parent
     update = request.config.getoption("--update-golden", default=False)
 

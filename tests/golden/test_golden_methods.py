@@ -1,7 +1,9 @@
-"""What the shipped methods do: the stages of every iteration, every id, and the hash of every dataset.
+"""What the shipped methods do: the stages of every iteration, every id, and the hash of every
+dataset.
 
-The recipes are the shipped ones, cut down to seconds: their world is the door, and their model the one beside this
-file, in float32. Nothing is trained: what an iteration would train is stored as the model that it began with.
+The recipes are the shipped ones, cut down to seconds: their world is the door, and their model the
+one beside this file, in float32. Nothing is trained: what an iteration would train is stored as the
+model that it began with.
 """
 
 from __future__ import annotations

@@ -291,7 +291,9 @@ def test_a_full_report(name: str, render: Callable[[IterationReport], str], gold
 
 
 def with_sets() -> IterationReport:
-    """Return the report of a run that plays a larger set beside the first one, and samples its base."""
+    """Return the report of a run that plays a larger set beside the first one, and samples its
+    base.
+    """
     depths = (0.9, 0.5, 0.1)
 
     def played(iteration: int, gain: float) -> tuple[SetScore, ...]:

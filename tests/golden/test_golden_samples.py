@@ -1,4 +1,5 @@
-"""Samples of one iteration, beside those that version 269e248 made of the same recipe and model in float32.
+"""Samples of one iteration, beside those that version 269e248 made of the same recipe and model in
+float32.
 
 `samples/expected-LIMIT.json` were written by that version, and are never made anew by a later one:
 
@@ -41,7 +42,9 @@ Record = dict[str, Any]
 
 
 def recipe(workspace: Path, limit: int) -> dict[str, Any]:
-    """Return a small recipe with pairs, verdicts and splices; `limit` is the most tokens of a reply."""
+    """Return a small recipe with pairs, verdicts and splices; `limit` is the most tokens of a
+    reply.
+    """
     return {
         "name": "golden",
         "workspace": str(workspace),
@@ -57,7 +60,9 @@ def recipe(workspace: Path, limit: int) -> dict[str, Any]:
 
 
 def make(workspace: Path, limit: int) -> tuple[list[Record], Workplace]:
-    """Make the dataset of a first iteration; return its samples in their order, and where they were made."""
+    """Make the dataset of a first iteration; return its samples in their order, and where they were
+    made.
+    """
     parsed = parse(recipe(workspace, limit))
     place = replace(quiet_workplace(reference(parsed), parsed), make_environment=Door)
     return asyncio.run(_make(place)), place
@@ -83,7 +88,9 @@ async def _make(place: Workplace) -> list[Record]:
 
 
 def turn(message: Message) -> list[Any]:
-    """Return role and train flag of a turn, and hashes of its text and of the ids it was sampled as."""
+    """Return role and train flag of a turn, and hashes of its text and of the ids it was sampled
+    as.
+    """
     ids = message.token_ids
     return [message.role, message.train, fingerprint(message.text), None if ids is None else fingerprint(list(ids))]
 
@@ -101,7 +108,9 @@ def expected(limit: int) -> list[Record]:
 
 
 def without_closing(record: Record, cut: set[str]) -> Record:
-    """Return a sample of 269e248 as it is trained now: a cut reply is not trained to end (number 4)."""
+    """Return a sample of 269e248 as it is trained now: a cut reply is not trained to end (number
+    4).
+    """
     replies = [ids for _, trained, _, ids in record["messages"] if trained]
     trained = [[first, last - (ids in cut)] for (first, last), ids in zip(record["trained"], replies, strict=True)]
     return record | {"trained": trained}

@@ -1,4 +1,6 @@
-"""An experiment from beginning to end, and one that goes wrong: any change of a text or a score shows here."""
+"""An experiment from beginning to end, and one that goes wrong: any change of a text or a score
+shows here.
+"""
 
 from __future__ import annotations
 

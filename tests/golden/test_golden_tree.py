@@ -20,7 +20,9 @@ async def test_tree(golden: Callable[[str, str], None]) -> None:
 
 
 def rendered(tree: Tree) -> str:
-    """Return readable JSON: one line for each node, its token ids left out, and what no window left out."""
+    """Return readable JSON: one line for each node, its token ids left out, and what no window left
+    out.
+    """
     nodes = []
     for node in tree.nodes:
         row = dataclasses.asdict(node)

@@ -1,4 +1,6 @@
-"""A visit to the shipped shop, page by page: any change of a text, a rank, a price or a reward shows here."""
+"""A visit to the shipped shop, page by page: any change of a text, a rank, a price or a reward
+shows here.
+"""
 
 from __future__ import annotations
 

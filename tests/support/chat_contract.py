@@ -12,7 +12,9 @@ _FILE = Path(__file__).parents[1] / "contracts" / "test_chat_models.py"
 
 
 def contract_tests() -> dict[str, Callable[..., Any]]:
-    """Return the tests of the contract by name; each takes a fixture `model`, which the caller's folder gives."""
+    """Return the tests of the contract by name; each takes a fixture `model`, which the caller's
+    folder gives.
+    """
     spec = importlib.util.spec_from_file_location("chat_model_contract", _FILE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,6 @@
-"""Any chat model as an OpenAI-compatible server: `/v1/models` and `/v1/chat/completions`, without streaming."""
+"""Any chat model as an OpenAI-compatible server: `/v1/models` and `/v1/chat/completions`, without
+streaming.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,12 @@ class _Body(BaseModel):
 
 
 def chat_app(model: ChatModel, *, max_batch: int) -> Starlette:
-    """Return an ASGI application that serves a model under its own name; its shutdown closes the model.
+    """Return an ASGI application that serves a model under its own name; its shutdown closes the
+    model.
 
-    Requests that arrive together share batches of at most `max_batch` replies. Errors have OpenAI's form: 400 with the
-    code `context_length_exceeded` for a prompt without room, 404 for another model, 503 for what may heal, else 500.
+    Requests that arrive together share batches of at most `max_batch` replies. Errors have OpenAI's
+    form: 400 with the code `context_length_exceeded` for a prompt without room, 404 for another
+    model, 503 for what may heal, else 500.
     """
     batcher = Batcher(model, max_batch=max_batch)
     started = int(time.time())
@@ -119,7 +123,8 @@ def _completion(name: str, generations: list[Generation], *, token_ids: bool) ->
 def _choice(index: int, generation: Generation, token_ids: bool) -> dict[str, Any]:
     content: list[dict[str, Any]] | None = None
     if generation.logprobs is not None:
-        # A token's own text is the tokenizer's affair; its id names it, as in vLLM's `return_tokens_as_token_ids`.
+        # A token's own text is the tokenizer's affair; its id names it, as in vLLM's
+        # `return_tokens_as_token_ids`.
         content = [
             {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(generation.token_ids, generation.logprobs, strict=True)

@@ -1,4 +1,6 @@
-"""A real HTTP server that answers nobody until a crowd of requests is there, all at once and each by itself."""
+"""A real HTTP server that answers nobody until a crowd of requests is there, all at once and each
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CROWD = 1100
 
 
 class Crowd:
-    """Counts the requests under way; when `size` are there, each gets `answer`, and so do all later ones."""
+    """Counts the requests under way; when `size` are there, each gets `answer`, and so do all later
+    ones.
+    """
 
     def __init__(self, size: int, answer: bytes) -> None:
         self._size = size

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 DEVICE = os.environ.get("AGENTR_TEST_DEVICE", "cuda")
-"""The variable makes them run on a CPU, to try the tests themselves; what they prove of a GPU they prove on a GPU."""
+"""The variable makes them run on a CPU, to try the tests themselves; what they prove of a GPU they
+prove on a GPU.
+"""
 
 on_device = [
     pytest.mark.gpu,

@@ -1,4 +1,6 @@
-"""A world in which a model that knows nothing succeeds now and then: a door that some words open."""
+"""A world in which a model that knows nothing succeeds now and then: a door that some words
+open.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ TRIES = 4
 
 
 class Door:
-    """Say something; one in four replies opens the door. After four wrong ones it is locked for good.
+    """Say something; one in four replies opens the door. After four wrong ones it is locked for
+    good.
 
-    `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE says it to processes
-    whose recipe must not differ. `knows` says whether there is an expert, who says one wrong word and then the right
-    one.
+    `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE
+    says it to processes whose recipe must not differ. `knows` says whether there is an expert, who
+    says one wrong word and then the right one.
     """
 
     name = "door"
@@ -80,12 +83,16 @@ class Door:
 
 
 def install(folder: Path) -> Path:
-    """Lay down a package that registers `Door` as any third party would; put the folder on `sys.path` to install it."""
+    """Lay down a package that registers `Door` as any third party would; put the folder on
+    `sys.path` to install it.
+    """
     return register(folder, "agentr-door", "[agentr.environments]\ndoor = door:Door\n")
 
 
 def register(folder: Path, package: str, entry_points: str) -> Path:
-    """Lay down the metadata of a package with entry points, as an installer does, and return the folder."""
+    """Lay down the metadata of a package with entry points, as an installer does, and return the
+    folder.
+    """
     info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -17,7 +17,9 @@ NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """Returns its texts. The first `deadly` tries of a shard kill the worker; every try leaves a file in `folder`."""
+    """Returns its texts. The first `deadly` tries of a shard kill the worker; every try leaves a
+    file in `folder`.
+    """
 
     texts: tuple[str, ...]
     folder: Path

@@ -1,4 +1,6 @@
-"""Small homes for ALFWorld: made on the real engine by `data/alfworld/make.py`, or written for lists alone."""
+"""Small homes for ALFWorld: made on the real engine by `data/alfworld/make.py`, or written for
+lists alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def maker() -> ModuleType:
 
 
 def write(root: Path, place: str, kind: str = "pick_and_place_simple", **changed: Any) -> Path:
-    """Write a game that can be listed but not played; `place` is `split/task/trial`. Return its folder."""
+    """Write a game that can be listed but not played; `place` is `split/task/trial`. Return its
+    folder.
+    """
     folder = root / place
     folder.mkdir(parents=True, exist_ok=True)
     grammar = 'action PutObject { template :: "put {o} in/on {r}"; }'

@@ -1,4 +1,6 @@
-"""Small real servers in the place of vLLM's: each is one process that answers `/health` on a port."""
+"""Small real servers in the place of vLLM's: each is one process that answers `/health` on a
+port.
+"""
 
 from __future__ import annotations
 
@@ -35,5 +37,7 @@ def launch(model: Path, **settings: Any) -> Launch:
 
 
 def command(program: str) -> Any:
-    """Return what makes the command line of a replica that runs a program with the model's path and the port."""
+    """Return what makes the command line of a replica that runs a program with the model's path and
+    the port.
+    """
     return lambda python, launch, port: [sys.executable, "-S", "-E", "-c", program, str(launch.model), str(port)]

@@ -1,4 +1,6 @@
-"""A method as a third party adds it, with a stage and a setting of its own: it learns one reply by heart."""
+"""A method as a third party adds it, with a stage and a setting of its own: it learns one reply by
+heart.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from agentr_core.types import Provenance, Sample, SampleKind, StopReason, Trajec
 
 
 async def recite(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Say the reply of the recipe to every training instance, and keep these episodes as samples."""
+    """Say the reply of the recipe to every training instance, and keep these episodes as
+    samples.
+    """
     iteration_id = place.iteration_id(iteration)
     units = []
     env = place.make_environment()

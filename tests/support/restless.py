@@ -1,4 +1,6 @@
-"""TextCraft as its real server behaves: which commands of no use it lists differs from one process to the next."""
+"""TextCraft as its real server behaves: which commands of no use it lists differs from one process
+to the next.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ GOAL = "\n\nGoal: "
 
 
 class Restless(TextCraft):
-    """Lists one command more than an instance has, which follows from the process, as from a hash seed."""
+    """Lists one command more than an instance has, which follows from the process, as from a hash
+    seed.
+    """
 
     name = "restless"
 
@@ -29,7 +33,9 @@ class Restless(TextCraft):
 
 
 def install(folder: Path) -> Path:
-    """Lay down a package that registers `Restless` as any third party would; put the folder on `sys.path`."""
+    """Lay down a package that registers `Restless` as any third party would; put the folder on
+    `sys.path`.
+    """
     info = folder / "agentr_restless-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: agentr-restless\nVersion: 1.0\n")

@@ -1,4 +1,6 @@
-"""A real HTTP server on a chat model, in a thread of its own, that can be told to fail, and to stop and come back."""
+"""A real HTTP server on a chat model, in a thread of its own, that can be told to fail, and to stop
+and come back.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ Fault = Callable[["Faulty", Scope, Receive, Send], Any]
 
 
 class Faulty:
-    """Passes requests for completions on to an application, but breaks as many as there are faults in `faults`.
+    """Passes requests for completions on to an application, but breaks as many as there are faults
+    in `faults`.
 
-    `bodies` are the requests it saw, `keys` their Authorization headers, `most` is how many were under way at once.
+    `bodies` are the requests it saw, `keys` their Authorization headers, `most` is how many were
+    under way at once.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -95,7 +99,9 @@ def altered(change: Callable[[dict[str, Any]], Any]) -> Fault:
 
 
 def cut(*, announced: bool) -> Fault:
-    """Send the first half of the real answer and break off; `announced` tells the client how long it should be."""
+    """Send the first half of the real answer and break off; `announced` tells the client how long
+    it should be.
+    """
 
     async def fault(faulty: Faulty, scope: Scope, receive: Receive, send: Send) -> None:
         status, body = await _real(faulty, scope, receive)
@@ -148,7 +154,8 @@ class Served:
             self._app,
             log_level="critical",
             timeout_graceful_shutdown=1,
-            # Closed under a client that uses it just then, a connection costs a request more than tests count.
+            # Closed under a client that uses it just then, a connection costs a request more than
+            # tests count.
             timeout_keep_alive=600,
             ws="none",
             loop="asyncio",

@@ -46,7 +46,9 @@ def wait_for(url: str, body: object = None, *, seconds: float = PATIENCE) -> Any
 
 @contextmanager
 def served(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Run a Prefect server for the length of the block; return the variables with its address among them."""
+    """Run a Prefect server for the length of the block; return the variables with its address among
+    them.
+    """
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     known = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api}

@@ -1,4 +1,6 @@
-"""A toy world and a toy policy for tests of the search: a number line on which every ending can be reached."""
+"""A toy world and a toy policy for tests of the search: a number line on which every ending can be
+reached.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ACTIONS = ("right", "left", "look", "stop", "jump")
 
 
 class Line:
-    """Walk right to the goal, 2 + index steps away. `stop` ends with a part of the reward, `jump` is a disaster."""
+    """Walk right to the goal, 2 + index steps away. `stop` ends with a part of the reward, `jump`
+    is a disaster.
+    """
 
     name = "line"
     instruction = "Walk right to the goal."
@@ -82,7 +86,9 @@ class Line:
 
 
 class Policy:
-    """A sampler whose reply number i to a request depends on (seed, i) alone; `requests` is the log of its calls."""
+    """A sampler whose reply number i to a request depends on (seed, i) alone; `requests` is the log
+    of its calls.
+    """
 
     def __init__(self, actions: Sequence[str] = ACTIONS, *, thoughts: int = 2, max_messages: int = 1000) -> None:
         self.actions = actions
@@ -102,7 +108,9 @@ class Policy:
 
 
 class Script(Policy):
-    """Replies to the conversation with k replies in it with the k-th list of actions; the last list is repeated."""
+    """Replies to the conversation with k replies in it with the k-th list of actions; the last list
+    is repeated.
+    """
 
     def __init__(self, *rounds: Sequence[str]) -> None:
         super().__init__()

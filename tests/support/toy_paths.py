@@ -1,4 +1,6 @@
-"""Paths of a toy tree, played on the number line, and a small real tokenizer to render them with."""
+"""Paths of a toy tree, played on the number line, and a small real tokenizer to render them
+with.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def renderer() -> Renderer:
 
 
 def sampled_ids(text: str) -> tuple[int, ...]:
-    """What a sampler might have produced: one token a byte, which is not what encoding the text gives."""
+    """What a sampler might have produced: one token a byte, which is not what encoding the text
+    gives.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
 
     marks = "".join(piece for piece, _ in ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text))

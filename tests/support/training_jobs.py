@@ -39,7 +39,9 @@ def write_dataset(file: Path, lengths: list[int]) -> Path:
 
 
 def make_job(model_dir: Path, folder: Path, *, name: str = "out", epochs: float = 2.0, **settings: Any) -> TrainingJob:
-    """Return a job on twelve short rows, four to a step, at a learning rate that changes weights visibly."""
+    """Return a job on twelve short rows, four to a step, at a learning rate that changes weights
+    visibly.
+    """
     checkpoint_every = settings.pop("checkpoint_every", 2)
     dataset = folder / "rows.parquet"
     if not dataset.exists():
@@ -86,6 +88,8 @@ def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None
 
 
 def set_clock(patch: pytest.MonkeyPatch) -> None:
-    """Give the trainer a clock on which a second passes each time it is read, a few times a step."""
+    """Give the trainer a clock on which a second passes each time it is read, a few times a
+    step.
+    """
     seconds = itertools.count(1.0)
     patch.setattr(planned, "time", SimpleNamespace(monotonic=lambda: next(seconds)))

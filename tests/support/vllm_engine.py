@@ -14,7 +14,9 @@ START_SECONDS = 3600
 
 
 def settings(**vllm: object) -> ModelConfig:
-    """Return the model section of a recipe for the tiny model, in float32, so that replies repeat."""
+    """Return the model section of a recipe for the tiny model, in float32, so that replies
+    repeat.
+    """
     model = {
         "backend": "vllm",
         "path": str(TINY),

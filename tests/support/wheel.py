@@ -17,7 +17,9 @@ from agentr_core.store.tables import TABLES
 Row = tuple[Any, ...]
 SUPPORT = Path(__file__).parent
 PATIENCE = 600.0
-"""Seconds that a test waits for what must come; only a failure takes so long, however busy the machine is."""
+"""Seconds that a test waits for what must come; only a failure takes so long, however busy the
+machine is.
+"""
 RECIPE = """\
 name: door
 workspace: {workspace}
@@ -51,7 +53,9 @@ def write_recipe(folder: Path, model: Path, *, workspace: str = "runs") -> Path:
 
 
 def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
-    """Return the variables of a process that sees the packages in `site` and keeps Prefect's files in `home`."""
+    """Return the variables of a process that sees the packages in `site` and keeps Prefect's files
+    in `home`.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
     paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT)])}
     patience = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(PATIENCE))}
@@ -67,14 +71,18 @@ def agentr(*words: str | Path, env: Mapping[str, str], timeout: float = PATIENCE
 
 @contextmanager
 def started(*words: str | Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the command line in a process group of its own; whatever is left of the group is killed at the end."""
+    """Start the command line in a process group of its own; whatever is left of the group is killed
+    at the end.
+    """
     with launched([sys.executable, "-m", "flows.cli", *map(str, words)], env=env) as process:
         yield process
 
 
 @contextmanager
 def launched(command: list[str], *, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start a program in a process group of its own; whatever is left of the group is killed at the end."""
+    """Start a program in a process group of its own; whatever is left of the group is killed at the
+    end.
+    """
     with subprocess.Popen(
         command,
         env=env,
@@ -82,7 +90,8 @@ def launched(command: list[str], *, env: Mapping[str, str]) -> Iterator[subproce
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        # A shell starts what runs in its background with interrupts ignored, and children inherit
+        # that.
         preexec_fn=_heed_interrupts,
     ) as process:
         try:

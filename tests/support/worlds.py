@@ -1,4 +1,6 @@
-"""A real HTTP server with AgentGym's contract, in a thread of its own, that can be told to fail and to start anew."""
+"""A real HTTP server with AgentGym's contract, in a thread of its own, that can be told to fail and
+to start anew.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from agentr_core.types import Instance
 
 
 class Breakable:
-    """Passes requests on, but breaks those at a path that `faults` has something for: the n-th one, from 0.
+    """Passes requests on, but breaks those at a path that `faults` has something for: the n-th one,
+    from 0.
 
-    `seen` are the path and body of each POST. The attribute `app` is what faults of `served` pass requests on to.
+    `seen` are the path and body of each POST. The attribute `app` is what faults of `served` pass
+    requests on to.
     """
 
     def __init__(self, app: ASGIApp, faults: dict[tuple[str, int], Fault], seen: list[tuple[str, Any]]) -> None:
@@ -51,7 +55,9 @@ class Breakable:
 
 
 class World:
-    """A running server. `faults` maps (path, n) to what the n-th POST there meets; n = -1 is every one."""
+    """A running server. `faults` maps (path, n) to what the n-th POST there meets; n = -1 is every
+    one.
+    """
 
     def __init__(self, make: Callable[[], Environment], wire: Wire, numbers: Mapping[int, Instance]) -> None:
         self._make_app = lambda: app(make, wire, numbers)

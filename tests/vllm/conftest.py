@@ -1,4 +1,6 @@
-"""A real vLLM: `make test-vllm` installs its environment and runs these tests; `make test` skips them."""
+"""A real vLLM: `make test-vllm` installs its environment and runs these tests; `make test` skips
+them.
+"""
 
 from __future__ import annotations
 

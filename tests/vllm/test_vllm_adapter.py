@@ -1,4 +1,6 @@
-"""A LoRA adapter over the tiny model on a real vLLM: what it says is what the transformers backend says of it."""
+"""A LoRA adapter over the tiny model on a real vLLM: what it says is what the transformers backend
+says of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = [
 
 
 def make_adapter(folder: Path) -> Path:
-    """Save an adapter of random numbers that changes what the tiny model says, as a training publishes it."""
+    """Save an adapter of random numbers that changes what the tiny model says, as a training
+    publishes it.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

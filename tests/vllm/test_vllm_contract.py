@@ -50,7 +50,9 @@ async def test_sampled_logprobs_are_the_models_own(model: VllmModel) -> None:
 
 
 async def test_long_prompts_with_seeds_in_one_batch(model: VllmModel) -> None:
-    """More prompt tokens than the engine takes in one step: cut prompts with seeds would kill it."""
+    """More prompt tokens than the engine takes in one step: cut prompts with seeds would kill
+    it.
+    """
     text = "Could not find oak log. " * 120
     requests = [asked(f"{number} {text}", max_new_tokens=4) for number in range(24)]
     assert model.count_tokens(requests[0]) * len(requests) > 4000

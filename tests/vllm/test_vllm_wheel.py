@@ -1,4 +1,6 @@
-"""One turn of the wheel on a real vLLM, behind `agentr models serve`, which changes weights on the way."""
+"""One turn of the wheel on a real vLLM, behind `agentr models serve`, which changes weights on the
+way.
+"""
 
 from __future__ import annotations
 

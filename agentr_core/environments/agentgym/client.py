@@ -1,4 +1,6 @@
-"""An environment that lives on an AgentGym server: opened once, reset often, restored by replay, always closed."""
+"""An environment that lives on an AgentGym server: opened once, reset often, restored by replay,
+always closed.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,19 @@ class Opened(NamedTuple):
 
 
 class AgentGymWorld(ABC):
-    """A world on an AgentGym server, which must run at `url`. A subclass `world="x"` is the environment `agentgym-x`.
+    """A world on an AgentGym server, which must run at `url`. A subclass `world="x"` is the
+    environment `agentgym-x`.
 
-    A step is sent once. Where nobody knows whether it was carried out (no answer in time, a broken connection, an
-    error, garbage), the environment is given up: a fresh one is opened, the episode replayed in it with every answer
-    compared to what came before, and the step sent there. Only a connection that failed is simply tried again.
+    A step is sent once. Where nobody knows whether it was carried out (no answer in time, a broken
+    connection, an error, garbage), the environment is given up: a fresh one is opened, the episode
+    replayed in it with every answer compared to what came before, and the step sent there. Only a
+    connection that failed is simply tried again.
 
     Args:
-        url: the address of the server, such as http://127.0.0.1:36001; otherwise the variable named in `variables`.
-        train: the instances of the split: numbers and ranges such as "0-99,120", or the path of a file of AgentGym;
-            otherwise the published ones, where they are known.
+        url: the address of the server, such as http://127.0.0.1:36001; otherwise the variable named
+            in `variables`.
+        train: the instances of the split: numbers and ranges such as "0-99,120", or the path of a
+            file of AgentGym; otherwise the published ones, where they are known.
         test: the same for the test split.
         timeout_s: seconds that an answer may take.
         patience_s: seconds for which a server that cannot be connected to is tried again.
@@ -112,7 +117,8 @@ class AgentGymWorld(ABC):
     def reach(self) -> None:
         """Return once the server answers, and what it begins with is what the instances are.
 
-        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins with something else.
+        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins with
+        something else.
         """
         try:
             self._server.reach()
@@ -130,7 +136,9 @@ class AgentGymWorld(ABC):
         return ()
 
     def check_first(self, instance: Instance, first: str) -> None:
-        """Raise `EnvironmentServerError` when an instance does not begin as it should; here anything may begin it."""
+        """Raise `EnvironmentServerError` when an instance does not begin as it should; here
+        anything may begin it.
+        """
         return
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -158,7 +166,9 @@ class AgentGymWorld(ABC):
         return self._first
 
     def step(self, action: str) -> Transition:
-        """Return what one action leads to. Raises `EnvironmentFault` before a reset and after the end."""
+        """Return what one action leads to. Raises `EnvironmentFault` before a reset and after the
+        end.
+        """
         instance = self._instance
         if instance is None or (self._steps and self._steps[-1][1].ended):
             raise EnvironmentFault(f"{self.name}: a step {'after the end' if instance else 'before the reset'}")
@@ -188,7 +198,9 @@ class AgentGymWorld(ABC):
         return None
 
     def close(self) -> None:
-        """Release the environment on the server, for good; if a call is under way in a thread, as soon as it ends."""
+        """Release the environment on the server, for good; if a call is under way in a thread, as
+        soon as it ends.
+        """
         with self._lock:
             self._closed = True
             if self._busy:
@@ -197,7 +209,9 @@ class AgentGymWorld(ABC):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Keep `close` from releasing the id during the block, and release it after the block in its stead."""
+        """Keep `close` from releasing the id during the block, and release it after the block in
+        its stead.
+        """
         with self._lock:
             if self._closed:
                 raise EnvironmentFault(f"{self.name}: this environment is closed")
@@ -212,7 +226,9 @@ class AgentGymWorld(ABC):
                 self._release()
 
     def _insist(self, attempt: Callable[[], T]) -> T:
-        """Return what an attempt returns; after a fault the environment is given up, so that a fresh one is opened."""
+        """Return what an attempt returns; after a fault the environment is given up, so that a
+        fresh one is opened.
+        """
         retries = self._retries
         while True:
             try:
@@ -281,7 +297,9 @@ class AgentGymWorld(ABC):
             raise MalformedAnswer(f"{self._server.url}/{what}: {error}") from None
 
     def _give_up(self, fault: EnvironmentFault) -> None:
-        """Release an environment that is not to be used again, unless it is nobody's, or another's, by now."""
+        """Release an environment that is not to be used again, unless it is nobody's, or another's,
+        by now.
+        """
         opened, self._opened = self._opened, None
         self._server.distrust()
         unknown = isinstance(fault, EnvironmentRefusal) and any(words in str(fault) for words in _UNKNOWN_ID)

@@ -1,4 +1,6 @@
-"""One AgentGym server as this process sees it: requests over shared connections, its errors as ours, ids to spare."""
+"""One AgentGym server as this process sees it: requests over shared connections, its errors as
+ours, ids to spare.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from agentr_core.retrying import RetryPolicy, wait_before_retry
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# More connections than threads use at once. They are given up before a server of Uvicorn does so (5 s): a request that
-# crosses such an end is one of which nobody knows whether it was carried out.
+# More connections than threads use at once. They are given up before a server of Uvicorn does so (5
+# s): a request that crosses such an end is one of which nobody knows whether it was carried out.
 _LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=3)
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
@@ -36,7 +38,8 @@ _WRONG_SERVER = (404, 405, 422)
 
 
 class Connection:
-    """One world of a server, at an address with the prefix of its paths. Several threads may use it at once.
+    """One world of a server, at an address with the prefix of its paths. Several threads may use it
+    at once.
 
     Args:
         timeout_s: seconds that the answer to a request may take.
@@ -46,7 +49,9 @@ class Connection:
     def __init__(self, url: str, *, timeout_s: float, patience_s: float) -> None:
         self.url = url
         self.restarts = 0
-        """How often a connection was refused: an id from before may be nobody's now, or somebody else's."""
+        """How often a connection was refused: an id from before may be nobody's now, or somebody
+        else's.
+        """
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
         self._client = httpx.Client(base_url=url, timeout=self._timeout, limits=_LIMITS)
@@ -58,11 +63,13 @@ class Connection:
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
         """Return the answer to a request, which is sent at most once.
 
-        With `patient` a connection that cannot be made is tried again until `patience_s` have passed. That is for
-        requests without an id: when the server is back, an id from before may be another client's.
+        With `patient` a connection that cannot be made is tried again until `patience_s` have
+        passed. That is for requests without an id: when the server is back, an id from before may
+        be another client's.
 
         Raises:
-            EnvironmentUnavailable: no connection, or no answer, or an answer in the name of a server that is not there.
+            EnvironmentUnavailable: no connection, or no answer, or an answer in the name of a
+                server that is not there.
             EnvironmentRefusal: the server answered with an error, in either style.
             MalformedAnswer: what came is no JSON.
             EnvironmentServerError: the server has no such path, or wants other fields.
@@ -70,11 +77,15 @@ class Connection:
         return self._connected(lambda: self._post(path, body, self._timeout), patient=patient)
 
     def reach(self) -> None:
-        """Return once the server answers anything at all. Raises `EnvironmentUnavailable` after `patience_s`."""
+        """Return once the server answers anything at all. Raises `EnvironmentUnavailable` after
+        `patience_s`.
+        """
         self._connected(lambda: self._send("GET", "/", None, self._timeout), patient=True)
 
     def close(self, path: str, body: dict[str, Any]) -> None:
-        """Ask the server to close an environment; a failure is logged, and a server that hung is not asked again."""
+        """Ask the server to close an environment; a failure is logged, and a server that hung is
+        not asked again.
+        """
         if not self._responsive:
             return
         try:
@@ -87,7 +98,9 @@ class Connection:
             _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
 
     def spare(self) -> int | None:
-        """Return the id of an environment that was given back, and is not now; None where there is none."""
+        """Return the id of an environment that was given back, and is not now; None where there is
+        none.
+        """
         with self._lock:
             return self._spare.pop() if self._spare else None
 
@@ -145,7 +158,9 @@ class Connection:
 
 @cache
 def connection(url: str, timeout_s: float, patience_s: float) -> Connection:
-    """Return the one connection of this process to a server; it outlives environments, for the ids to spare in it."""
+    """Return the one connection of this process to a server; it outlives environments, for the ids
+    to spare in it.
+    """
     return Connection(url, timeout_s=timeout_s, patience_s=patience_s)
 
 

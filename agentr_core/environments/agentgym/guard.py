@@ -12,17 +12,20 @@ MOST_BYTES: Final = 2**20
 
 
 class Guard:
-    """Passes requests on to an application, but for those that a browser sends for a web page, and too long ones.
+    """Passes requests on to an application, but for those that a browser sends for a web page, and
+    too long ones.
 
-    A page of any site can have a browser post to a server on its user's machine or network. Browsers say so in
-    `Origin`, which AgentGym's clients never send.
+    A page of any site can have a browser post to a server on its user's machine or network.
+    Browsers say so in `Origin`, which AgentGym's clients never send.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request: 403 for one of a web page, 400 or 413 for a body whose length is wrong or too large."""
+        """Answer a request: 403 for one of a web page, 400 or 413 for a body whose length is wrong
+        or too large.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -47,7 +50,9 @@ class Guard:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None for one that is too long whatever it said of its length."""
+    """Return the body of a request, or None for one that is too long whatever it said of its
+    length.
+    """
     parts: list[bytes] = []
     size = 0
     while True:

@@ -14,10 +14,12 @@ _ITEM = re.compile(r".*_(\d+)")
 
 
 def read_ids(given: str, what: str) -> Sequence[int]:
-    """Return the numbers of instances in their order: of "0-99,120", or of a JSON file with the field "item_id".
+    """Return the numbers of instances in their order: of "0-99,120", or of a JSON file with the
+    field "item_id".
 
-    `what` names the option in an error. Raises `ConfigError` for ranges that overlap or run backwards, and
-    `DataFileError` for a file that is missing, malformed, empty, or has one instance twice.
+    `what` names the option in an error. Raises `ConfigError` for ranges that overlap or run
+    backwards, and `DataFileError` for a file that is missing, malformed, empty, or has one instance
+    twice.
     """
     spaceless = str(given).replace(" ", "")
     if not _RANGES.fullmatch(spaceless):

@@ -33,7 +33,8 @@ MOST_ENVIRONMENTS = 1024
 
 @dataclass(slots=True)
 class Seat:
-    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the standing reward.
+    """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the
+    standing reward.
 
     `number` is that of the instance which a reset without one begins.
     """
@@ -56,7 +57,8 @@ class Seats:
     Args:
         make: returns a new environment.
         numbers: the instances that can be asked for, by number.
-        idle_s: seconds after which an environment that nobody used is closed when the next one is opened.
+        idle_s: seconds after which an environment that nobody used is closed when the next one is
+            opened.
         most: the most environments that are open at once.
     """
 
@@ -86,7 +88,9 @@ class Seats:
             return sorted(self._seats)
 
     def create(self, body: Mapping[str, Any]) -> Any:
-        """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many are open."""
+        """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many
+        are open.
+        """
         self._close_idle()
         with self._lock:
             if len(self._seats) + self._opening >= self._most:
@@ -114,7 +118,9 @@ class Seats:
             return self._reset(env_id, seat, seat.number if number is None else number)
 
     def step(self, body: Mapping[str, Any]) -> Any:
-        """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that was never reset."""
+        """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that
+        was never reset.
+        """
         env_id = body[self._wire.id_key]
         with self._held(env_id) as seat:
             if seat.latest is None:
@@ -169,7 +175,9 @@ class Seats:
 
     @contextmanager
     def _held(self, env_id: int) -> Iterator[Seat]:
-        """Hold an environment for the length of the block. Raises `EnvironmentRefusal`, also if it was just closed."""
+        """Hold an environment for the length of the block. Raises `EnvironmentRefusal`, also if it
+        was just closed.
+        """
         seat = self._seat(env_id)
         with seat.lock:
             if seat.closed:
@@ -198,8 +206,8 @@ class Seats:
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
     """Return the instances of some splits by the number that clients ask for.
 
-    It is the index of the instance where no two splits share one, as in TextCraft; otherwise its place in the order
-    of the splits. Raises `ConfigError` for an unknown split.
+    It is the index of the instance where no two splits share one, as in TextCraft; otherwise its
+    place in the order of the splits. Raises `ConfigError` for an unknown split.
     """
     instances = [instance for split in splits for instance in env.instances(split)]
     by_index = {instance.index: instance for instance in instances}
@@ -214,7 +222,9 @@ def app(
     idle_s: float = 3600.0,
     most: int = MOST_ENVIRONMENTS,
 ) -> Starlette:
-    """Return the ASGI application; its environments are closed when it shuts down. For the rest see `Seats`."""
+    """Return the ASGI application; its environments are closed when it shuts down. For the rest see
+    `Seats`.
+    """
     seats = Seats(make, wire, numbers, idle_s=idle_s, most=most)
     create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
     key: dict[str, Any] = {wire.id_key: (Number, ...)}
@@ -272,12 +282,16 @@ def app(
 
 
 def _malformed(error: ValidationError) -> Response:
-    """Return what is wrong with a request, without what was sent: it need not be text, and may be long."""
+    """Return what is wrong with a request, without what was sent: it need not be text, and may be
+    long.
+    """
     return JSONResponse({"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422)
 
 
 async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
-    """Return what `act` returns, off the event loop; an error of the environment in the style of the contract."""
+    """Return what `act` returns, off the event loop; an error of the environment in the style of
+    the contract.
+    """
     try:
         return JSONResponse(await run_in_threadpool(act))
     except EnvironmentUnavailable as error:

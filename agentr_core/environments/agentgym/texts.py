@@ -1,4 +1,6 @@
-"""What the agent is told about each world: its actions and the form of a reply, in our own words."""
+"""What the agent is told about each world: its actions and the form of a reply, in our own
+words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What AgentGym's servers say on the wire, one row for each; the client reads by it, our own server writes by it.
+"""What AgentGym's servers say on the wire, one row for each; the client reads by it, our own server
+writes by it.
 
 Source: the endpoint table of the AgentGym platform (arXiv 2406.04151) in its late-2025 state.
 """
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple):
-    """What a step led to. `reward` is in [0, 1], or negative for a disaster; `success` by the rule of the world."""
+    """What a step led to. `reward` is in [0, 1], or negative for a disaster; `success` by the rule
+    of the world.
+    """
 
     observation: str
     reward: float
@@ -38,18 +41,21 @@ class Wire:
 
     Args:
         item: what the body of a reset calls the number of the instance.
-        id_key: what bodies call an environment. It also decides how the server says errors: with `id`, as status 200
-            with a field "error"; with `env_idx`, as status 500.
+        id_key: what bodies call an environment. It also decides how the server says errors: with
+            `id`, as status 200 with a field "error"; with `env_idx`, as status 500.
         prefix: what comes before the paths, for a server of several worlds.
         bare_id: the answer to a create is the number alone.
         item_at_create: a create wants the number of the instance, too.
         created_ready: a created environment stands at the beginning of an instance already.
         fixed: further fields of the body of a reset.
-        first: the form of the answer to a reset: an object, a list whose first element is the text, or the text.
+        first: the form of the answer to a reset: an object, a list whose first element is the text,
+            or the text.
         introduction: the field of that object with a text that goes before the first observation.
-        choices: the field of that object with the list of possible actions, which goes after the first observation.
+        choices: the field of that object with the list of possible actions, which goes after the
+        first observation.
         observation, reward, done: fields of the answer to a step.
-        scale: the reward of a success on the wire; only a scale of 100 has negative ones, for a disaster.
+        scale: the reward of a success on the wire; only a scale of 100 has negative ones, for a
+            disaster.
         failure: the reward on the wire with which a failed episode ends; it counts as 0.
         finished: the least reward, scaled to 1, with which an episode that ended is a success.
         before, after: what surrounds an action on the wire.
@@ -93,7 +99,9 @@ class Wire:
         return _as(int, answer) if self.bare_id else _field(answer, self.id_key, int)
 
     def read_first(self, answer: Any) -> str:
-        """Return the first observation, as AgentGym's own clients put it together. Raises `MalformedAnswer`."""
+        """Return the first observation, as AgentGym's own clients put it together. Raises
+        `MalformedAnswer`.
+        """
         if self.first == "text":
             return _as(str, answer)
         if self.first == "pair":
@@ -106,7 +114,9 @@ class Wire:
         return text
 
     def read_step(self, answer: Any) -> Turn:
-        """Return what a step led to. Raises `MalformedAnswer`, also for a reward out of its range."""
+        """Return what a step led to. Raises `MalformedAnswer`, also for a reward out of its
+        range.
+        """
         raw = _field(answer, self.reward, float)
         done = _field(answer, self.done, bool)
         reward = 0.0 if done and raw == self.failure else raw / self.scale
@@ -137,7 +147,9 @@ class Wire:
         return answer | ({self.reward: 0.0} if self.reward != "reward" else {})
 
     def write_step(self, transition: Transition, *, before: float) -> dict[str, Any]:
-        """Return the answer to a step: what `read_step` makes the transition of. `before` is the reward until then."""
+        """Return the answer to a step: what `read_step` makes the transition of. `before` is the
+        reward until then.
+        """
         reward = self._raw(transition.reward)
         answer: dict[str, Any] = {
             self.observation: transition.observation,
@@ -190,7 +202,8 @@ WIRES: Mapping[str, Wire] = {
     "sciworld": Wire(item="data_idx", introduction="task_description", reward="score", scale=100.0, closes=True),
     "webshop": Wire(item="session_id", id_key="env_idx", bare_id=True, first="pair", observation="state"),
     "alfworld": Wire(item="game", fixed=(("world_type", "Text"),), choices="available_actions"),
-    # Its "score" adds up the standing reward at each step; an episode that ends has a reward above 0.5.
+    # Its "score" adds up the standing reward at each step; an episode that ends has a reward above
+    # 0.5.
     "babyai": Wire(item="data_idx", finished=0.5, closes=True),
     "searchqa": Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", closes=True),
     "sqlgym": Wire(item="item_id", id_key="env_idx", bare_id=True, first="pair", observation="state"),

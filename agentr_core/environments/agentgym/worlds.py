@@ -1,6 +1,8 @@
-"""The worlds of AgentGym as environments: what the agent is told, how its replies are read, which instances there are.
+"""The worlds of AgentGym as environments: what the agent is told, how its replies are read, which
+instances there are.
 
-Step limits and numbers of instances are AgentGym's (arXiv 2406.04151); the wording of the instructions is ours.
+Step limits and numbers of instances are AgentGym's (arXiv 2406.04151); the wording of the
+instructions is ours.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
 
 
 class TextCraft(AgentGymWorld, world="textcraft"):
-    """TextCraft, told and read as the native one; its expert and depths are the native one's, too."""
+    """TextCraft, told and read as the native one; its expert and depths are the native one's,
+    too.
+    """
 
     instruction = text.INSTRUCTION
     step_limit = 20
-    # Which commands of no use are listed follows from the hash seed of the server's process, and from who else resets.
+    # Which commands of no use are listed follows from the hash seed of the server's process, and
+    # from who else resets.
     repeatability = Repeatability.NEVER
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -36,7 +41,9 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         return load_split()
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
+        """Return the line after the last "Action:" of a reply, lower case, without foreign
+        characters.
+        """
         return textcraft.parse_action(reply)
 
     def depth(self, instance: Instance) -> int | None:
@@ -44,11 +51,15 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         return _native().depth(_local(instance))
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the native expert: goals are the same for the same number, and so are the recipes."""
+        """Return the replies of the native expert: goals are the same for the same number, and so
+        are the recipes.
+        """
         return _native().expert(_local(instance))
 
     def probes(self) -> Sequence[Instance]:
-        """Return a few instances of each split: a server with unsorted recipes has nearly all goals elsewhere."""
+        """Return a few instances of each split: a server with unsorted recipes has nearly all goals
+        elsewhere.
+        """
         return [
             instances[part * (len(instances) - 1) // 3]
             for split in self.splits()
@@ -57,7 +68,9 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         ]
 
     def check_first(self, instance: Instance, first: str) -> None:
-        """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in our table."""
+        """Raise `EnvironmentServerError` when the goal of an instance is not that of its number in
+        our table.
+        """
         _, label, goal = first.rpartition("\nGoal: ")
         goals = _native().book.goals
         expected = text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
@@ -86,12 +99,16 @@ class _LineWorld(AgentGymWorld):
     """A world whose actions are one line."""
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its
+        own.
+        """
         return replies.line_after_label(reply)
 
 
 class SciWorld(_LineWorld, world="sciworld"):
-    """ScienceWorld without simplifications; the reward is the score so far, a wrong focus is a disaster."""
+    """ScienceWorld without simplifications; the reward is the score so far, a wrong focus is a
+    disaster.
+    """
 
     instruction = texts.SCIWORLD
     step_limit = 30
@@ -104,11 +121,14 @@ class WebShop(AgentGymWorld, world="webshop"):
 
     instruction = texts.WEBSHOP
     step_limit = 10
-    # Prices within a range are drawn anew when the server starts, and with them the bounds in instructions.
+    # Prices within a range are drawn anew when the server starts, and with them the bounds in
+    # instructions.
     repeatability = Repeatability.NEVER
 
     def parse(self, reply: str) -> str:
-        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or of one without a label."""
+        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or of one
+        without a label.
+        """
         return replies.shopping_action(reply)
 
 
@@ -124,13 +144,17 @@ class AlfWorld(_LineWorld, world="alfworld"):
 
 
 class BabyAI(AgentGymWorld, world="babyai"):
-    """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server calls score."""
+    """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server
+    calls score.
+    """
 
     instruction = texts.BABYAI
     step_limit = 20
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, of letters, digits, commas and blanks alone."""
+        """Return the line after the last "Action:" of a reply, of letters, digits, commas and
+        blanks alone.
+        """
         return replies.words_after_label(reply)
 
 
@@ -151,7 +175,9 @@ class SearchQA(AgentGymWorld, world="searchqa"):
 
 
 class SqlGym(AgentGymWorld, world="sqlgym"):
-    """BIRD: one SQL query for each question. The server holds 8 environments: set `scale.concurrency` to 8."""
+    """BIRD: one SQL query for each question. The server holds 8 environments: set
+    `scale.concurrency` to 8.
+    """
 
     instruction = texts.SQLGYM
     step_limit = 1
@@ -170,7 +196,9 @@ class _ToolWorld(AgentGymWorld):
     """A world of tools, called by name with JSON."""
 
     def parse(self, reply: str) -> str:
-        """Return what follows the last "Action:" of a reply, to its end, since JSON may take several lines."""
+        """Return what follows the last "Action:" of a reply, to its end, since JSON may take
+        several lines.
+        """
         return replies.after_label(reply)
 
 
@@ -210,14 +238,18 @@ class Sheet(_ToolWorld, world="sheet"):
 
 
 class Maze(AgentGymWorld, world="maze"):
-    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, and cannot begin there."""
+    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, and cannot
+    begin there.
+    """
 
     instruction = texts.MAZE
     step_limit = 15
     playable = range(25)
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, or its first line; a bare direction is a move."""
+        """Return the line after the last "Action:" of a reply, or its first line; a bare direction
+        is a move.
+        """
         action = replies.line_after_label(reply, unlabelled=True)
         return f"move {action.lower()}" if action.lower() in ("up", "down", "left", "right") else action
 
@@ -229,7 +261,9 @@ class Wordle(AgentGymWorld, world="wordle"):
     step_limit = 8
 
     def parse(self, reply: str) -> str:
-        """Return the letters of the guess, lower case and apart, as the server wants them; the label may be missing."""
+        """Return the letters of the guess, lower case and apart, as the server wants them; the
+        label may be missing.
+        """
         return " ".join("".join(replies.line_after_label(reply, unlabelled=True).lower().split()))
 
 

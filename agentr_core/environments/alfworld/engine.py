@@ -1,9 +1,11 @@
 """One game of ALFWorld at a time, on TextWorld's engine for PDDL games.
 
-Besides what the engine does, a state can be kept and put back: Fast Downward's library, which holds it, numbers all
-states that were seen. This module needs the packages of the extra `alfworld`, and is imported when a game is played.
+Besides what the engine does, a state can be kept and put back: Fast Downward's library, which holds
+it, numbers all states that were seen. This module needs the packages of the extra `alfworld`, and
+is imported when a game is played.
 
-Source: the naming of things is that of ALFWorld (arXiv 2010.03768), so that walkthroughs and transcripts fit.
+Source: the naming of things is that of ALFWorld (arXiv 2010.03768), so that walkthroughs and
+transcripts fit.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _ENGINE = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A state of the game that is open: its number, and how its facts differ from those at the start."""
+    """A state of the game that is open: its number, and how its facts differ from those at the
+    start.
+    """
 
     number: int
     added: frozenset[Any]
@@ -32,10 +36,14 @@ class Mark:
 
 
 class HouseGame(PddlEnv):  # type: ignore[misc]
-    """A game, with things named as ALFWorld names them. Each object has a copy of Fast Downward's library (33 MB)."""
+    """A game, with things named as ALFWorld names them. Each object has a copy of Fast Downward's
+    library (33 MB).
+    """
 
     def __init__(self) -> None:
-        """Load the library. Raises `AttributeError` for one that is too old to number its states."""
+        """Load the library. Raises `AttributeError` for one that is too old to number its
+        states.
+        """
         super().__init__(EnvInfos(admissible_commands=True))
         self._number = self.downward_lib.get_state_id
         self._return_to = self.downward_lib.set_state_id
@@ -62,7 +70,9 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return text
 
     def act(self, command: str) -> str:
-        """Return what the game says to a command; to one that is not possible, that nothing happens."""
+        """Return what the game says to a command; to one that is not possible, that nothing
+        happens.
+        """
         with _ENGINE:
             self.step(command)
         return str(self.state.feedback)
@@ -78,7 +88,9 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return list(self.state["admissible_commands"])
 
     def plan(self) -> list[str]:
-        """Return commands that lead from the present state to a won one; none if there is no way."""
+        """Return commands that lead from the present state to a won one; none if there is no
+        way.
+        """
         with _ENGINE:
             return list(self._pddl_state.replan(self._entity_infos))
 
@@ -94,7 +106,8 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             facts[fact.signature].add(fact)
         with _ENGINE:
             self._return_to(mark.number)
-            # Not by its own `remove_fact`, which miscounts the things in facts that an effect has made false.
+            # Not by its own `remove_fact`, which miscounts the things in facts that an effect has
+            # made false.
             self._pddl_state._facts = facts
             self.state = GameState()
             self._last_action = None
@@ -103,15 +116,16 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
     def release(self) -> None:
         """Leave the game to the next who borrows one.
 
-        Its library is never unloaded: copies of it share registries, so that the next one to be loaded would crash.
+        Its library is never unloaded: copies of it share registries, so that the next one to be
+        loaded would crash.
         """
         _IDLE.append(self)
 
     def _gather_infos(self) -> None:
         """Fill the state with what `step` needs, and make the text of each command once.
 
-        The engine's own method makes all anew in each state, which is nearly all of its time. A text may name what
-        stands at a place, and that never changes.
+        The engine's own method makes all anew in each state, which is nearly all of its time. A
+        text may name what stands at a place, and that never changes.
         """
         actions = list(self._pddl_state.all_applicable_actions())
         commands = [self._command(action) for action in actions]
@@ -153,7 +167,8 @@ def borrow() -> HouseGame:
 def named(ids: Iterable[str]) -> dict[str, str]:
     """Return what things are called, by id: `Cabinet_bar__minus_00...` becomes `cabinet 2`.
 
-    Things of a kind are counted from 1, the last id first. Those that are no things of the room keep their id.
+    Things of a kind are counted from 1, the last id first. Those that are no things of the room
+    keep their id.
     """
     counts: Counter[str] = Counter()
     names = {}

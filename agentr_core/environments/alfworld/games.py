@@ -1,10 +1,11 @@
 """The games of ALFWorld in their original folders, and lists of them that are kept on disk.
 
-A split is a folder of tasks, a task a folder of trials, a trial a folder with `traj_data.json` and `game.tw-pddl`. To
-say which games count means to read thousands of files, so the list of a split is kept under the names and times of
-change of its task folders; a start looks at these folders only.
+A split is a folder of tasks, a task a folder of trials, a trial a folder with `traj_data.json` and
+`game.tw-pddl`. To say which games count means to read thousands of files, so the list of a split is
+kept under the names and times of change of its task folders; a start looks at these folders only.
 
-Source: ALFWorld (arXiv 2010.03768), its public data and the rules of its text environment for which games count.
+Source: ALFWorld (arXiv 2010.03768), its public data and the rules of its text environment for which
+games count.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ AGAIN = "get it again with `alfworld-download`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A game: its task and trial, which are its folders' names, its kind, and size and time of change of its file."""
+    """A game: its task and trial, which are its folders' names, its kind, and size and time of
+    change of its file.
+    """
 
     task: str
     trial: str
@@ -54,7 +57,9 @@ _GAMES = TypeAdapter(tuple[Game, ...])
 
 
 def find_root(folder: Path) -> Path:
-    """Return the folder of the splits: the given one, or the `json_...` in it. Raises `ConfigError` for neither."""
+    """Return the folder of the splits: the given one, or the `json_...` in it. Raises `ConfigError`
+    for neither.
+    """
     for root in (folder, *sorted(folder.glob("json_*"))):
         if (root / "train").is_dir():
             return root
@@ -65,7 +70,8 @@ def find_root(folder: Path) -> Path:
 
 
 def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
-    """Return the games of a split that count, sorted by task and trial; from the cache where nothing changed.
+    """Return the games of a split that count, sorted by task and trial; from the cache where
+    nothing changed.
 
     Raises:
         ConfigError: there is no such split, or the cache folder cannot be made.
@@ -87,7 +93,9 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
 
 
 def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int, Game]:
-    """Return the games that one of AgentGym's mapping files names, by its numbers. Raises `DataFileError`."""
+    """Return the games that one of AgentGym's mapping files names, by its numbers. Raises
+    `DataFileError`.
+    """
     there = {(game.task, game.trial): game for game in list_games(root, split, cache)}
     try:
         wanted = {
@@ -104,7 +112,9 @@ def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int
 
 
 def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
-    """Return the content of a game file. Raises `EnvironmentFault` when it is gone, broken or not the listed one."""
+    """Return the content of a game file. Raises `EnvironmentFault` when it is gone, broken or not
+    the listed one.
+    """
     try:
         state = path.stat()
         content = _object(path)
@@ -121,7 +131,9 @@ def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
 
 
 def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
-    """Return the games that count: of a known kind, with nothing to slice or to move things in, and solvable."""
+    """Return the games that count: of a known kind, with nothing to slice or to move things in, and
+    solvable.
+    """
     games = []
     for task in tasks:
         for trial in sorted(each.name for each in (folder / task).iterdir()):

@@ -1,7 +1,8 @@
 """ALFWorld in process: household tasks in words, on the real engine and the original games.
 
-Source: ALFWorld (arXiv 2010.03768); texts as AgentGym (arXiv 2406.04151) and ETO (arXiv 2403.02502) show them: without
-the banner, and without the number of the place one arrives at. Won is reward 1, everything else 0.
+Source: ALFWorld (arXiv 2010.03768); texts as AgentGym (arXiv 2406.04151) and ETO (arXiv 2403.02502)
+show them: without the banner, and without the number of the place one arrives at. Won is reward 1,
+everything else 0.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ _LOOK = "I look closer."
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state: the instance and the actions that led there, and its mark while the game stays open."""
+    """A state: the instance and the actions that led there, and its mark while the game stays
+    open.
+    """
 
     instance: Instance
     actions: tuple[str, ...]
@@ -87,13 +90,16 @@ class Snapshot:
 class AlfWorld:
     """Household tasks of six kinds in rooms of text, from a folder that `alfworld-download` filled.
 
-    Splits: `train`, `seen` (the benchmark's `valid_seen`: other tasks in rooms of `train`) and `test` (`valid_unseen`:
-    other rooms). An instance's index is its place among the playable games of the split, sorted by task and trial.
+    Splits: `train`, `seen` (the benchmark's `valid_seen`: other tasks in rooms of `train`) and
+    `test` (`valid_unseen`: other rooms). An instance's index is its place among the playable games
+    of the split, sorted by task and trial.
 
     Args:
-        data_dir: the folder with `json_2.1.1`, or that folder itself; by default the variable ALFWORLD_DATA.
-        ids_dir: a folder with AgentGym's `mappings_train.json` and `mappings_test.json`, which then are the splits
-            `train` and `test`, with its numbers; its test games are in the folder `valid_train`.
+        data_dir: the folder with `json_2.1.1`, or that folder itself; by default the variable
+            ALFWORLD_DATA.
+        ids_dir: a folder with AgentGym's `mappings_train.json` and `mappings_test.json`, which then
+            are the splits `train` and `test`, with its numbers; its test games are in the folder
+            `valid_train`.
         admissible_commands: whether each observation ends with the line `AVAILABLE ACTIONS: ...`.
         cache_dir: where the lists of games are kept.
     """
@@ -113,7 +119,9 @@ class AlfWorld:
         admissible_commands: bool = False,
         cache_dir: str = "runs/cache/alfworld",
     ) -> None:
-        """Check what is installed and where the games are; they are listed when first needed. Raises `ConfigError`."""
+        """Check what is installed and where the games are; they are listed when first needed.
+        Raises `ConfigError`.
+        """
         _check_packages()
         if not data_dir:
             raise ConfigError(
@@ -133,7 +141,9 @@ class AlfWorld:
 
     @cached_property
     def instruction(self) -> str:
-        """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move ... to ...`."""
+        """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move
+        ... to ...`.
+        """
         first = next(iter(self._games("train").values()))
         template = _PUT.search(self._content("train", first)["grammar"])
         said = template[1] if template else "move {o} to {r}"
@@ -144,13 +154,17 @@ class AlfWorld:
         return tuple(self._folders)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split. Raises `ConfigError` if there is none, `DataFileError` for a broken file."""
+        """Return the instances of a split. Raises `ConfigError` if there is none, `DataFileError`
+        for a broken file.
+        """
         if split not in self._folders:
             raise ConfigError(f"alfworld has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, tuple(self._games(split)))
 
     def reset(self, instance: Instance) -> str:
-        """Return what the room is like and the task. Raises `EnvironmentFault` for an unknown or broken game."""
+        """Return what the room is like and the task. Raises `EnvironmentFault` for an unknown or
+        broken game.
+        """
         if instance != self._instance or self._game is None or self._start is None:
             self._open(instance)
         else:
@@ -159,7 +173,9 @@ class AlfWorld:
         return self._shown(self._first)
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its
+        own.
+        """
         return line_after_label(reply)
 
     def step(self, action: str) -> Transition:

@@ -18,7 +18,9 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 MAX_DIGITS = 4000
-"""How long a number in an action may be. Python reads 4300 digits, and sums must stay below that."""
+"""How long a number in an action may be. Python reads 4300 digits, and sums must stay below
+that.
+"""
 
 
 class CraftingGame:
@@ -30,7 +32,9 @@ class CraftingGame:
 
     @property
     def entries(self) -> dict[str, int]:
-        """A copy of what is listed as carried: item id to count. Who gets none of an item has an entry of 0."""
+        """A copy of what is listed as carried: item id to count. Who gets none of an item has an
+        entry of 0.
+        """
         return dict(self._entries)
 
     @property
@@ -39,7 +43,9 @@ class CraftingGame:
         return {item: count for item, count in self._entries.items() if count}
 
     def act(self, action: str) -> tuple[str, str]:
-        """Return the observation, and the id of the item that was made or got: empty if the action came to nothing."""
+        """Return the observation, and the id of the item that was made or got: empty if the action
+        came to nothing.
+        """
         if any(len(number) > MAX_DIGITS for number in _NUMBER.findall(action)):
             return f"Could not execute {action}", ""
         if match := _CRAFT.match(action):
@@ -69,7 +75,8 @@ class CraftingGame:
                 return f"Wrong item format: {part.strip()}", ""
             inputs.append((text.identifier(counted[2]), int(counted[1])))
         for item, amount in inputs:
-            # None of an item is enough only where the item is listed as carried, be it with a count of 0.
+            # None of an item is enough only where the item is listed as carried, be it with a count
+            # of 0.
             if item in world.tags or item not in self._entries or self._entries[item] < amount:
                 return f"Could not find enough items to craft {None if target in world.tags else target}", ""
         for recipe in () if target in world.tags else world.by_item.get(target, ()):

@@ -1,4 +1,6 @@
-"""The oracle of a crafting world: whether an action brings the goal nearer, by planning before and after it."""
+"""The oracle of a crafting world: whether an action brings the goal nearer, by planning before and
+after it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ class Standing:
 
 
 def judge(task: CraftingTask, before: Standing, after: Standing, action: str, *, expected: str, made: str) -> Verdict:
-    """Return the oracle's word on an action: good if fewer steps are left after it, or bad; uncertain in between.
+    """Return the oracle's word on an action: good if fewer steps are left after it, or bad;
+    uncertain in between.
 
-    Uncertain are a look, a part of a need, a step on a way that is not the shortest, and all where no plan is left.
+    Uncertain are a look, a part of a need, a step on a way that is not the shortest, and all where
+    no plan is left.
 
     Args:
         expected: what the lazy expert would have done; always good.

@@ -1,6 +1,7 @@
 """Crafting tasks and their planner: what a goal needs, what is lacking, which action comes next.
 
-Everything here is a pure function of a `CraftingTask` and an inventory (item id -> count, no zero entries).
+Everything here is a pure function of a `CraftingTask` and an inventory (item id -> count, no zero
+entries).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from agentr_core.environments.crafting.recipes import Ingredient, Recipe
 
 Inventory = Mapping[str, int]
 MAX_CHOICES = 256
-"""The most combinations of alternative recipes that the planner compares; in the official goals 64 is the most."""
+"""The most combinations of alternative recipes that the planner compares; in the official goals 64
+is the most.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +51,11 @@ class CraftingTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A cheapest way from an inventory to the goal: what to get, how often to craft what, and by which recipes.
+    """A cheapest way from an inventory to the goal: what to get, how often to craft what, and by
+    which recipes.
 
-    `recipes` maps an item to its recipe, `items` a generic ingredient to the item that stands for it.
-    `steps` counts actions: one for each item to get, one for each craft.
+    `recipes` maps an item to its recipe, `items` a generic ingredient to the item that stands for
+    it. `steps` counts actions: one for each item to get, one for each craft.
     """
 
     gets: Mapping[str, int]
@@ -67,7 +71,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One link of the chain from the goal to the next action: what an item takes, and what of it is lacking."""
+    """One link of the chain from the goal to the next action: what an item takes, and what of it is
+    lacking.
+    """
 
     item: str
     recipe: Recipe
@@ -75,7 +81,9 @@ class Hop:
 
 
 def plan(task: CraftingTask, inventory: Inventory) -> Plan | None:
-    """Return the plan with the fewest steps, first in listed order among equals; None when the goal is out of reach."""
+    """Return the plan with the fewest steps, first in listed order among equals; None when the goal
+    is out of reach.
+    """
     best: Plan | None = None
     for recipes, items in itertools.islice(_choices(task, inventory), MAX_CHOICES):
         candidate = _expand(task, inventory, recipes, items)
@@ -85,10 +93,12 @@ def plan(task: CraftingTask, inventory: Inventory) -> Plan | None:
 
 
 def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, ...]:
-    """Return the links from the goal to the next action of the lazy expert, following the recipes of a plan.
+    """Return the links from the goal to the next action of the lazy expert, following the recipes
+    of a plan.
 
-    The lazy expert satisfies the first lacking ingredient of a recipe before the next one, and fetches only what
-    the next craft needs. The last hop either lacks an item to get or lacks nothing, and then is the craft to make.
+    The lazy expert satisfies the first lacking ingredient of a recipe before the next one, and
+    fetches only what the next craft needs. The last hop either lacks an item to get or lacks
+    nothing, and then is the craft to make.
     """
     hops: list[Hop] = []
     item = task.goal
@@ -108,7 +118,9 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
 
 
 def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None:
-    """Return a plan that makes the recipe's item by it, listed or not; None where that would be circular."""
+    """Return a plan that makes the recipe's item by it, listed or not; None where that would be
+    circular.
+    """
     recipes = {**chosen.recipes, recipe.output: recipe}
     if _topological(task.goal, recipes, chosen.items) is None:
         return None
@@ -116,7 +128,9 @@ def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None
 
 
 def brings_nearer(task: CraftingTask, before: Inventory, after: Inventory) -> bool:
-    """Return whether some way to the goal, be it not the shortest, takes fewer steps after than before."""
+    """Return whether some way to the goal, be it not the shortest, takes fewer steps after than
+    before.
+    """
     for recipes, items in itertools.islice(_choices(task, after), MAX_CHOICES):
         left = _expand(task, after, recipes, items)
         had = _expand(task, before, recipes, items)
@@ -126,15 +140,17 @@ def brings_nearer(task: CraftingTask, before: Inventory, after: Inventory) -> bo
 
 
 def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, ...]:
-    """Return the inputs of a recipe with generic ingredients replaced by the items that stand for them."""
+    """Return the inputs of a recipe with generic ingredients replaced by the items that stand for
+    them.
+    """
     return tuple(Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs)
 
 
 def _choices(task: CraftingTask, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
     """Yield every sensible choice of recipes and of items for tags.
 
-    Members of a tag are alike but for their names, so only the first one listed, those at hand, and those whose
-    ingredients are at hand are tried.
+    Members of a tag are alike but for their names, so only the first one listed, those at hand, and
+    those whose ingredients are at hand are tried.
     """
     tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}
     tag_options = {}
@@ -193,7 +209,9 @@ def _expand(
 
 
 def _topological(goal: str, recipes: Mapping[str, Recipe], items: Mapping[str, str]) -> list[str] | None:
-    """Return the items the goal is made of, each before its own ingredients; None when the choice is circular."""
+    """Return the items the goal is made of, each before its own ingredients; None when the choice
+    is circular.
+    """
     order: list[str] = []
     state: dict[str, bool] = {}
 

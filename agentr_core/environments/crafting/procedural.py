@@ -1,4 +1,6 @@
-"""Crafting worlds drawn from a seed: any number, any depth, no item in common with the official ones."""
+"""Crafting worlds drawn from a seed: any number, any depth, no item in common with the official
+ones.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,14 @@ class ProceduralWorlds:
         self.count = count
         self._max_depth = max_depth
         self._seed = seed
-        # An episode asks for its one world again and again. Hundreds of environments in flight keep one each.
+        # An episode asks for its one world again and again. Hundreds of environments in flight keep
+        # one each.
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
-        """Return the recipes of a world and its goal item, whose depth is `index % max_depth + 1`."""
+        """Return the recipes of a world and its goal item, whose depth is `index % max_depth +
+        1`.
+        """
         rng = random.Random(derive_seed("procedural-world", self._seed, index))
         depth = index % self._max_depth + 1
         names = _names(rng)
@@ -54,7 +59,8 @@ class ProceduralWorlds:
             made = []
             for _ in range(1 if level == depth else rng.randint(1, 3)):
                 output = next(names)
-                # One ingredient from the level below fixes the depth; the others come from anywhere below.
+                # One ingredient from the level below fixes the depth; the others come from anywhere
+                # below.
                 inputs = [rng.choice(levels[-1])]
                 lower = [item for below in levels for item in below if item not in inputs]
                 inputs += rng.sample(lower, min(len(lower), rng.choice(_NUM_INPUTS) - 1))

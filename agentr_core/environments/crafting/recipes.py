@@ -1,7 +1,7 @@
 """The recipes of a crafting world as a graph without circles, and the files they come from.
 
-Names are ids with their namespace, as in `minecraft:oak_planks`. A tag is a name for a set of items, any of which
-serves where a recipe asks for the tag.
+Names are ids with their namespace, as in `minecraft:oak_planks`. A tag is a name for a set of
+items, any of which serves where a recipe asks for the tag.
 
 Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
 """
@@ -37,7 +37,9 @@ class Ingredient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What makes `count` pieces of `output`. `output_tag` is the recipe's group, or None where it has none."""
+    """What makes `count` pieces of `output`. `output_tag` is the recipe's group, or None where it
+    has none.
+    """
 
     output: str
     count: int
@@ -49,8 +51,8 @@ class Recipe:
 class RecipeBook:
     """Recipes in load order with their indices.
 
-    `by_item` and `by_tag` find recipes by output, `item_to_tag` the tag that an item satisfies. `items` has every
-    item of the world, craftable or not; no tag is in it.
+    `by_item` and `by_tag` find recipes by output, `item_to_tag` the tag that an item satisfies.
+    `items` has every item of the world, craftable or not; no tag is in it.
     """
 
     recipes: tuple[Recipe, ...]
@@ -61,7 +63,8 @@ class RecipeBook:
     tags: frozenset[str]
 
     def depth(self, name: str) -> int:
-        """Return how many crafts the longest chain below an item or tag has, by its shallowest recipe; 0 without one.
+        """Return how many crafts the longest chain below an item or tag has, by its shallowest
+        recipe; 0 without one.
 
         Raises `DataFault` when recipes go in a circle.
         """
@@ -76,12 +79,16 @@ class RecipeBook:
         return self._users.get(name, ())
 
     def users_twice(self, name: str) -> tuple[Recipe, ...]:
-        """Return the recipes with an input of that name, by output, and those with a group once more, by group."""
+        """Return the recipes with an input of that name, by output, and those with a group once
+        more, by group.
+        """
         return self._users_twice.get(name, ())
 
     @cached_property
     def goals(self) -> tuple[tuple[str, int], ...]:
-        """Every item of depth 1 or more with its depth, the shallow ones first, in load order among equals."""
+        """Every item of depth 1 or more with its depth, the shallow ones first, in load order among
+        equals.
+        """
         crafted = ((item, depth) for item in self.by_item if (depth := self.depth(item)))
         return tuple(sorted(crafted, key=lambda goal: goal[1]))
 
@@ -113,7 +120,8 @@ class RecipeBook:
 def build_book(
     recipes: Iterable[Recipe], *, item_to_tag: Mapping[str, str] | None = None, items: Iterable[str] = ()
 ) -> RecipeBook:
-    """Return the book of recipes that are taken as they are, but for tags that nothing satisfies: these become items.
+    """Return the book of recipes that are taken as they are, but for tags that nothing satisfies:
+    these become items.
 
     Args:
         recipes: in load order, free of circles.
@@ -141,7 +149,8 @@ def build_book(
 def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Return the recipes that make a graph without circles, in load order.
 
-    Left out are those whose only ingredient is a storage block, and any that would close a circle with earlier ones.
+    Left out are those whose only ingredient is a storage block, and any that would close a circle
+    with earlier ones.
     """
     below: dict[str, set[str]] = {}
     kept = []
@@ -160,7 +169,9 @@ def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def load_shipped() -> RecipeBook:
-    """Return the recipes of Minecraft 1.16 that come along, equal to the published graph. Raises `DataFileError`."""
+    """Return the recipes of Minecraft 1.16 that come along, equal to the published graph. Raises
+    `DataFileError`.
+    """
     path = data_path("textcraft", "recipes.json")
     rows = _read(path)
     try:
@@ -171,10 +182,11 @@ def load_shipped() -> RecipeBook:
 
 
 def load_folder(folder: Path) -> RecipeBook:
-    """Return the recipes in a folder of the game's own JSON files, loaded in the order of their names.
+    """Return the recipes in a folder of the game's own JSON files, loaded in the order of their
+    names.
 
-    Files of other types than `crafting_shaped` and `crafting_shapeless` are passed over. Of an ingredient's
-    options the first one counts.
+    Files of other types than `crafting_shaped` and `crafting_shapeless` are passed over. Of an
+    ingredient's options the first one counts.
 
     Raises:
         DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
@@ -243,7 +255,9 @@ def _read(path: Path) -> Any:
 
 
 def _from_row(output: str, count: int, group: str | None, inputs: Mapping[str, int]) -> Recipe:
-    """Return the recipe in one row of recipes.json; there, names have no namespace and tags start with "#"."""
+    """Return the recipe in one row of recipes.json; there, names have no namespace and tags start
+    with "#".
+    """
     return Recipe(
         output=f"{NAMESPACE}:{output}",
         count=count,

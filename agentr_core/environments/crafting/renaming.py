@@ -1,7 +1,7 @@
 """Tasks under other names: what is learned on them is reading, as no name keeps its recipe.
 
-Only the members of a kind of item (planks, wool) change places among themselves, since commands do not say which item
-is of which kind.
+Only the members of a kind of item (planks, wool) change places among themselves, since commands do
+not say which item is of which kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from agentr_core.environments.crafting.recipes import RecipeBook
 
 
 def free_names(book: RecipeBook) -> list[str]:
-    """Return the items that any item may be named after: those of no kind that a recipe asks for."""
+    """Return the items that any item may be named after: those of no kind that a recipe asks
+    for.
+    """
     kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
     return sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
 

@@ -1,7 +1,9 @@
-"""Crafting worlds drawn from a seed in the shape of the official goals: as many commands, tags, alternatives and steps.
+"""Crafting worlds drawn from a seed in the shape of the official goals: as many commands, tags,
+alternatives and steps.
 
-`data/textcraft/shapes.py` prints both side by side, and a test holds them together. The shape is all that they share:
-the recipes are invented, for items under official names that say nothing. Only which items are planks is as it is.
+`data/textcraft/shapes.py` prints both side by side, and a test holds them together. The shape is
+all that they share: the recipes are invented, for items under official names that say nothing. Only
+which items are planks is as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ PLANKS = f"{NAMESPACE}:planks"
 
 # How often each value occurs among the official goals of training and test, roughly.
 _RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
-"""Of a goal of depth 1, all of whose ingredients are raw; parts of depth 1 nearly always have one."""
+"""Of a goal of depth 1, all of whose ingredients are raw; parts of depth 1 nearly always have
+one.
+"""
 _INPUTS: dict[int, Weights[tuple[int, int]]] = {
     2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
     3: {(1, 0): 30, (1, 1): 20, (1, 2): 5, (2, 0): 42, (3, 0): 2},
@@ -75,7 +79,9 @@ _RATES = {
     4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
 }
 _OF_PLANKS = 0.58
-"""Of the worlds that list planks, those whose goal needs them; else another way to make a part does."""
+"""Of the worlds that list planks, those whose goal needs them; else another way to make a part
+does.
+"""
 _ANY_PLANKS = 0.7
 """Of the recipes that need planks, those that take any of them; else it must be one sort."""
 _FEW_CRAFTS = 0.35
@@ -83,7 +89,8 @@ _FEW_CRAFTS = 0.35
 
 
 class ShapedWorlds:
-    """A family of crafting worlds, one for each index, whose goals' depths go round from 1 to `MAX_DEPTH`.
+    """A family of crafting worlds, one for each index, whose goals' depths go round from 1 to
+    `MAX_DEPTH`.
 
     Args:
         official: the book whose items lend their names; none of its recipes occurs.
@@ -97,11 +104,14 @@ class ShapedWorlds:
         self._planks = tuple(sorted(official.members(PLANKS)))
         self._names = sorted(official.items.difference(self._planks))
         self._official = {_who_needs_what(recipe) for recipe in official.recipes}
-        # An episode asks for its one world again and again. Hundreds of environments in flight keep one each.
+        # An episode asks for its one world again and again. Hundreds of environments in flight keep
+        # one each.
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
-        """Return the recipes of a world and its goal item, whose depth is `index % MAX_DEPTH + 1`."""
+        """Return the recipes of a world and its goal item, whose depth is `index % MAX_DEPTH +
+        1`.
+        """
         rng = random.Random(derive_seed("shaped-world", self._seed, index))
         while True:
             draft = _Draft(rng=rng, names=iter(rng.sample(self._names, len(self._names))), planks=self._planks)

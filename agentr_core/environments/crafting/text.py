@@ -99,7 +99,9 @@ def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: M
 
 
 def optimal_replies(task: CraftingTask, chosen: Plan) -> list[str]:
-    """Return the replies of the expert that fetches all it needs first, then crafts from the bottom up."""
+    """Return the replies of the expert that fetches all it needs first, then crafts from the bottom
+    up.
+    """
     goal = display(task.goal)
     replies = [
         f"Thought: {goal} needs {count} {display(item)} in all.\nAction: get {count} {display(item)}"

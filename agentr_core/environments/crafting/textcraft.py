@@ -1,7 +1,8 @@
 """TextCraft in process: crafting goals from listed commands, microseconds a step.
 
-Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation strings are theirs,
-so that transcripts can be compared. Unlike the served version the text of an instance is a function of its index.
+Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation
+strings are theirs, so that transcripts can be compared. Unlike the served version the text of an
+instance is a function of its index.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ _INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]]
 class TextCraft:
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
-    Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals in neither, and
-    `procedural` has any number of invented worlds that share no item with the official ones, `shaped` invented worlds
-    in the shape of the official goals. `renamed`, `renamed-test` and `renamed-rest` have the instances of the first
-    three again and again with other names for their items, so that what is learned or measured on them is not who
-    needs what.
+    Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals
+    in neither, and `procedural` has any number of invented worlds that share no item with the
+    official ones, `shaped` invented worlds in the shape of the official goals. `renamed`,
+    `renamed-test` and `renamed-rest` have the instances of the first three again and again with
+    other names for their items, so that what is learned or measured on them is not who needs what.
 
     Args:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
-        expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only what the next
-            craft needs, which spares it from multiplying totals ahead.
-        distractors: `published` draws the commands of no use as the public code does, where a recipe with
-            a group is twice, so that instances have as many as there; `distinct` has each recipe once. It concerns
-            the official goals and those under other names.
+        expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only
+            what the next craft needs, which spares it from multiplying totals ahead.
+        distractors: `published` draws the commands of no use as the public code does, where a
+            recipe with a group is twice, so that instances have as many as there; `distinct` has
+            each recipe once. It concerns the official goals and those under other names.
     """
 
     name = "textcraft"
@@ -90,7 +91,9 @@ class TextCraft:
         return ("train", "test", "rest", *_INVENTED, *RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split; an index of train, test and rest is the published `data_idx`."""
+        """Return the instances of a split; an index of train, test and rest is the published
+        `data_idx`.
+        """
         if split in _INVENTED:
             indices: Sequence[int] = range(self._invented(split).count)
         elif split in RENAMED:
@@ -102,7 +105,9 @@ class TextCraft:
         return Instances(self.name, split, indices)
 
     def task(self, instance: Instance) -> CraftingTask:
-        """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an unknown one."""
+        """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an
+        unknown one.
+        """
         return self._open(instance)[0]
 
     def reset(self, instance: Instance) -> str:
@@ -113,11 +118,15 @@ class TextCraft:
         return text.first_observation(task)
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, lower case, without foreign characters."""
+        """Return the line after the last "Action:" of a reply, lower case, without foreign
+        characters.
+        """
         return parse_action(reply)
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to; reward 1 ends the episode when the goal item was made or got."""
+        """Return what an action leads to; reward 1 ends the episode when the goal item was made or
+        got.
+        """
         observation, item = self._game.act(action)
         won = item == self._goal
         return Transition(
@@ -143,7 +152,9 @@ class TextCraft:
         return self._game.inventory
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official ones."""
+        """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official
+        ones.
+        """
         if instance.split in _INVENTED:
             world, goal = self._invented(instance.split).world(instance.index)
             return world.depth(goal)
@@ -176,7 +187,9 @@ class TextCraft:
         """Do nothing: an episode holds no resources."""
 
     def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
-        """Return the worlds of an invented split; they are set up when one is first needed, which takes a moment."""
+        """Return the worlds of an invented split; they are set up when one is first needed, which
+        takes a moment.
+        """
         if split not in self._families:
             self._families[split] = _INVENTED[split](self.book)
         return self._families[split]
@@ -185,7 +198,9 @@ class TextCraft:
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
     def origin(self, instance: Instance) -> Instance:
-        """Return the official instance that a renamed one was made of, and every other instance as it is."""
+        """Return the official instance that a renamed one was made of, and every other instance as
+        it is.
+        """
         if instance.split not in RENAMED:
             return instance
         split = RENAMED[instance.split]
@@ -223,7 +238,8 @@ _shipped_split = cache(load_split)
 def parse_action(reply: str) -> str:
     """Return the line after the last "Action:" of a reply, lower case, without foreign characters.
 
-    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's client has it.
+    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's
+    client has it.
     """
     action = words_after_label(reply).lower()
     return "inventory" if action == "look" else action

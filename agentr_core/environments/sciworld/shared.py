@@ -1,4 +1,6 @@
-"""Simulators of ScienceWorld that are started once, shared by all episodes, and brought to wherever one stands."""
+"""Simulators of ScienceWorld that are started once, shared by all episodes, and brought to wherever
+one stands.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Deed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Where an episode stands: how it began, and what was done since. `first` is the hash of its first observation."""
+    """Where an episode stands: how it began, and what was done since. `first` is the hash of its
+    first observation.
+    """
 
     variation: Variation
     simplifications: str
@@ -44,7 +48,9 @@ class Path:
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """A simulator, where it stands (None if nowhere), and for whom (None if that episode is over)."""
+    """A simulator, where it stands (None if nowhere), and for whom (None if that episode is
+    over).
+    """
 
     simulator: Simulator
     path: Path | None = None
@@ -67,9 +73,11 @@ class Standing:
 
 
 class SharedSimulators:
-    """At most `limit` simulators; each is lent for the length of one call, so that any number of episodes share them.
+    """At most `limit` simulators; each is lent for the length of one call, so that any number of
+    episodes share them.
 
-    A simulator in which an exception was raised is ended, and another takes its place when one is needed.
+    A simulator in which an exception was raised is ended, and another takes its place when one is
+    needed.
     """
 
     def __init__(self, start: Callable[[], Simulator], limit: int) -> None:
@@ -92,8 +100,9 @@ class SharedSimulators:
     def at(self, path: Path, owner: object) -> Iterator[Standing]:
         """Lend a simulator that stands at a path.
 
-        One that stands on the path already is taken, or else one that no episode needs, a new one, or the one that
-        was not used for longest. The missing actions are done again. Raises `ReplayDiverged` where one leads elsewhere.
+        One that stands on the path already is taken, or else one that no episode needs, a new one,
+        or the one that was not used for longest. The missing actions are done again. Raises
+        `ReplayDiverged` where one leads elsewhere.
         """
         with self._lend(path, owner) as standing:
             _bring(standing, path)
@@ -122,7 +131,9 @@ class SharedSimulators:
         return self._gold[key]
 
     def close(self) -> None:
-        """End all simulators, those that are out as soon as they come back. Calling it twice is harmless."""
+        """End all simulators, those that are out as soon as they come back. Calling it twice is
+        harmless.
+        """
         with self._free:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -132,7 +143,9 @@ class SharedSimulators:
 
     @contextmanager
     def _lend(self, path: Path | None, owner: object) -> Iterator[Standing]:
-        """Lend the simulator that is nearest to a path; its own path is as it was if `path` is given, else None."""
+        """Lend the simulator that is nearest to a path; its own path is as it was if `path` is
+        given, else None.
+        """
         standing = self._take(path)
         standing.owner = owner
         if path is None:
@@ -182,14 +195,18 @@ class SharedSimulators:
 
 @lru_cache(maxsize=4)
 def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
-    """Return the simulators that all environments of this process share; they are closed when the process ends."""
+    """Return the simulators that all environments of this process share; they are closed when the
+    process ends.
+    """
     shared = SharedSimulators(lambda: Simulator(settings), limit)
     atexit.register(shared.close)
     return shared
 
 
 def _nearness(standing: Standing, path: Path | None) -> int:
-    """Return how many actions of a path a simulator has done; 0 if it is nobody's, -1 if an episode needs it."""
+    """Return how many actions of a path a simulator has done; 0 if it is nobody's, -1 if an episode
+    needs it.
+    """
     if path is not None and standing.path is not None and standing.path.leads_to(path):
         return len(standing.path.deeds) + 1
     return 0 if standing.owner is None else -1

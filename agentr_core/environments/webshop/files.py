@@ -1,7 +1,8 @@
 """Products of WebShop, and the original files they come from.
 
-`items_shuffle*.json` is a list of products, `items_ins_v2*.json` their attributes and synthetic instructions by asin,
-`items_human_ins.json` what people asked for, by asin. Files are read as a stream: of the list one product at a time.
+`items_shuffle*.json` is a list of products, `items_ins_v2*.json` their attributes and synthetic
+instructions by asin, `items_human_ins.json` what people asked for, by asin. Files are read as a
+stream: of the list one product at a time.
 
 Source: WebShop (arXiv 2207.01206), sections 3 and 4, and its public data.
 """
@@ -36,7 +37,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product. `prices` are one price in dollars, or the ends of a range; `options` are values by option name.
+    """A product. `prices` are one price in dollars, or the ends of a range; `options` are values by
+    option name.
 
     `instruction` is the synthetic one, empty where there is none; `wishes` are those of people.
     """
@@ -74,7 +76,8 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     """Return the files of a catalogue: those named with a suffix, such as `_1000`.
 
     Args:
-        wishes: whether the file of what people asked for is needed; it is used in any case if it is there.
+        wishes: whether the file of what people asked for is needed; it is used in any case if it is
+            there.
 
     Raises `ConfigError` when the folder or a file is missing.
     """
@@ -95,7 +98,8 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
 
 
 def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
-    """Yield the products in the order of their file: of its first `limit` entries, or of all if that is 0.
+    """Yield the products in the order of their file: of its first `limit` entries, or of all if
+    that is 0.
 
     An entry without a proper asin, or with one that came before, is passed over, as published.
 

@@ -1,10 +1,12 @@
-"""What is to be bought: goals from synthetic or human instructions, their price bounds, and the splits.
+"""What is to be bought: goals from synthetic or human instructions, their price bounds, and the
+splits.
 
-The published shop draws prices and bounds from an unseeded generator, so that goals change with every start. Here
-both follow from a seed. The order of goals is the published one, so an index means the same goal.
+The published shop draws prices and bounds from an unseeded generator, so that goals change with
+every start. Here both follow from a seed. The order of goals is the published one, so an index
+means the same goal.
 
-Source: WebShop (arXiv 2207.01206), section 3.1, and AgentGym (arXiv 2406.04151), whose 6910 ids are the synthetic goals
-of the first 1000 products.
+Source: WebShop (arXiv 2207.01206), section 3.1, and AgentGym (arXiv 2406.04151), whose 6910 ids are
+the synthetic goals of the first 1000 products.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _TEST_SHARE, _DEV_SHARE = 0.2, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A wish and the product it was made from, by row. An option of a human goal has no name: the name is empty."""
+    """A wish and the product it was made from, by row. An option of a human goal has no name: the
+    name is empty.
+    """
 
     row: int
     instruction: str
@@ -45,7 +49,9 @@ class Goal:
 
 
 def price(product: Product, seed: int) -> float:
-    """Return what a product costs in dollars; of a price range, a point that the seed and the asin determine."""
+    """Return what a product costs in dollars; of a price range, a point that the seed and the asin
+    determine.
+    """
     if len(product.prices) == 1:
         return product.prices[0]
     low, high = product.prices
@@ -53,7 +59,8 @@ def price(product: Product, seed: int) -> float:
 
 
 def make_goals(catalogue: Catalogue, kind: GoalKind, seed: int) -> tuple[Goal, ...]:
-    """Return the goals of a catalogue, in the published order. All are held in memory, about a kilobyte each.
+    """Return the goals of a catalogue, in the published order. All are held in memory, about a
+    kilobyte each.
 
     Raises `ConfigError` when the catalogue has no instruction of that kind.
     """
@@ -98,7 +105,9 @@ def _human(row: int, product: Product, rng: random.Random, seed: int) -> Iterato
 
 
 def _bound(cost: float, rng: random.Random) -> tuple[float, str]:
-    """Return the greater of two of the next four multiples of ten above a price, and how the instruction says it."""
+    """Return the greater of two of the next four multiples of ten above a price, and how the
+    instruction says it.
+    """
     above = [bound for bound in _BOUNDS if bound > cost][:4]
     if len(above) < 2:
         return UNBOUNDED, ""
@@ -109,9 +118,10 @@ def _bound(cost: float, rng: random.Random) -> tuple[float, str]:
 def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[int, ...]]:
     """Return the goal indices of the splits `train`, `dev` and `test`.
 
-    `webshop` takes the published ranges: test is 0 to 499, dev 500 to 1499, train the rest. `product` parts the
-    products, so that nothing that is bought in one split is to be bought in another: test has a fifth of them, dev a
-    tenth. Goals that read like one of an earlier split (test, dev, train) are left out of the later one.
+    `webshop` takes the published ranges: test is 0 to 499, dev 500 to 1499, train the rest.
+    `product` parts the products, so that nothing that is bought in one split is to be bought in
+    another: test has a fifth of them, dev a tenth. Goals that read like one of an earlier split
+    (test, dev, train) are left out of the later one.
 
     Raises `ConfigError` when there are too few goals for the rule.
     """
@@ -137,7 +147,8 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
 
 
 def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return the splits `train` and `test` as AgentGym lists them: `webshop_train.json` and `webshop_test.json`.
+    """Return the splits `train` and `test` as AgentGym lists them: `webshop_train.json` and
+    `webshop_test.json`.
 
     Raises `DataFileError` when a file is missing or malformed, or lists a goal that is not there.
     """
@@ -164,7 +175,9 @@ def _listed(path: Path) -> list[int]:
 
 
 def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return splits in which no goal reads like one of an earlier split, nor like an earlier one of its own."""
+    """Return splits in which no goal reads like one of an earlier split, nor like an earlier one of
+    its own.
+    """
     seen: set[str] = set()
     found = {}
     for name, indices in splits.items():

@@ -1,6 +1,7 @@
 """The pages of the shop as pure functions: where an action leads, and the text that is seen there.
 
-Source: WebShop (arXiv 2207.01206), section 3.1; page texts are those of its public text mode, as AgentGym serves it.
+Source: WebShop (arXiv 2207.01206), section 3.1; page texts are those of its public text mode, as
+AgentGym serves it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ACTION = re.compile(r"(.+)\[(.+)\]")
 class Visit:
     """Where a shopper stands, and all that the shop remembers.
 
-    `number` counts pages of results from 1, `row` is the product looked at, `chosen` are option names with values.
+    `number` counts pages of results from 1, `row` is the product looked at, `chosen` are option
+    names with values.
     """
 
     page: Page = "start"
@@ -52,7 +54,9 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
 
 
 def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
-    """Return where an action leads, or None if it cannot be done here. Any page but the last can search."""
+    """Return where an action leads, or None if it cannot be done here. Any page but the last can
+    search.
+    """
     match = ACTION.match(action)
     if match is None or visit.page == "end":
         return None
@@ -122,7 +126,9 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
 
 
 def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
-    """Return the last page, with the labels of all that the public shop hides from people and not from agents."""
+    """Return the last page, with the labels of all that the public shop hides from people and not
+    from agents.
+    """
     options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))
     bought = ["asin", catalogue.product(visit.row).asin, "options", options]
     for label in ("attrs", "category", "query", "product category"):

@@ -2,9 +2,9 @@
 
     reward = type * (attributes met + options met + price within bound) / (attributes + options + 1)
 
-Source: WebShop (arXiv 2207.01206), section 3.2 and appendix A.2, and its public code, which decides where the two
-differ. The type needs the nouns of a title, for which the published shop runs a spaCy model; `word_nouns` stands in
-where there is none.
+Source: WebShop (arXiv 2207.01206), section 3.2 and appendix A.2, and its public code, which decides
+where the two differ. The type needs the nouns of a title, for which the published shop runs a spaCy
+model; `word_nouns` stands in where there is none.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, st
 
 
 def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
-    """Return whether a product is of the wanted kind: 1, or 0.5, 0.1 or 0 for one that is less and less alike."""
+    """Return whether a product is of the wanted kind: 1, or 0.5, 0.1 or 0 for one that is less and
+    less alike.
+    """
     parts = [{part.strip() for part in each.product_category.split("\u203a")} for each in (wanted, bought)]
     names = nouns(wanted.title)
     overlap = len(set(names) & set(nouns(bought.title))) / len(names) if names else 0.2
@@ -76,7 +78,9 @@ def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
 
 
 def attributes_met(attributes: Sequence[str], bought: Product) -> int:
-    """Return how many attributes a product has, in its list of attributes or somewhere in its texts."""
+    """Return how many attributes a product has, in its list of attributes or somewhere in its
+    texts.
+    """
     texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
     return sum(
         any(_alike(own, wanted) for own in bought.attributes) or any(wanted in text for text in texts)
@@ -87,9 +91,9 @@ def attributes_met(attributes: Sequence[str], bought: Product) -> int:
 def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> int:
     """Return how many options of a goal are met by chosen values.
 
-    A value with a colour in it counts as that colour. The public code compares a synthetic option as the pair of name
-    and value, hence "size large" with "x-large", which differ; a human one is the bare value, and "large" is met by
-    "x-large".
+    A value with a colour in it counts as that colour. The public code compares a synthetic option
+    as the pair of name and value, hence "size large" with "x-large", which differ; a human one is
+    the bare value, and "large" is met by "x-large".
     """
     values = [normal_colour(value) for value in chosen]
     return sum(any(_alike(value, _option_text(name, wanted)) for value in values) for name, wanted in options)
@@ -103,7 +107,8 @@ def normal_colour(value: str) -> str:
 def _option_text(name: str, value: str) -> str:
     if not name:
         return normal_colour(value)
-    # Of a pair the public code asks whether it has the colour as a member, and compares the pair as Python writes it.
+    # Of a pair the public code asks whether it has the colour as a member, and compares the pair as
+    # Python writes it.
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
@@ -118,13 +123,16 @@ def _compared(text: str) -> str:
 def word_nouns(title: str) -> list[str]:
     """Return the words of a title but for function words and numbers.
 
-    Of titles, which are strings of names, a tagger calls most words nouns. This one also counts adjectives and verbs.
+    Of titles, which are strings of names, a tagger calls most words nouns. This one also counts
+    adjectives and verbs.
     """
     return [word for word in _WORD.findall(title.lower()) if word not in _NO_NOUN]
 
 
 def spacy_nouns(model: str) -> Nouns:
-    """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises `ConfigError` without one."""
+    """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises
+    `ConfigError` without one.
+    """
     try:
         import spacy
 

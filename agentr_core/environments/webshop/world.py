@@ -1,7 +1,8 @@
 """WebShop in process: buying what an instruction asks for in a shop of text pages.
 
-Source: WebShop (arXiv 2207.01206), its text mode as served by AgentGym (arXiv 2406.04151); pages, actions and rewards
-are theirs. Search runs on another engine (`index`), and price bounds follow from a seed (`goals`).
+Source: WebShop (arXiv 2207.01206), its text mode as served by AgentGym (arXiv 2406.04151); pages,
+actions and rewards are theirs. Search runs on another engine (`index`), and price bounds follow
+from a seed (`goals`).
 """
 
 from __future__ import annotations
@@ -54,20 +55,24 @@ class Shop:
 class WebShop:
     """A shop over the shipped catalogue of invented products, or over one in WebShop's files.
 
-    An instance's index is that of its goal. Splits are `train`, `dev` and `test`, or `train` and `test` with `ids_dir`.
+    An instance's index is that of its goal. Splits are `train`, `dev` and `test`, or `train` and
+    `test` with `ids_dir`.
 
     Args:
         data_dir: the folder with `items_shuffle*.json`, `items_ins_v2*.json` and, for human goals,
             `items_human_ins.json`; empty means the shipped catalogue.
         suffix: what stands before `.json` in the names of the first two, such as `_1000`.
         limit: how many entries of the product file count, from its start; 0 means all.
-        goals: `synthetic`, one for each combination of a product's options, or `human`, what people wrote.
+        goals: `synthetic`, one for each combination of a product's options, or `human`, what people
+            wrote.
         split: `product` or `webshop`, see `split_goals`.
-        ids_dir: a folder with AgentGym's `webshop_train.json` and `webshop_test.json`, which then are the splits.
+        ids_dir: a folder with AgentGym's `webshop_train.json` and `webshop_test.json`, which then
+            are the splits.
         price_seed: prices within a range and price bounds are drawn with it.
-        nouns: `words`, or the name of the spaCy model that finds the nouns of titles, as published `en_core_web_lg`.
-        explain: whether an action that cannot be done is answered with a sentence before the page; as published, the
-            page comes again without a word.
+        nouns: `words`, or the name of the spaCy model that finds the nouns of titles, as published
+            `en_core_web_lg`.
+        explain: whether an action that cannot be done is answered with a sentence before the page;
+            as published, the page comes again without a word.
         cache_dir: where a catalogue that was read is kept with its search index.
     """
 
@@ -110,7 +115,9 @@ class WebShop:
 
     @cached_property
     def shop(self) -> Shop:
-        """The catalogue and the goals; the first of all equal environments of a process loads them."""
+        """The catalogue and the goals; the first of all equal environments of a process loads
+        them.
+        """
         return _open_shop(self._files, *self._settings)
 
     @cached_property
@@ -147,15 +154,17 @@ class WebShop:
     def parse(self, reply: str) -> str:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply.
 
-        Without the label the whole reply counts if there is an action in it. What follows an action on later lines
-        is dropped; a text that is no action is returned as it is.
+        Without the label the whole reply counts if there is an action in it. What follows an action
+        on later lines is dropped; a text that is no action is returned as it is.
         """
         return replies.shopping_action(reply)
 
     def step(self, action: str) -> Transition:
-        """Return the page an action leads to; the reward comes with the purchase, which ends the episode.
+        """Return the page an action leads to; the reward comes with the purchase, which ends the
+        episode.
 
-        An action that cannot be done leaves the page as it is; no action at all is answered as AgentGym does.
+        An action that cannot be done leaves the page as it is; no action at all is answered as
+        AgentGym does.
         """
         following = pages.follow(self.shop.catalogue, self._visit, action)
         if following is None:
@@ -179,7 +188,9 @@ class WebShop:
         return len(self.goal(instance).options)
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the expert; None for a goal whose own product cannot be found or earns less than 1."""
+        """Return the replies of the expert; None for a goal whose own product cannot be found or
+        earns less than 1.
+        """
         goal = self.goal(instance)
         spoken = expert.replies(self.shop.catalogue, goal)
         visit: Visit | None = Visit()

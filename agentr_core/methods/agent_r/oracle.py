@@ -12,9 +12,11 @@ from agentr_core.types import Verdict
 
 
 def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
-    """Return how well the judge of an iteration agrees with the environment's oracle; None where there is none.
+    """Return how well the judge of an iteration agrees with the environment's oracle; None where
+    there is none.
 
-    Each judged node counts once; the first errors of paths are compared from the split on, pair by pair.
+    Each judged node counts once; the first errors of paths are compared from the split on, pair by
+    pair.
     """
     env = place.make_environment()
     try:

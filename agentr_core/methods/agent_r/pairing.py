@@ -1,4 +1,6 @@
-"""Which good and bad paths of a tree become pairs. Source: Agent-R section 3.2, equations 3 to 5."""
+"""Which good and bad paths of a tree become pairs. Source: Agent-R section 3.2, equations 3 to
+5.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ def pairs_of_tree(
 ) -> tuple[tuple[PathPair, ...], tuple[Rejection, ...]]:
     """Return the pairs of one tree and what was turned away.
 
-    Their order is that of `config.order`, a function of the paths and the seed, and also the order of preference under
-    the caps.
+    Their order is that of `config.order`, a function of the paths and the seed, and also the order
+    of preference under the caps.
 
-    A tree without a pair gives one rejection, whose subject is `tree_id`. A path that repeats another word for word
-    gives one (`tree_id:leaf`), and so does a bad path that lost good paths to a cap; the detail lists their leaves.
+    A tree without a pair gives one rejection, whose subject is `tree_id`. A path that repeats
+    another word for word gives one (`tree_id:leaf`), and so does a bad path that lost good paths to
+    a cap; the detail lists their leaves.
 
     Args:
         paths: all leaf paths of the tree.
@@ -47,9 +50,11 @@ def pairs_of_tree(
 
 
 def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
-    """Return all pairs so that bad paths, in a random order, take turns: each is used once before any is used twice.
+    """Return all pairs so that bad paths, in a random order, take turns: each is used once before
+    any is used twice.
 
-    Each takes the shortest good path that it has not had; equally short ones have a random order of its own.
+    Each takes the shortest good path that it has not had; equally short ones have a random order of
+    its own.
     """
     choices = [
         (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
@@ -63,7 +68,9 @@ def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: ran
 
 
 def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
-    """Return all pairs in the order of the published code; equal rewards are in the order of the leaves."""
+    """Return all pairs in the order of the published code; equal rewards are in the order of the
+    leaves.
+    """
     falling = sorted(paths, key=lambda path: -path.trajectory.reward)
     pairs = [(good, bad) for good in falling for bad in falling if _qualifies(good, bad, config, alpha)]
     random.Random(_PUBLISHED_SEED).shuffle(pairs)
@@ -93,9 +100,11 @@ def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least"
 
 
 def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
-    """Return the paths without those whose transcript an earlier one has, and a rejection for each that was left out.
+    """Return the paths without those whose transcript an earlier one has, and a rejection for each
+    that was left out.
 
-    A transcript is its replies and observations. Paths of a search differ; independent episodes may be the same.
+    A transcript is its replies and observations. Paths of a search differ; independent episodes may
+    be the same.
     """
     first: dict[tuple[tuple[str, str], ...], Path] = {}
     rejections: list[Rejection] = []
@@ -108,7 +117,9 @@ def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, 
 
 
 def shared_steps(one: Path, other: Path) -> int:
-    """Return how many steps two paths have in common from the start, by the texts of replies and observations."""
+    """Return how many steps two paths have in common from the start, by the texts of replies and
+    observations.
+    """
     shared = 0
     for left, right in zip(_transcript(one), _transcript(other), strict=False):
         if left != right:

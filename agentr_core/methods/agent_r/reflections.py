@@ -1,4 +1,6 @@
-"""The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes; own wording)."""
+"""The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes;
+own wording).
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ ACKNOWLEDGEMENT = "ok."
 
 
 def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
-    """Return the text of a revision turn: one of the first so many reflections, drawn by the seed, and an action."""
+    """Return the text of a revision turn: one of the first so many reflections, drawn by the seed,
+    and an action.
+    """
     return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
 
 
 def revision_turn(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> Message:
-    """Return the trained assistant turn with which the agent turns back; arguments as of `revision_text`."""
+    """Return the trained assistant turn with which the agent turns back; arguments as of
+    `revision_text`.
+    """
     return Message(role="assistant", text=revision_text(seed, action, sentences), train=True)

@@ -8,7 +8,9 @@ from agentr_core.stages.report_funnels import episode_funnel, tree_funnel
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage of data construction: of trees, or of the expert where it is cloned."""
+    """Return what came out of each stage of data construction: of trees, or of the expert where it
+    is cloned.
+    """
     if place.recipe.data.use == "expert":
         return episode_funnel(place, iteration, ("expert",))
     return tree_funnel(place, iteration)

@@ -1,4 +1,6 @@
-"""Revision samples as the report shows them: each turn with its part, its verdict, and whether it is trained."""
+"""Revision samples as the report shows them: each turn with its part, its verdict, and whether it
+is trained.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _OPENING = 3
 
 
 def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionExample, ...]:
-    """Return up to `count` revision samples of an iteration that were trained on, drawn by the recipe's seed."""
+    """Return up to `count` revision samples of an iteration that were trained on, drawn by the
+    recipe's seed.
+    """
     rows = place.all(
         "select distinct s.sample_id, s.pair_id from dataset d join dataset_row w using (dataset_id) "
         "join sample s using (sample_id) where d.iteration_id = ? and s.kind = 'revision' order by s.sample_id",
@@ -74,5 +78,6 @@ def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
         return "opening"
     if position >= cut:
         return "revision" if position == cut else "good"
-    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the same.
+    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the
+    # same.
     return "shared" if position < split else "bad"

@@ -1,11 +1,13 @@
-"""A bad prefix, a turn of reflection and a good suffix as one conversation to train on. Source: Agent-R section 3.2.
+"""A bad prefix, a turn of reflection and a good suffix as one conversation to train on. Source:
+Agent-R section 3.2.
 
-    opening, bad steps up to the first error  |  revision turn  |  "ok."  |  good steps after the shared ones
-    never trained                             |  trained        |  never  |  replies trained, observations never
+    opening, bad steps up to the first error | revision turn | "ok." | good steps after the split
+    never trained                            | trained       | never | replies trained
 
-The good steps were recorded in the state where both paths part, not in the one the kept bad steps lead to, so the
-observations of a blind splice may be impossible. A verified splice is played and has the live observations; still
-its thoughts are those of another state. A continued one ends as the acting model played it from the revision turn on.
+The good steps were recorded in the state where both paths part, not in the one the kept bad steps
+lead to, so the observations of a blind splice may be impossible. A verified splice is played and
+has the live observations; still its thoughts are those of another state. A continued one ends as
+the acting model played it from the revision turn on.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def pair_key(pair: PathPair) -> str:
 
 
 def pair_stream(pair: PathPair) -> str:
-    """Return what seeds of a pair are derived from: the same for the same pair of a tree's copy in another run."""
+    """Return what seeds of a pair are derived from: the same for the same pair of a tree's copy in
+    another run.
+    """
     return f"{pair.bad.seeded_by}:{pair.good.leaf}:{pair.bad.leaf}"
 
 
@@ -63,12 +67,15 @@ def splice(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> Sample | Rejection:
-    """Return the revision sample of a pair by the mode blind, direct or verified, or why there is none.
+    """Return the revision sample of a pair by the mode blind, direct or verified, or why there is
+    none.
 
-    The mode `verified` plays the splice in `env`, which may block; the other two only read its texts.
+    The mode `verified` plays the splice in `env`, which may block; the other two only read its
+    texts.
 
     Args:
-        critique: of the pair's bad path; not read in mode `direct`, and required in the others (`ValueError`).
+        critique: of the pair's bad path; not read in mode `direct`, and required in the others
+            (`ValueError`).
         alpha: the least live reward of a verified splice, by `rule`.
         seed: of the run; the reflection is drawn from a stream of the pair.
     """
@@ -90,7 +97,8 @@ def splice(
 def turned_back(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
-    """Return the kept steps and the turn of revision as they are played, for another try to go on from; or why not.
+    """Return the kept steps and the turn of revision as they are played, for another try to go on
+    from; or why not.
 
     They are played in `env`, which may block.
     """
@@ -117,7 +125,8 @@ def continued(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> dict[str, Sample] | Rejection:
-    """Return the samples of the tries that clear alpha, shortest first, by the keys of the tries; or why none does.
+    """Return the samples of the tries that clear alpha, shortest first, by the keys of the tries;
+    or why none does.
 
     Args:
         tries: episodes that begin with what `turned_back` returned for the pair.
@@ -151,10 +160,12 @@ def continued(
 
 
 def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
-    """Return how many steps of the bad path are kept, first error included, or why the pair cannot be spliced.
+    """Return how many steps of the bad path are kept, first error included, or why the pair cannot
+    be spliced.
 
-    Good paths with nothing left after the shared steps are rejected, and unless `config.impossible` is `keep`, so are
-    cuts that keep no step of the bad path's own, and kept parts after which the episode is over.
+    Good paths with nothing left after the shared steps are rejected, and unless `config.impossible`
+    is `keep`, so are cuts that keep no step of the bad path's own, and kept parts after which the
+    episode is over.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":
@@ -177,7 +188,9 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
 
 
 def _impossible(pair: PathPair, cut: int) -> Rejection | None:
-    """Return why nobody can have turned back after the first `cut` steps of the bad path, or None."""
+    """Return why nobody can have turned back after the first `cut` steps of the bad path, or
+    None.
+    """
     if cut <= pair.split:
         return _reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     last = pair.bad.trajectory.steps[cut - 1]
@@ -191,7 +204,8 @@ def _impossible(pair: PathPair, cut: int) -> Rejection | None:
 def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     """Return a whole path as a sample with all its replies trained.
 
-    With `prune` only the steps that its reward needs are kept, played anew in `env`, which may block.
+    With `prune` only the steps that its reward needs are kept, played anew in `env`, which may
+    block.
     """
     trajectory = path.trajectory
     steps = trajectory.steps
@@ -224,7 +238,9 @@ def _verified(
     rule: AlphaRule,
     seed: int,
 ) -> Sample | Rejection:
-    """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so it is played."""
+    """Play kept steps, revision turn and good steps; an agent will really send the dummy action, so
+    it is played.
+    """
     pause = _pause(pair, config, seed)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
     whole = len(recorded)
@@ -338,7 +354,8 @@ def _check_replay(env: Environment, pair: PathPair, first_observation: str, outc
     seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
     known = [bad.first_observation, *(step.observation for step in bad.steps)]
     for number, (now, then) in enumerate(zip(seen, known, strict=False)):
-        # A world that promises nothing may begin with another text; a sample keeps the one that its steps followed on.
+        # A world that promises nothing may begin with another text; a sample keeps the one that its
+        # steps followed on.
         free = number == 0 and promise is Repeatability.NEVER
         if not (free or repeats(now, then, promise)):
             raise diverged(
@@ -349,7 +366,9 @@ def _check_replay(env: Environment, pair: PathPair, first_observation: str, outc
 
 
 def _divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
-    """Return where the live observations went wrong: at the first invalid action, or else at the first difference."""
+    """Return where the live observations went wrong: at the first invalid action, or else at the
+    first difference.
+    """
     differing = [
         (position, outcome)
         for position, (step, outcome) in enumerate(zip(recorded, outcomes, strict=False))

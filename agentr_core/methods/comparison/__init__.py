@@ -1,6 +1,7 @@
 """Comparison: one pool of trajectories, and each arm trained on what it takes of it.
 
-The run of the comparison makes the pool and trains nothing; the run of an arm makes nothing and trains on the pool.
+The run of the comparison makes the pool and trains nothing; the run of an arm makes nothing and
+trains on the pool.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
 
 
 def taking(use: Use) -> Callable[[Sample], bool]:
-    """Return what tells the samples of a pool that an arm trains on; none for preferences, which are pairs.
+    """Return what tells the samples of a pool that an arm trains on; none for preferences, which
+    are pairs.
 
-    A good path of a tree and a success of an explored episode are of one kind, and only the former has a tree.
+    A good path of a tree and a success of an explored episode are of one kind, and only the former
+    has a tree.
     """
     wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
 

@@ -1,7 +1,8 @@
-"""The arms of a comparison: a recipe of its own for each arm and seed, and what their pool must hold for them.
+"""The arms of a comparison: a recipe of its own for each arm and seed, and what their pool must
+hold for them.
 
-All arms take their samples from one pool: the comparison's own run, in which they were made once. So arms differ in
-what they are trained on and how, and in nothing else.
+All arms take their samples from one pool: the comparison's own run, in which they were made once.
+So arms differ in what they are trained on and how, and in nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
 
 
 def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does not have."""
+    """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does
+    not have.
+    """
     unknown = [name for name in names if name not in recipe.compare.arms]
     if unknown:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""The report of a comparison, filled from the store alone: every arm and seed of its recipe that was evaluated."""
+"""The report of a comparison, filled from the store alone: every arm and seed of its recipe that
+was evaluated.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BASE, TRAINED = 0, 1
 
 
 def build_comparison(place: Workplace) -> ComparisonReport:
-    """Return the report of the comparison whose run a workplace is of; arms may still be without runs."""
+    """Return the report of the comparison whose run a workplace is of; arms may still be without
+    runs.
+    """
     recipe = place.recipe
     by_name: dict[str, list[ArmRun]] = {name: [] for name in recipe.compare.arms}
     uses: dict[str, str] = {}
@@ -76,7 +80,9 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float])
 
 
 def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
-    """Return the mean over seeds with its interval, which ends where the values themselves must end."""
+    """Return the mean over seeds with its interval, which ends where the values themselves must
+    end.
+    """
     estimate = over_seeds(list(values))
     if not estimate.n:
         return None
@@ -86,9 +92,11 @@ def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None
 
 
 def _trainings(place: Workplace) -> dict[str, str]:
-    """Return the runs on a comparison's pool by what they ask for; of several that ask the same, the last one.
+    """Return the runs on a comparison's pool by what they ask for; of several that ask the same,
+    the last one.
 
-    Their ids are not computed anew: a recipe of an earlier version has fewer fields, and so another id.
+    Their ids are not computed anew: a recipe of an earlier version has fewer fields, and so another
+    id.
     """
     rows = place.all(
         "select config, run_id from run where (config->>'$.compare.pool') = ? order by started_at", place.run_id

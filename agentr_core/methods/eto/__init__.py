@@ -1,4 +1,5 @@
-"""ETO: the expert's episodes, exploration, pairs of failure and success, preference training; and its baselines.
+"""ETO: the expert's episodes, exploration, pairs of failure and success, preference training; and
+its baselines.
 
 Source: arXiv 2403.02502.
 """

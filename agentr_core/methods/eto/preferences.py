@@ -1,10 +1,12 @@
-"""Which trajectories are held against each other, and what of each is trained on. Source: ETO section 3.2.
+"""Which trajectories are held against each other, and what of each is trained on. Source: ETO
+section 3.2.
 
-    instruction, acknowledgement, first observation, steps that both share  |  replies after them  |  observations
-    in both sides, never trained                                            |  trained             |  never trained
+    instruction, acknowledgement, observation, shared steps | later replies | later observations
+    in both sides, never trained                            | trained       | never trained
 
-Both sides end with a reply. A losing side is cut a few steps after the length of the better one, because the
-log-probability of a trajectory is a sum over its tokens: a failure that goes on and on would outweigh everything else.
+Both sides end with a reply. A losing side is cut a few steps after the length of the better one,
+because the log-probability of a trajectory is a sum over its tokens: a failure that goes on and on
+would outweigh everything else.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Made = tuple[tuple[Preference, ...], tuple[Rejection, ...]]
 
 
 class Played(NamedTuple):
-    """A stored trajectory, by its id. Its first `forced` steps are the expert's, and the policy took over there."""
+    """A stored trajectory, by its id. Its first `forced` steps are the expert's, and the policy
+    took over there.
+    """
 
     id: str
     trajectory: Trajectory
@@ -62,8 +66,9 @@ def against_expert(
 ) -> Made:
     """Return what the episodes of one instance make when each is held against the expert's.
 
-    The higher reward is chosen: the expert's when the policy lost, the policy's when it won; a tie makes nothing.
-    With `config.level` `step` only the two replies at the fork are compared; `mixture` makes both kinds.
+    The higher reward is chosen: the expert's when the policy lost, the policy's when it won; a tie
+    makes nothing. With `config.level` `step` only the two replies at the fork are compared;
+    `mixture` makes both kinds.
     """
     if expert is None:
         detail = "there is no expert trajectory of its instance"
@@ -86,7 +91,8 @@ def against_expert(
 
 
 def among_own(explored: Sequence[Played], env: Environment, config: PreferencesConfig) -> Made:
-    """Return the one preference of an instance's episodes: the best, shortest first, against the worst.
+    """Return the one preference of an instance's episodes: the best, shortest first, against the
+    worst.
 
     Source: ETO table 5, which does without an expert.
     """
@@ -104,10 +110,12 @@ def among_own(explored: Sequence[Played], env: Environment, config: PreferencesC
 
 
 def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
-    """Return a preference for each fork of a search tree whose branches differ in their mean reward.
+    """Return a preference for each fork of a search tree whose branches differ in their mean
+    reward.
 
-    The best path through the best branch is chosen, the worst through the worst branch rejected; what comes before the
-    fork belongs to the prompt. A branch without an ended path counts for nothing.
+    The best path through the best branch is chosen, the worst through the worst branch rejected;
+    what comes before the fork belongs to the prompt. A branch without an ended path counts for
+    nothing.
 
     Args:
         paths: all leaf paths of one tree, whose id is `tree_id`.
@@ -139,7 +147,9 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
 
 
 def distinct(preferences: Iterable[Preference]) -> Made:
-    """Return the first of all preferences that read the same, and a rejection for each of the others."""
+    """Return the first of all preferences that read the same, and a rejection for each of the
+    others.
+    """
     first: dict[tuple[str, str], Preference] = {}
     rejected = []
     for preference in preferences:
@@ -152,7 +162,9 @@ def distinct(preferences: Iterable[Preference]) -> Made:
 
 
 def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
-    """Return at most `per_instance` preferences of each instance, the widest margin first; 0 keeps all."""
+    """Return at most `per_instance` preferences of each instance, the widest margin first; 0 keeps
+    all.
+    """
     if not per_instance:
         return tuple(preferences), ()
     order = sorted(range(len(preferences)), key=lambda at: (-(preferences[at].margin or 0.0), at))

@@ -1,12 +1,13 @@
 """The decode loop: prompts in, sampled token ids out, on a Transformers causal language model.
 
-Transformers' `generate` has one random generator for a whole batch, so it cannot give each reply its own stream. This
-loop can, and it is built for many short replies to long, similar prompts:
+Transformers' `generate` has one random generator for a whole batch, so it cannot give each reply
+its own stream. This loop can, and it is built for many short replies to long, similar prompts:
 
 - Prompts are computed in blocks of 64 tokens, and blocks seen before are taken from a prefix cache.
-- The replies to one prompt share its keys and values: they are several queries on one row of the cache, and each is
-  masked to the columns of the prompt and its own.
-- Keys and values are written in place; rows whose replies have ended are dropped as soon as a smaller shape suffices.
+- The replies to one prompt share its keys and values: they are several queries on one row of the
+  cache, and each is masked to the columns of the prompt and its own.
+- Keys and values are written in place; rows whose replies have ended are dropped as soon as a
+  smaller shape suffices.
 - Layers with a sliding window are given little more than what they look at.
 """
 
@@ -28,7 +29,9 @@ from agentr_core.models.local.sampling import choose, log_probabilities, uniform
 from agentr_core.models.local.waves import Row, Wave, padded_rows
 
 BLOCK = 64
-"""Tokens of a prompt computed in one pass, and the step in which the number of visible columns grows."""
+"""Tokens of a prompt computed in one pass, and the step in which the number of visible columns
+grows.
+"""
 _MAX_PREFILL_ROWS = 16
 _COLUMNS_AHEAD = 64
 """Decode steps for which a wave reserves columns at a time."""
@@ -36,7 +39,9 @@ _COLUMNS_AHEAD = 64
 
 @dataclass(slots=True)
 class Reply:
-    """One reply in the making. `limit` is the most tokens it may have; `ended` says that the model ended it."""
+    """One reply in the making. `limit` is the most tokens it may have; `ended` says that the model
+    ended it.
+    """
 
     prompt: int
     seed: int
@@ -58,9 +63,10 @@ class Reply:
 class Decoder:
     """Decodes waves of replies with one model. Not thread-safe: one worker owns it.
 
-    `model` is a Transformers causal language model in evaluation mode, `shape` what its layers store, `attention` how
-    far they look back, `vocabulary` the number of token ids that may be sampled, and `ended(tokens, stops)` says
-    whether the last token ends a reply. No prompt and its reply may have more than `context_length` tokens together.
+    `model` is a Transformers causal language model in evaluation mode, `shape` what its layers
+    store, `attention` how far they look back, `vocabulary` the number of token ids that may be
+    sampled, and `ended(tokens, stops)` says whether the last token ends a reply. No prompt and its
+    reply may have more than `context_length` tokens together.
     """
 
     def __init__(
@@ -96,7 +102,8 @@ class Decoder:
         # The last prompt token is fed by the first decode step, so that step is like all others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
         base = _round_up(max(len(head) for head in heads), BLOCK)
-        # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave through the mask.
+        # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave
+        # through the mask.
         buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near), None
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _COLUMNS_AHEAD * wave.width)
         self._prefill(buffer, heads)
@@ -157,7 +164,8 @@ class Decoder:
             output = self._model(
                 input_ids=grid.tokens,
                 attention_mask=self._masks(grid, visible, slice(first, last)),
-                # Slots whose reply has ended go on counting; their output is not read, but must stay computable.
+                # Slots whose reply has ended go on counting; their output is not read, but must
+                # stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
                 past_key_values=buffer.cache,
                 use_cache=True,
@@ -185,12 +193,16 @@ class Decoder:
         return self._attention.masks(far, within)
 
     def _first_near(self, start: int) -> int:
-        """Return the first column that near layers see while the block at column `start` is computed."""
+        """Return the first column that near layers see while the block at column `start` is
+        computed.
+        """
         window = self._attention.window
         return 0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK
 
     def _block_mask(self, start: int) -> MaskInput:
-        """Return the masks [1, 1, block, start + block]: all that came before, and the block's own past."""
+        """Return the masks [1, 1, block, start + block]: all that came before, and the block's own
+        past.
+        """
         masks = self._block_masks.get(start)
         if masks is None:
             own = torch.full((BLOCK, BLOCK), -torch.inf, dtype=self._shape.dtype, device=self._shape.device).triu(1)
@@ -204,10 +216,11 @@ class Decoder:
 
 
 class _Grid:
-    """The slots of a wave while it is decoded: who grows where, what is fed next, what each may see.
+    """The slots of a wave while it is decoded: who grows where, what is fed next, what each may
+    see.
 
-    Step t of a wave writes the columns `base + t * width ...`, one for each slot of a row; so columns mean the same in
-    all rows, and a step's keys and values are stored with one slice.
+    Step t of a wave writes the columns `base + t * width ...`, one for each slot of a row; so
+    columns mean the same in all rows, and a step's keys and values are stored with one slice.
     """
 
     def __init__(
@@ -259,7 +272,9 @@ class _Grid:
             view.open(self.column, self.positions)
 
     def draws(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return temperature, top-p and this step's uniform number for each live reply: each [live], float64."""
+        """Return temperature, top-p and this step's uniform number for each live reply: each
+        [live], float64.
+        """
         step = len(self.live[0].tokens)
         numbers = [self._draws[i][step] if i in self._draws else 0.0 for i in self._numbers]
         return self._temperature, self._top_p, torch.tensor(numbers, dtype=torch.float64, device=self._device)
@@ -315,7 +330,9 @@ class _Grid:
         return View(mask, torch.zeros((rows, columns), dtype=torch.long, device=self._device), shift)
 
     def _settle(self, buffer: LayeredKV, prompts: Sequence[int], base: int, window: int) -> View:
-        """Leave the near layers the last tokens of each prompt, and return what its slots see of them."""
+        """Leave the near layers the last tokens of each prompt, and return what its slots see of
+        them.
+        """
         kept = buffer.settle(prompts, base, window)
         view = self._view(buffer, shift=buffer.shift)
         view.positions[:, : kept.shape[1]] = kept

@@ -8,7 +8,8 @@ from agentr_core.errors import ConfigError
 
 
 def torch_device(name: str, *, field: str = "model.device") -> torch.device:
-    """Return the device of a name; "auto" is CUDA where there is one. Raises `ConfigError` where it is not there.
+    """Return the device of a name; "auto" is CUDA where there is one. Raises `ConfigError` where it
+    is not there.
 
     `field` is what the sentence calls the setting.
     """

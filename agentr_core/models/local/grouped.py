@@ -1,8 +1,10 @@
-"""Attention of models in which several query heads share keys and values, without a copy of these for each head.
+"""Attention of models in which several query heads share keys and values, without a copy of these
+for each head.
 
-Transformers repeats keys and values for each query head as soon as a row has several queries and a mask: with 8 replies
-on one row it would write and read all of them once a head, layer by layer. Here the queries of the heads that share
-keys are laid side by side as queries of one head; the mask is repeated instead, which is smaller by far.
+Transformers repeats keys and values for each query head as soon as a row has several queries and a
+mask: with 8 replies on one row it would write and read all of them once a head, layer by layer.
+Here the queries of the heads that share keys are laid side by side as queries of one head; the mask
+is repeated instead, which is smaller by far.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ NAME = "agentr_grouped"
 def use_grouped_attention(model: Any) -> bool:
     """Let a model attend this way where it knows how to; return whether it does.
 
-    A model that was loaded with another attention than Transformers' `sdpa`, such as one with capped scores, keeps it.
+    A model that was loaded with another attention than Transformers' `sdpa`, such as one with
+    capped scores, keeps it.
     """
     if model.config._attn_implementation != "sdpa":
         return False
@@ -40,10 +43,11 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what attention gives [rows, queries, heads, size]; called by the layers of a Transformers model.
+    """Return what attention gives [rows, queries, heads, size]; called by the layers of a
+    Transformers model.
 
-    Masks are [rows or 1, 1, queries, columns]. Without one, or with a position bias of the model's, Transformers' own
-    function is called.
+    Masks are [rows or 1, 1, queries, columns]. Without one, or with a position bias of the model's,
+    Transformers' own function is called.
     """
     groups = query.shape[1] // key.shape[1]
     biased = options.get("position_bias") is not None or options.get("softcap") is not None

@@ -1,6 +1,7 @@
 """Key/value caches of fixed rows and growing columns, written in place.
 
-Transformers' own growing cache copies itself whole at every token, and its static cache gives all rows one length.
+Transformers' own growing cache copies itself whole at every token, and its static cache gives all
+rows one length.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class KVShape:
 
 
 class KVBuffer:
-    """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass reads and writes.
+    """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass
+    reads and writes.
 
-    Before a forward pass, `window` names its rows, the columns it writes and those it may attend to. Columns that hold
-    no token of a row must be masked by the caller; they are finite numbers.
+    Before a forward pass, `window` names its rows, the columns it writes and those it may attend
+    to. Columns that hold no token of a row must be masked by the caller; they are finite numbers.
     """
 
     def __init__(self, shape: KVShape) -> None:
@@ -39,7 +41,9 @@ class KVBuffer:
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
-        """Forget everything and take another size. Memory is kept: fresh pages cost more than a decode step."""
+        """Forget everything and take another size. Memory is kept: fresh pages cost more than a
+        decode step.
+        """
         tokens = self.shape.layers * rows * self.shape.heads * columns
         if self._key_memory.numel() < tokens * self.shape.key_size:
             self._key_memory = self._allocate(tokens * self.shape.key_size)
@@ -58,7 +62,8 @@ class KVBuffer:
         return self.keys.shape[3]
 
     def window(self, rows: Sequence[int] | None, start: int, visible: int, first: int = 0) -> None:
-        """Let the next forward pass write from column `start` on and see the columns from `first` up to `visible`.
+        """Let the next forward pass write from column `start` on and see the columns from `first`
+        up to `visible`.
 
         `rows` are the ascending indices of its rows; None means all of them.
         """
@@ -81,9 +86,11 @@ class KVBuffer:
         self.values[:, :, :, : values.shape[3]] = values
 
     def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
-        """Shrink to `size` rows that hold the given rows, and return for each of them where it is now.
+        """Shrink to `size` rows that hold the given rows, and return for each of them where it is
+        now.
 
-        Rows that lie inside the new size stay; the others move into the gaps. Only `used` columns are moved.
+        Rows that lie inside the new size stay; the others move into the gaps. Only `used` columns
+        are moved.
         """
         staying = {row for row in rows if row < size}
         gaps = iter(row for row in range(size) if row not in staying)
@@ -98,7 +105,9 @@ class KVBuffer:
         return places
 
     def read(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of a row's columns: two tensors [layers, heads, stop - start, head size]."""
+        """Return a copy of a row's columns: two tensors [layers, heads, stop - start, head
+        size].
+        """
         return self.keys[:, row, :, start:stop].clone(), self.values[:, row, :, start:stop].clone()
 
     def write(self, row: int, start: int, block: tuple[Tensor, Tensor]) -> None:
@@ -108,7 +117,9 @@ class KVBuffer:
         self.values[:, row, :, start:stop] = block[1]
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that are visible."""
+        """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
+        are visible.
+        """
         stop = self.start + keys.shape[2]
         self.keys[layer][self._rows, :, self.start : stop] = keys
         self.values[layer][self._rows, :, self.start : stop] = values
@@ -116,22 +127,26 @@ class KVBuffer:
         return self.keys[layer][self._rows, :, seen], self.values[layer][self._rows, :, seen]
 
     def gather(self, columns: Tensor) -> None:
-        """Move columns to the front: column j of row i becomes what column `columns[i, j]` was; [rows, at most all]."""
+        """Move columns to the front: column j of row i becomes what column `columns[i, j]` was;
+        [rows, at most all].
+        """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
         for numbers in (self.keys, self.values):
             moved = numbers[:, rows, :, columns]
             numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
 
     def _allocate(self, numbers: int) -> Tensor:
-        # Zeros, not just any memory: a masked NaN would still spoil the product of weights and values.
+        # Zeros, not just any memory: a masked NaN would still spoil the product of weights and
+        # values.
         return torch.zeros(numbers, dtype=self.shape.dtype, device=self.shape.device)
 
 
 class LayeredKV:
-    """What all layers of a model store: `far` for those that see everything, `near` for those with a sliding window.
+    """What all layers of a model store: `far` for those that see everything, `near` for those with
+    a sliding window.
 
-    While prompts are filled in, both have the same columns. `settle` leaves `near` only the last tokens of each prompt:
-    `shift` columns fewer than `far` has before the first column of a reply.
+    While prompts are filled in, both have the same columns. `settle` leaves `near` only the last
+    tokens of each prompt: `shift` columns fewer than `far` has before the first column of a reply.
     """
 
     def __init__(self, shape: KVShape, near: frozenset[int]) -> None:
@@ -162,7 +177,8 @@ class LayeredKV:
         return self.far.columns
 
     def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
-        """End the filling of prompts, and return the positions of what `near` keeps [rows, columns]; below 0: nothing.
+        """End the filling of prompts, and return the positions of what `near` keeps [rows,
+        columns]; below 0: nothing.
 
         Row i has `prompts[i]` tokens, before column `base`.
         """
@@ -179,7 +195,9 @@ class LayeredKV:
         self.near.grow(columns)
 
     def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
-        """Shrink to `size` rows that hold the given ones, and return where they are now; `used` columns are in use."""
+        """Shrink to `size` rows that hold the given ones, and return where they are now; `used`
+        columns are in use.
+        """
         self.near.keep(rows, size, used - self.shift)
         return self.far.keep(rows, size, used)
 

@@ -1,4 +1,6 @@
-"""Loads a Hugging Face model directory and makes sure that the decode loop suits its architecture."""
+"""Loads a Hugging Face model directory and makes sure that the decode loop suits its
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends a reply.
+    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends
+    a reply.
 
     `shares_rows` says that several queries on one row cost no copy of its keys and values.
     """
@@ -46,10 +49,12 @@ class LoadedModel:
 
 
 def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: datetime | None = None) -> LoadedModel:
-    """Return a model in evaluation mode on its device. `at` is the moment whose date its chat template prints.
+    """Return a model in evaluation mode on its device. `at` is the moment whose date its chat
+    template prints.
 
     Raises:
-        ModelDirectoryError: files do not fit together, or the architecture is not attention, full or sliding.
+        ModelDirectoryError: files do not fit together, or the architecture is not attention, full
+            or sliding.
         ConfigError: an unknown dtype or device, or a context longer than the model's.
     """
     if dtype not in _DTYPES:
@@ -165,7 +170,9 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
 
 @torch.inference_mode()
 def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
-    """Compare the decode loop with a plain forward pass: architectures with other position or mask rules differ."""
+    """Compare the decode loop with a plain forward pass: architectures with other position or mask
+    rules differ.
+    """
     decoder = Decoder(
         loaded.model,
         loaded.shape,

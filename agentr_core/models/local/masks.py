@@ -1,4 +1,6 @@
-"""Which tokens the layers of a model may look at, as additive masks: all that came before, or the nearest of them."""
+"""Which tokens the layers of a model may look at, as additive masks: all that came before, or the
+nearest of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor
 MaskInput = Tensor | dict[str, Tensor]
 """What a Transformers model takes as `attention_mask`: one mask, or one for each kind of layer."""
 _GRAIN = 16
-"""Columns by which the part that a window covers moves on: not every step has a shape of its own."""
+"""Columns by which the part that a window covers moves on: not every step has a shape of its
+own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +22,12 @@ class Attention:
     """How far the layers of a model look back.
 
     Args:
-        window: the number of tokens, itself included, that a token sees in a near layer; None without such layers.
-        near: the numbers of the layers with a sliding window that matters; the others are far layers.
-        by_kind: the model has layers of both kinds and takes one mask for each; otherwise all layers are alike.
+        window: the number of tokens, itself included, that a token sees in a near layer; None
+            without such layers.
+        near: the numbers of the layers with a sliding window that matters; the others are far
+            layers.
+        by_kind: the model has layers of both kinds and takes one mask for each; otherwise all
+            layers are alike.
     """
 
     window: int | None = None
@@ -28,13 +35,16 @@ class Attention:
     by_kind: bool = False
 
     def masks(self, far: Tensor, near: Tensor | None) -> MaskInput:
-        """Return what the model takes as `attention_mask`, of the masks of its far and its near layers."""
+        """Return what the model takes as `attention_mask`, of the masks of its far and its near
+        layers.
+        """
         if self.by_kind:
             return {"full_attention": far, "sliding_attention": far if near is None else near}
         return far if near is None else near
 
     def span(self, end: int, width: int) -> tuple[int, int]:
-        """Return the first column that near layers need, and the one after the last, in a step of `width` slots.
+        """Return the first column that near layers need, and the one after the last, in a step of
+        `width` slots.
 
         `end` is the column after those of the step.
         """
@@ -44,15 +54,16 @@ class Attention:
     def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
         """Return a mask [rows, 1, queries, columns] without what lies before the window.
 
-        `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new tokens [rows,
-        queries].
+        `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new
+        tokens [rows, queries].
         """
         assert self.window is not None
         return mask.masked_fill(keys[:, None, None, :] <= queries[:, None, :, None] - self.window, -torch.inf)
 
 
 class View:
-    """What the slots of a wave see of one buffer: a mask [rows, 1, width, columns], and the columns' positions.
+    """What the slots of a wave see of one buffer: a mask [rows, 1, width, columns], and the
+    columns' positions.
 
     Column c of the wave is column c - `shift` of the buffer.
     """
@@ -63,7 +74,9 @@ class View:
         self._shift = shift
 
     def open(self, column: int, positions: Tensor) -> None:
-        """Let each slot see the column that it writes in this step, the first of which is `column`."""
+        """Let each slot see the column that it writes in this step, the first of which is
+        `column`.
+        """
         start = column - self._shift
         stop = start + self.mask.shape[2]
         self.mask[:, 0, :, start:stop].diagonal(dim1=1, dim2=2).zero_()

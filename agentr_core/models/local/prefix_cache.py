@@ -1,8 +1,9 @@
 """Keys and values of prompt beginnings that were computed before.
 
-The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prompts are computed in blocks of
-fixed length, and a block's keys and values depend only on the tokens up to its end, so a block is looked up by the hash
-of those tokens. Blocks are computed in the same way whether they are stored afterwards or not.
+The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prompts are
+computed in blocks of fixed length, and a block's keys and values depend only on the tokens up to
+its end, so a block is looked up by the hash of those tokens. Blocks are computed in the same way
+whether they are stored afterwards or not.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 Block = tuple[Tensor, ...]
-"""Keys and values of one block, for each kind of layers: each [layers, heads, tokens, head size]."""
+"""Keys and values of one block, for each kind of layers: each [layers, heads, tokens, head
+size].
+"""
 
 
 def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
-    """Return one name for each whole block of `length` tokens; it identifies all tokens up to the block's end."""
+    """Return one name for each whole block of `length` tokens; it identifies all tokens up to the
+    block's end.
+    """
     names = []
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(tokens) - length + 1, length):
@@ -29,7 +34,9 @@ def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
 
 
 class PrefixCache:
-    """The most recently used blocks, up to a number of bytes. Not thread-safe: one worker owns it."""
+    """The most recently used blocks, up to a number of bytes. Not thread-safe: one worker owns
+    it.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -27,17 +27,20 @@ _CACHED_PROMPTS = 4096
 
 
 class TransformersModel:
-    """A ChatModel on any causal language model that Transformers can run with attention, full or sliding.
+    """A ChatModel on any causal language model that Transformers can run with attention, full or
+    sliding.
 
-    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. What still depends on the
-    batch is rounding, in the last bits of the logits. Shapes are padded to a short ladder (`waves`), with which a
-    float32 request had the same bits alone and in company (190 of 190 replies, on one AVX-512 processor); another `n`,
-    or more requests with an equal prompt, does change them. The tokens came out the same in all these cases. In
-    bfloat16 a logit is known to 0.4%, and two tokens that are nearly as likely can change places. Logits are turned
-    into probabilities in float64.
+    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. What
+    still depends on the batch is rounding, in the last bits of the logits. Shapes are padded to a
+    short ladder (`waves`), with which a float32 request had the same bits alone and in company (190
+    of 190 replies, on one AVX-512 processor); another `n`, or more requests with an equal prompt,
+    does change them. The tokens came out the same in all these cases. In bfloat16 a logit is known
+    to 0.4%, and two tokens that are nearly as likely can change places. Logits are turned into
+    probabilities in float64.
 
-    Log-probabilities are the model's own, at temperature 1 and before any top-p cut. Stop strings are looked for in
-    the text without special tokens. All computing is done in one worker thread. Use `load`.
+    Log-probabilities are the model's own, at temperature 1 and before any top-p cut. Stop strings
+    are looked for in the text without special tokens. All computing is done in one worker thread.
+    Use `load`.
     """
 
     def __init__(
@@ -86,12 +89,15 @@ class TransformersModel:
             dtype: "float32" or "bfloat16".
             device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
             max_batch: The most replies decoded at once.
-            context_length: The most tokens of a prompt and its reply; 0 means what the model's configuration says.
-            prefix_cache_bytes: Memory for keys and values of prompt beginnings that may be met again; 0 keeps none.
+            context_length: The most tokens of a prompt and its reply; 0 means what the model's
+                configuration says.
+            prefix_cache_bytes: Memory for keys and values of prompt beginnings that may be met
+                again; 0 keeps none.
             at: When the run started, for chat templates that print the date.
 
         Raises:
-            ModelDirectoryError: the directory is unsound, or its architecture cannot be decoded here.
+            ModelDirectoryError: the directory is unsound, or its architecture cannot be decoded
+                here.
             ConfigError: an unknown dtype or device, or a context longer than the model's.
         """
         from agentr_core.models.local.loading import load_model
@@ -106,8 +112,8 @@ class TransformersModel:
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies; requests with equal prompts share one prefill.
 
-        Raises `PromptTooLong` before anything is computed, `DataFault` for a conversation that the chat template
-        refuses, and `ModelFault` after `close` or when the computation breaks.
+        Raises `PromptTooLong` before anything is computed, `DataFault` for a conversation that the
+        chat template refuses, and `ModelFault` after `close` or when the computation breaks.
         """
         if self._decoder is None:
             raise ModelFault(f"model {self.name} is closed; load it again")
@@ -118,19 +124,24 @@ class TransformersModel:
         return len(self._prompt(request.messages))
 
     def cached_share(self) -> float:
-        """Return the part of the tokens of all different prompts of a batch that was in the prefix cache, in [0, 1]."""
+        """Return the part of the tokens of all different prompts of a batch that was in the prefix
+        cache, in [0, 1].
+        """
         decoder = self._decoder
         return decoder.cached_tokens / decoder.prompt_tokens if decoder and decoder.prompt_tokens else 0.0
 
     async def close(self) -> None:
-        """Free the model once the work under way is done, and on CUDA its memory for other processes."""
+        """Free the model once the work under way is done, and on CUDA its memory for other
+        processes.
+        """
         await asyncio.to_thread(self._worker.shutdown)
         self._decoder = None
         if self._device.type == "cuda":
             import torch
 
-            # PyTorch keeps what was freed for itself, and the trainer, which has its own process, is next on this GPU.
-            # What holds itself in a circle is not freed before it is looked for.
+            # PyTorch keeps what was freed for itself, and the trainer, which has its own process,
+            # is next on this GPU. What holds itself in a circle is not freed before it is looked
+            # for.
             gc.collect()
             torch.cuda.empty_cache()
 

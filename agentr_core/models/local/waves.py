@@ -1,8 +1,9 @@
 """Which replies are decoded together, and in which shapes.
 
-A *row* is one prompt in the key/value cache with up to `width` replies growing side by side; a *wave* is a set of rows
-decoded in step. The number of slots (rows * width) is taken from a short ladder of sizes, because on a CPU every new
-shape compiles new kernels, and because matrix products give a row the same bits for every multiple of 16.
+A *row* is one prompt in the key/value cache with up to `width` replies growing side by side; a
+*wave* is a set of rows decoded in step. The number of slots (rows * width) is taken from a short
+ladder of sizes, because on a CPU every new shape compiles new kernels, and because matrix products
+give a row the same bits for every multiple of 16.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Wave:
 def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch: int, max_width: int) -> list[Wave]:
     """Return waves of at most `max_batch` slots (one row at least) that cover every reply once.
 
-    `lengths[p]` is the number of tokens of prompt p, `replies[p]` the replies wanted for it. Rows of equal width go
-    together, shorter prompts first, so that little of a wave's attention falls on padding.
+    `lengths[p]` is the number of tokens of prompt p, `replies[p]` the replies wanted for it. Rows
+    of equal width go together, shorter prompts first, so that little of a wave's attention falls on
+    padding.
     """
     by_width: dict[int, list[Row]] = {}
     for prompt, wanted in enumerate(replies):
@@ -53,7 +55,8 @@ def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch:
 def padded_rows(rows: int, width: int) -> int:
     """Return the number of rows, idle ones included, with which `rows` rows are computed.
 
-    rows * width goes up to the next of 16, 32, 48, 64, 96, 128, 192, ... `width` is a power of two up to 16.
+    rows * width goes up to the next of 16, 32, 48, 64, 96, 128, 192, ... `width` is a power of two
+    up to 16.
     """
     slots = rows * width
     size = _LEAST_SLOTS

@@ -1,7 +1,7 @@
 """A worker process: `python -m agentr_core.models.local.worker DESCRIPTOR`, started by `workers`.
 
-It loads one model and answers what comes through a socket, one batch after the other. It ends when the process that
-started it does, or closes the socket.
+It loads one model and answers what comes through a socket, one batch after the other. It ends when
+the process that started it does, or closes the socket.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from agentr_core.types import Request
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 0 when the socket was closed, 1 when the model could not be loaded."""
+    """Return the exit status: 0 when the socket was closed, 1 when the model could not be
+    loaded.
+    """
     end_with_parent()
     with Connection(int(arguments[0])) as connection:
         return asyncio.run(serve(connection))
 
 
 async def serve(connection: Connection) -> int:
-    """Load the model that the first message names, and answer batches until the socket is closed."""
+    """Load the model that the first message names, and answer batches until the socket is
+    closed.
+    """
     loading: Loading = connection.recv()
     if loading.device == "cpu":
         keep_freed_memory()

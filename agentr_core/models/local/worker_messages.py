@@ -46,7 +46,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The replies to a batch, and the part of all prompt tokens so far that was cached, in [0, 1]."""
+    """The replies to a batch, and the part of all prompt tokens so far that was cached, in [0,
+    1].
+    """
 
     replies: list[list[Generation]]
     cached_share: float

@@ -1,4 +1,6 @@
-"""Where an OpenAI-compatible server is, whether it can be used, and what its errors mean. No error repeats the key."""
+"""Where an OpenAI-compatible server is, whether it can be used, and what its errors mean. No error
+repeats the key.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ _NO_LIST = (404, 405, 501)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An address with its key. Raises `EndpointError` for an address or a key that cannot be sent."""
+    """An address with its key. Raises `EndpointError` for an address or a key that cannot be
+    sent.
+    """
 
     url: str
     key: str = field(repr=False)
@@ -70,7 +74,9 @@ class Endpoint:
         return {"base_url": self.url, "api_key": self.key or "none", "timeout": timeout, "max_retries": 0}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the key and the values of variables, should a server have repeated one."""
+        """Return a text without the key and the values of variables, should a server have repeated
+        one.
+        """
         # Shorter values are no secrets, and would take letters out of words.
         values = [value for value in self.variables.values() if len(value) >= _SHORTEST_SECRET]
         for secret in sorted(filter(None, (self.key, *values)), key=len, reverse=True):
@@ -79,7 +85,9 @@ class Endpoint:
 
 
 def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
-    """Return where a recipe's server is. Raises `EndpointError` when an environment variable it needs is not set."""
+    """Return where a recipe's server is. Raises `EndpointError` when an environment variable it
+    needs is not set.
+    """
     url = server.base_url or environment.get(server.base_url_env, "")
     if not url:
         raise EndpointError(
@@ -104,9 +112,11 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
 
 
 def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
-    """Return the context length of a served model: what the server says, or less if so configured. Blocks.
+    """Return the context length of a served model: what the server says, or less if so configured.
+    Blocks.
 
-    In any case the server is asked which models it has; one that has no such list is believed to have the model.
+    In any case the server is asked which models it has; one that has no such list is believed to
+    have the model.
 
     Raises:
         EndpointError: it has no such model, or refuses the key.
@@ -135,7 +145,9 @@ def context_length(where: Endpoint, server: ServerConfig, configured: int) -> in
 
 
 def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrError:
-    """Return our error for one of the client's; it is `Transient` exactly if the same request may succeed later."""
+    """Return our error for one of the client's; it is `Transient` exactly if the same request may
+    succeed later.
+    """
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
     if isinstance(error, ModelFault):
@@ -154,7 +166,9 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
 
 
 def retry_after(error: Exception) -> float | None:
-    """Return the seconds after which a server wants to be asked again, or None where it does not say."""
+    """Return the seconds after which a server wants to be asked again, or None where it does not
+    say.
+    """
     from openai import APIStatusError
 
     if not isinstance(error, APIStatusError):
@@ -188,7 +202,8 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
             f"{where.url} knows no model {server.model!r}, or is no such server ({said}); correct server.model or the "
             "address, which usually ends with /v1"
         )
-    # A closed list cannot be had: a refusal in other words is a fault, which costs its episode and ends no path.
+    # A closed list cannot be had: a refusal in other words is a fault, which costs its episode and
+    # ends no path.
     told = {error.code, error.type} & set(_CONTEXT_CODES)
     if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
         return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")

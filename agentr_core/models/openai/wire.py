@@ -1,4 +1,6 @@
-"""Requests and replies in OpenAI's chat-completions form. Pure: what is sent and received is the caller's business."""
+"""Requests and replies in OpenAI's chat-completions form. Pure: what is sent and received is the
+caller's business.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +75,12 @@ class _ModelList(_Strict):
 
 
 def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str, Any]]:
-    """Return the bodies of the HTTP requests that together ask for the `request.n` replies, in their order.
+    """Return the bodies of the HTTP requests that together ask for the `request.n` replies, in
+    their order.
 
-    There is one, unless `server.n_per_request` is smaller than `n`. The first carries the request's seed, each further
-    one a seed derived from it and the number of its first reply. `limit` is the most tokens of a reply.
+    There is one, unless `server.n_per_request` is smaller than `n`. The first carries the request's
+    seed, each further one a seed derived from it and the number of its first reply. `limit` is the
+    most tokens of a reply.
     """
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -104,12 +108,14 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
 def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> list[Generation]:
     """Return the `n` replies in a response body, in the order of their indices.
 
-    Where a server gives token ids, they say how many tokens each reply has. Otherwise the total that it counted is
-    shared out: `limit` to each reply that was cut there, the rest by length of text. Sums are always the server's.
+    Where a server gives token ids, they say how many tokens each reply has. Otherwise the total
+    that it counted is shared out: `limit` to each reply that was cut there, the rest by length of
+    text. Sums are always the server's.
 
     Raises:
-        MalformedReply: the body is cut or not what the protocol says, has another number of replies, or an empty one.
-            A reply is only taken to be empty by the model's choice when token ids prove that the model spoke.
+        MalformedReply: the body is cut or not what the protocol says, has another number of
+            replies, or an empty one. A reply is only taken to be empty by the model's choice when
+            token ids prove that the model spoke.
         ModelFault: the model refused, was filtered, or called a tool.
     """
     try:
@@ -144,7 +150,9 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
 
 
 def read_prompt_tokens(payload: bytes) -> int:
-    """Return how many tokens the server counted in the prompt of a response. Raises `MalformedReply`."""
+    """Return how many tokens the server counted in the prompt of a response. Raises
+    `MalformedReply`.
+    """
     try:
         return _Measured.model_validate_json(payload).usage.prompt_tokens
     except ValidationError:
@@ -152,7 +160,9 @@ def read_prompt_tokens(payload: bytes) -> int:
 
 
 def read_models(payload: bytes) -> dict[str, int | None]:
-    """Return the context length, where it is told, of each model that a server lists. Raises `MalformedReply`."""
+    """Return the context length, where it is told, of each model that a server lists. Raises
+    `MalformedReply`.
+    """
     try:
         return {served.id: served.max_model_len for served in _ModelList.model_validate_json(payload).data}
     except ValidationError:
@@ -203,7 +213,9 @@ def _completion_tokens(choices: Sequence[_Choice], total: int, limit: int) -> li
 
 
 def _shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole numbers in proportion to the weights that sum to `total`; zeros where all weights are zero."""
+    """Return whole numbers in proportion to the weights that sum to `total`; zeros where all
+    weights are zero.
+    """
     whole = sum(weights)
     if not whole:
         return [0] * len(weights)

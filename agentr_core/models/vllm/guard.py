@@ -1,7 +1,9 @@
-"""Runs a program and ends it, with all its children, as soon as standard input ends: then whoever wanted it is gone.
+"""Runs a program and ends it, with all its children, as soon as standard input ends: then whoever
+wanted it is gone.
 
-`python models/vllm/guard.py COMMAND...`, with nothing but the standard library. The program does not hear of a Ctrl-C
-at the terminal; its end is ordered by the end of the input, or by SIGTERM to this guard.
+`python models/vllm/guard.py COMMAND...`, with nothing but the standard library. The program does
+not hear of a Ctrl-C at the terminal; its end is ordered by the end of the input, or by SIGTERM to
+this guard.
 """
 
 from __future__ import annotations

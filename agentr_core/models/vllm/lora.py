@@ -43,9 +43,11 @@ class Adapter:
 
 
 def served_adapter(path: Path) -> Adapter | None:
-    """Return how the adapter in a directory is served; None where the directory holds a whole model.
+    """Return how the adapter in a directory is served; None where the directory holds a whole
+    model.
 
-    Raises `ConfigError` when vLLM cannot serve it, `ModelDirectoryError` when its settings are damaged.
+    Raises `ConfigError` when vLLM cannot serve it, `ModelDirectoryError` when its settings are
+    damaged.
     """
     base = adapter_base(path)
     if base is None:
@@ -63,7 +65,9 @@ def served_adapter(path: Path) -> Adapter | None:
 
 
 def max_rank(rank: int, path: Path) -> int:
-    """Return the least rank of those vLLM makes room for that holds the adapter in `path`. Raises `ConfigError`."""
+    """Return the least rank of those vLLM makes room for that holds the adapter in `path`. Raises
+    `ConfigError`.
+    """
     for room in VLLM_LORA_RANKS:
         if rank <= room:
             return room

@@ -31,9 +31,10 @@ _IDLE_SECONDS = 2.0
 class VllmModel:
     """A ChatModel on the replicas of a fleet, which it closes with itself.
 
-    All requests of a session go to one replica, whose prefix cache knows what the session has said. Requests go out all
-    at once; the engine batches. With `model.vllm.seeds`, reply i of a request is drawn from (seed, i) whatever else the
-    engine does; what still depends on its batch is rounding. Log-probabilities are the model's own, at temperature 1.
+    All requests of a session go to one replica, whose prefix cache knows what the session has said.
+    Requests go out all at once; the engine batches. With `model.vllm.seeds`, reply i of a request
+    is drawn from (seed, i) whatever else the engine does; what still depends on its batch is
+    rounding. Log-probabilities are the model's own, at temperature 1.
 
     Args:
         launch: What the fleet serves; the tokenizer is that of `launch.model`.
@@ -65,14 +66,16 @@ class VllmModel:
             api_key="none",
             max_retries=0,
             timeout=Timeout(launch.settings.request_timeout, pool=None),
-            # The servers are on this machine: a proxy that the environment names must not come between.
+            # The servers are on this machine: a proxy that the environment names must not come
+            # between.
             http_client=DefaultAsyncHttpxClient(trust_env=False, limits=limits(None, idle_seconds=_IDLE_SECONDS)),
         )
 
     async def ready(self) -> tuple[str, ...]:
         """Return the addresses of the replicas once all answer; those that died are started anew.
 
-        Raises `ModelServerError` when one does not start, `ModelFault` when one has died too often, or after `close`.
+        Raises `ModelServerError` when one does not start, `ModelFault` when one has died too often,
+        or after `close`.
         """
         async with self._looking:
             while not self._addresses:
@@ -88,8 +91,9 @@ class VllmModel:
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies.
 
-        Raises `PromptTooLong` before anything is sent, `ModelUnavailable` (transient) when a replica does not answer or
-        answers with a fault of its own, and what `ready` raises. A fault ends the requests beside it.
+        Raises `PromptTooLong` before anything is sent, `ModelUnavailable` (transient) when a
+        replica does not answer or answers with a fault of its own, and what `ready` raises. A fault
+        ends the requests beside it.
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; load it again")

@@ -1,4 +1,6 @@
-"""Replicas of one model server as child processes: started, watched, started anew when they die, and ended."""
+"""Replicas of one model server as child processes: started, watched, started anew when they die,
+and ended.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,31 @@ from agentr_core.models.vllm.command import HOST, Launch, cause, check_ports, co
 
 _HEALTH_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
-"""How long a replica under suspicion may take to answer: a busy one is slow, and killing it loses its work."""
+"""How long a replica under suspicion may take to answer: a busy one is slow, and killing it loses
+its work.
+"""
 _TAIL_BYTES = 1 << 18
 _ENDING_SECONDS = guard.GRACE + 5.0
 
 
 class Fleet(Protocol):
-    """Replicas, from the side of who sends requests to them. Its methods block for some seconds at most."""
+    """Replicas, from the side of who sends requests to them. Its methods block for some seconds at
+    most.
+    """
 
     def advance(self) -> tuple[str, ...] | None:
-        """Return the addresses of all replicas once each answers, else None; start what has died anew.
+        """Return the addresses of all replicas once each answers, else None; start what has died
+        anew.
 
-        Raises `ModelServerError` when a replica does not start, `ModelFault` when one has died too often.
+        Raises `ModelServerError` when a replica does not start, `ModelFault` when one has died too
+        often.
         """
         ...
 
     def suspect(self, address: str) -> None:
-        """Say that a request to a replica failed; the next `advance` looks whether it still works."""
+        """Say that a request to a replica failed; the next `advance` looks whether it still
+        works.
+        """
         ...
 
     def close(self) -> None:
@@ -69,9 +79,11 @@ class Replicas:
         launch: What they serve, and how; `launch.settings` says how many.
         python: The interpreter of the engine's environment.
         logs: The folder of `replica-N.log`.
-        ports: One for each replica; none means free ones. A replica keeps its port when it is started anew.
+        ports: One for each replica; none means free ones. A replica keeps its port when it is
+            started anew.
         tell: Is given a line when a replica is started anew.
-        make_command: Makes the command line of a replica from the interpreter, the launch and a port.
+        make_command: Makes the command line of a replica from the interpreter, the launch and a
+            port.
 
     Raises `ConfigError` at once when a port is in use or an option is wrong.
     """
@@ -131,7 +143,9 @@ class Replicas:
                 replica.suspected |= replica.address == address
 
     def serve(self, launch: Launch) -> None:
-        """Serve another model in the same way, on the same ports: the replicas are stopped, `advance` starts them."""
+        """Serve another model in the same way, on the same ports: the replicas are stopped,
+        `advance` starts them.
+        """
         with self._lock:
             self._stop_all()
             self._launch = launch
@@ -229,7 +243,9 @@ def _stop(replica: _Replica) -> None:
 
 
 def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
-    """Return whether a server says that it is well. Not through a proxy, which http.client never uses."""
+    """Return whether a server says that it is well. Not through a proxy, which http.client never
+    uses.
+    """
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
         try:
             connection.request("GET", "/health")

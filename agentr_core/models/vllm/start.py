@@ -1,4 +1,6 @@
-"""From a recipe's model to a running fleet: what is served on this machine, in which environment."""
+"""From a recipe's model to a running fleet: what is served on this machine, in which
+environment.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from agentr_core.recipes import ModelConfig
 
 _DRIVER_SECONDS = 30.0
 _ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
-"""Model types of which vLLM's own code refuses layers with and without a sliding window side by side."""
+"""Model types of which vLLM's own code refuses layers with and without a sliding window side by
+side.
+"""
 
 
 def device_of(wanted: str) -> Device:
-    """Return the device of an engine; "auto" takes CUDA where the driver lists a GPU. Raises `ConfigError`."""
+    """Return the device of an engine; "auto" takes CUDA where the driver lists a GPU. Raises
+    `ConfigError`.
+    """
     if wanted not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"model.device {wanted!r} is not for vLLM; use auto, cpu or cuda")
     if wanted == "cpu":
@@ -38,7 +44,8 @@ def device_of(wanted: str) -> Device:
 def make_launch(path: Path, model: ModelConfig) -> Launch:
     """Return what a replica of a model directory serves, and how.
 
-    Raises `ModelDirectoryError` when the directory is unsound, `ConfigError` when the settings do not fit.
+    Raises `ModelDirectoryError` when the directory is unsound, `ConfigError` when the settings do
+    not fit.
     """
     check_model_directory(path)
     adapter = served_adapter(path)
@@ -74,7 +81,9 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
 
 
 def implementation_of(path: Path) -> str:
-    """Return whose code of a model vLLM is to run: Transformers' where it refuses its own, else what it chooses."""
+    """Return whose code of a model vLLM is to run: Transformers' where it refuses its own, else
+    what it chooses.
+    """
     config = read_json((adapter_base(path) or path) / "config.json")
     mixed = len(set(config.get("layer_types") or ())) > 1
     return "transformers" if mixed and config["model_type"] in _ALL_LAYERS_ALIKE else "auto"
@@ -83,9 +92,11 @@ def implementation_of(path: Path) -> str:
 def start(
     launch: Launch, *, environment: Path, logs: Path, tell: Callable[[str], None], ports: Sequence[int] = ()
 ) -> Replicas:
-    """Return replicas that start with the first `advance`; make their environment first if it is not there.
+    """Return replicas that start with the first `advance`; make their environment first if it is
+    not there.
 
-    Raises `ConfigError` when this machine lacks something, `ModelServerError` when the environment cannot be made.
+    Raises `ConfigError` when this machine lacks something, `ModelServerError` when the environment
+    cannot be made.
     """
     check_compiler(launch)
     python = ensure(environment, launch.device, tell=tell)

@@ -1,7 +1,8 @@
 """Requests to vLLM and its replies. Pure: what is sent and received is the caller's business.
 
-Prompts go out as the token ids of our own rendering, and replies come back as the ids that were sampled: a chat
-endpoint would render the conversation with its own template code and tokenise earlier replies anew.
+Prompts go out as the token ids of our own rendering, and replies come back as the ids that were
+sampled: a chat endpoint would render the conversation with its own template code and tokenise
+earlier replies anew.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _Completion(_Strict):
 def body(
     request: Request, prompt: Sequence[int], *, served_name: str, limit: int, stop_ids: Collection[int], seeds: bool
 ) -> dict[str, Any]:
-    """Return the body that asks for the replies to a request; `limit` is the most tokens of each."""
+    """Return the body that asks for the replies to a request; `limit` is the most tokens of
+    each.
+    """
     sampling = request.sampling
     made: dict[str, Any] = {
         "model": served_name,
@@ -60,7 +63,8 @@ def body(
         # None of the other candidates, only the sampled token.
         made["logprobs"] = 0
     if seeds and sampling.temperature > 0:
-        # vLLM draws reply i from seed + i. Hashed, and halved against overflow, near seeds share no stream.
+        # vLLM draws reply i from seed + i. Hashed, and halved against overflow, near seeds share no
+        # stream.
         made["seed"] = derive_seed("vllm", request.seed) >> 1
     return made
 
@@ -68,8 +72,8 @@ def body(
 def read_choices(payload: bytes, request: Request) -> list[Choice]:
     """Return the replies in a response, in the order of their numbers.
 
-    Raises `MalformedReply` when the response is not what was asked for; no fault becomes an empty reply. It is
-    transient: a server that is ended aborts the replies under way.
+    Raises `MalformedReply` when the response is not what was asked for; no fault becomes an empty
+    reply. It is transient: a server that is ended aborts the replies under way.
     """
     try:
         completion = _Completion.model_validate_json(payload)

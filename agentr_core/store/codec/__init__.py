@@ -1,4 +1,6 @@
-"""Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or `Writer.add`."""
+"""Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or
+`Writer.add`.
+"""
 
 from agentr_core.store.codec.copies import (
     copy_judgements,

@@ -1,4 +1,6 @@
-"""Trees, judgements and rollouts of other runs, copied with all their rows under ids of this run's own."""
+"""Trees, judgements and rollouts of other runs, copied with all their rows under ids of this run's
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
 
 
 def knows_inputs(store: Store, run_id: str) -> bool:
-    """Return whether a run was begun by a version that stores what decides its replies. Raises as `Store.reading`."""
+    """Return whether a run was begun by a version that stores what decides its replies. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return False
     with store.reading() as con:
@@ -25,7 +29,9 @@ def knows_inputs(store: Store, run_id: str) -> bool:
 
 
 def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
-    """Return the other runs whose stage depends on the same, the oldest first. Raises as `Store.reading`."""
+    """Return the other runs whose stage depends on the same, the oldest first. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return []
     with store.reading() as con:
@@ -34,9 +40,11 @@ def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
 
 
 def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
-    """Copy those of some trees that are finished as trees of an iteration; return the ids of the copies.
+    """Copy those of some trees that are finished as trees of an iteration; return the ids of the
+    copies.
 
-    A tree that is stored under its new id already, finished or not, is left as it is. Raises as `Store.transaction`.
+    A tree that is stored under its new id already, finished or not, is left as it is. Raises as
+    `Store.transaction`.
 
     Args:
         originals: the id of the tree to copy, by the id of its copy.
@@ -51,9 +59,11 @@ def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str)
 
 
 def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, iteration_id: str) -> int:
-    """Copy what a run's judge said about the same trees, and is not said about these; return of how many nodes.
+    """Copy what a run's judge said about the same trees, and is not said about these; return of how
+    many nodes.
 
-    Trees are the same when one is a copy of the other, or both of a third. Raises as `Store.transaction`.
+    Trees are the same when one is a copy of the other, or both of a third. Raises as
+    `Store.transaction`.
     """
     with store.transaction() as con:
         rows = con.execute(_JUDGEMENTS_TO_COPY, [run_id, list(tree_ids)]).fetchall()
@@ -65,7 +75,8 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
 
 
 def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
-    """Copy those of some rollouts that are stored as rollouts of an iteration; return the ids of the copies.
+    """Copy those of some rollouts that are stored as rollouts of an iteration; return the ids of
+    the copies.
 
     One that is stored under its new id already is left as it is. Raises as `Store.transaction`.
 

@@ -15,7 +15,9 @@ from agentr_core.types import Critique, PathPair, StepVerdict, Verdict
 
 
 def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str) -> Rows:
-    """Return the row of table `pair`. The pair itself follows from its tree, which is stored with all its nodes."""
+    """Return the row of table `pair`. The pair itself follows from its tree, which is stored with
+    all its nodes.
+    """
     good, bad = pair.good.trajectory.reward, pair.bad.trajectory.reward
     return {
         "pair": [
@@ -36,7 +38,9 @@ def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str) -> Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJudgement:
-    """The judge's word on one node: the majority of `votes`, each read from the reply of the draw at its place."""
+    """The judge's word on one node: the majority of `votes`, each read from the reply of the draw
+    at its place.
+    """
 
     verdict: Verdict
     votes: tuple[Verdict, ...]

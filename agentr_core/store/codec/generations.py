@@ -46,7 +46,9 @@ def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
 
 
 def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterator[Row]:
-    """Yield the row of a step of which no more is known than its tokens and why it ended, or none without these."""
+    """Yield the row of a step of which no more is known than its tokens and why it ended, or none
+    without these.
+    """
     if has_tokens(step):
         yield {
             "kind": kind,
@@ -76,7 +78,9 @@ def sampled(
     finish_reason: FinishReason | None,
     tokenizer: str | None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Step` that say how its reply was sampled, from the columns of an outer join."""
+    """Return the fields of a `Step` that say how its reply was sampled, from the columns of an
+    outer join.
+    """
     return {
         "token_ids": tuple(token_ids or ()),
         "logprobs": None if logprobs is None else tuple(logprobs),
@@ -86,7 +90,8 @@ def sampled(
 
 
 def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, dict[int, tuple[Draw, ...]]]:
-    """Return the stored replies of trees or trajectories: by owner, then by position, in the order of their numbers.
+    """Return the stored replies of trees or trajectories: by owner, then by position, in the order
+    of their numbers.
 
     Replies of which only the tokens are known (a replayed or imported step) are left out.
 

@@ -1,4 +1,5 @@
-"""Rows of the records about a run: what ran, what was turned away, what went wrong, what it measured.
+"""Rows of the records about a run: what ran, what was turned away, what went wrong, what it
+measured.
 
 Each function returns rows by table that are one unit.
 """
@@ -17,7 +18,9 @@ from agentr_core.store.tables import Rows
 from agentr_core.types import Rejection
 
 Status = Literal["running", "evaluating", "finished", "failed"]
-"""`evaluating`: there is nothing of the run but `agentr eval`, which is under way or was interrupted."""
+"""`evaluating`: there is nothing of the run but `agentr eval`, which is under way or was
+interrupted.
+"""
 Part = Literal["generate", "environment", "train", "store", "other"]
 SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
 """What preference training measures in each step, as columns of table training_step."""
@@ -35,10 +38,11 @@ def run_rows(
     started_at: datetime | None = None,
     finished_at: datetime | None = None,
 ) -> Rows:
-    """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times are aware.
+    """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times
+    are aware.
 
-    The order of the recipe's fields is kept. Stored again for the same run, only `config`, `status` and `finished_at`
-    take effect: a run may go on with more iterations, or on other machines.
+    The order of the recipe's fields is kept. Stored again for the same run, only `config`, `status`
+    and `finished_at` take effect: a run may go on with more iterations, or on other machines.
     """
     return {
         "run": [
@@ -58,7 +62,9 @@ def run_rows(
 
 
 def started_at(store: Store, run_id: str) -> datetime | None:
-    """Return when a run was first stored, in UTC; None when it is not. Raises as `Store.reading`."""
+    """Return when a run was first stored, in UTC; None when it is not. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return None
     with store.reading() as con:
@@ -76,7 +82,9 @@ def iteration_rows(
     status: Status = "running",
     finished_at: datetime | None = None,
 ) -> Rows:
-    """Return the row of an iteration, counted from 1 (0: the evaluation of the base). Stored again, it is updated."""
+    """Return the row of an iteration, counted from 1 (0: the evaluation of the base). Stored again,
+    it is updated.
+    """
     return {
         "iteration": [
             {
@@ -102,7 +110,9 @@ def checkpoint_rows(
     dataset_id: str | None = None,
     iteration_id: str | None = None,
 ) -> Rows:
-    """Return the row of a checkpoint; the model a run starts from has no parent, dataset or iteration."""
+    """Return the row of a checkpoint; the model a run starts from has no parent, dataset or
+    iteration.
+    """
     return {
         "checkpoint": [
             {
@@ -128,7 +138,9 @@ def evaluation_rows(
     config: Any,
     finished: bool = False,
 ) -> Rows:
-    """Return the row of an evaluation; `name` is "revision_test" for recovery from failed prefixes, else free."""
+    """Return the row of an evaluation; `name` is "revision_test" for recovery from failed prefixes,
+    else free.
+    """
     return {
         "evaluation": [
             {
@@ -161,7 +173,9 @@ def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Row
 
 
 def load_rejections(store: Store, iteration_id: str) -> list[Rejection]:
-    """Return what was turned away in an iteration, by stage, subject and reason. Raises as `Store.reading`."""
+    """Return what was turned away in an iteration, by stage, subject and reason. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return []
     with store.reading() as con:
@@ -201,7 +215,9 @@ def event_rows(
     iteration_id: str | None = None,
     level: Literal["info", "warning", "error"] = "error",
 ) -> Rows:
-    """Return the row of something that went wrong with `subject` while `phase` was done, with its traceback."""
+    """Return the row of something that went wrong with `subject` while `phase` was done, with its
+    traceback.
+    """
     at = datetime.now(UTC)
     trace = "".join(traceback.format_exception(error))
     return {
@@ -223,7 +239,9 @@ def event_rows(
 
 
 def timing_rows(iteration_id: str, stage: str, parts: Mapping[Part, float], *, tokens: int | None = None) -> Rows:
-    """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or trained in it."""
+    """Return a row for each part of one attempt at a stage, in seconds; `tokens` were generated or
+    trained in it.
+    """
     at = datetime.now(UTC).isoformat()
     return {
         "timing": [
@@ -249,7 +267,9 @@ def training_step_rows(
     seconds: float,
     scores: Mapping[str, float],
 ) -> Rows:
-    """Return the row of an optimizer step. `scores` are those of preference training by column; none otherwise."""
+    """Return the row of an optimizer step. `scores` are those of preference training by column;
+    none otherwise.
+    """
     return {
         "training_step": [
             {

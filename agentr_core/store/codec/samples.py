@@ -29,7 +29,8 @@ def sample_rows(
 
     Args:
         pair_id: the pair a revision was made of.
-        trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued splice.
+        trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
+        splice.
         num_tokens, num_trained_tokens: its length, and how many of its tokens carry loss.
     """
     origin = sample.provenance
@@ -112,7 +113,8 @@ def load_samples(
 
 
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
-    """Return the sample ids and samples of a dataset in their order; a sample may come more than once.
+    """Return the sample ids and samples of a dataset in their order; a sample may come more than
+    once.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.

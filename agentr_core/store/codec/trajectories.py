@@ -102,8 +102,8 @@ def episode_rows(
 ) -> Rows:
     """Return the rows of one episode of an evaluation with its trajectory; they are one unit.
 
-    `repeat` is its number among the episodes of its instance, in a revision test that of the failed episode; `cut` is
-    how many steps were replayed before the model took over.
+    `repeat` is its number among the episodes of its instance, in a revision test that of the failed
+    episode; `cut` is how many steps were replayed before the model took over.
     """
     episode = {
         "evaluation_id": evaluation_id,
@@ -128,7 +128,8 @@ def load_trajectories(
     iteration_id: str | None = None,
     source: Source | None = None,
 ) -> dict[str, Trajectory]:
-    """Return stored trajectories by id: of the given ids in their order, or of an iteration and a source by id.
+    """Return stored trajectories by id: of the given ids in their order, or of an iteration and a
+    source by id.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.
@@ -155,7 +156,9 @@ def load_trajectories(
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as `Store.reading`."""
+    """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return []
     with store.reading() as con:

@@ -44,7 +44,8 @@ class Growth(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeHead:
-    """What does not change while a tree grows. `checkpoint_id` is the policy that searches, `config` plain data.
+    """What does not change while a tree grows. `checkpoint_id` is the policy that searches,
+    `config` plain data.
 
     `writer` marks the process that stores the rows; those of another are refused.
     """
@@ -60,7 +61,8 @@ class TreeHead:
 
 
 def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
-    """Make a writer the one that grows those of the trees that are begun; rows of an earlier one are refused then.
+    """Make a writer the one that grows those of the trees that are begun; rows of an earlier one
+    are refused then.
 
     Raises as `Store.transaction`.
     """
@@ -80,10 +82,12 @@ def tree_rows(head: TreeHead, tree: Tree, *, finished: bool = False) -> Rows:
 
 
 def growth_rows(head: TreeHead, growth: Growth) -> Rows:
-    """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose statistics changed.
+    """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose
+    statistics changed.
 
-    They are one unit. Stored after each expansion, a loaded tree is the one after some expansion, whenever the process
-    was killed. The tree itself, with its root, must have been stored before (`tree_rows`).
+    They are one unit. Stored after each expansion, a loaded tree is the one after some expansion,
+    whenever the process was killed. The tree itself, with its root, must have been stored before
+    (`tree_rows`).
     """
     return merge(
         [
@@ -99,7 +103,9 @@ def finished_rows(head: TreeHead, tree: Tree) -> Rows:
 
 
 def load_tree(store: Store, tree_id: str) -> Tree | None:
-    """Return the tree as it was stored last, or None when nothing of it is stored. Raises as `Store.reading`."""
+    """Return the tree as it was stored last, or None when nothing of it is stored. Raises as
+    `Store.reading`.
+    """
     return load_trees(store, [tree_id]).get(tree_id)
 
 
@@ -129,7 +135,9 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
 
 
 def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return the trees whose search is not done, or not begun, in the order given. Raises as `Store.reading`."""
+    """Return the trees whose search is not done, or not begun, in the order given. Raises as
+    `Store.reading`.
+    """
     if not store.path.exists():
         return list(tree_ids)
     with store.reading() as con:

@@ -1,7 +1,8 @@
 """Where the first error of a bad path is, by the word of a judge. Source: Agent-R section 3.2.
 
-Whether a step is good is asked of each step on its own, with a log that is fixed beforehand, so all questions about
-all paths of a tree can be asked at once; a step that several paths share is judged once.
+Whether a step is good is asked of each step on its own, with a log that is fixed beforehand, so all
+questions about all paths of a tree can be asked at once; a step that several paths share is judged
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from agentr_core.recipes import CritiqueConfig
 from agentr_core.types import Critique, Generation, Path, PathPair, Request, Sampling, StepVerdict, Verdict
 
 Ask = Callable[[Request], Awaitable[list[Generation]]]
-"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its batch, is too long."""
+"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its
+batch, is too long.
+"""
 
 
 class Scan(NamedTuple):
@@ -33,7 +36,9 @@ class Scan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the judge is asked about one node. `dropped_steps` counts the oldest steps left out to make it fit."""
+    """What the judge is asked about one node. `dropped_steps` counts the oldest steps left out to
+    make it fit.
+    """
 
     node: int
     request: Request
@@ -42,10 +47,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The judge's word on node `node`: the majority of its `votes`, each read from one of `generations`.
+    """The judge's word on node `node`: the majority of its `votes`, each read from one of
+    `generations`.
 
-    Both are empty, and the verdict unparsable, for a step that does not fit the judge's context even without a log: by
-    the judge's own count of tokens, never by a refusal that contradicts it.
+    Both are empty, and the verdict unparsable, for a step that does not fit the judge's context
+    even without a log: by the judge's own count of tokens, never by a refusal that contradicts it.
     `seed` is that of the request; `dropped_steps` were left out of its log.
     """
 
@@ -58,7 +64,9 @@ class Judgement:
 
     @property
     def generation(self) -> Generation | None:
-        """The first generation that says what the majority says, or the first of all; None where there is none."""
+        """The first generation that says what the majority says, or the first of all; None where
+        there is none.
+        """
         agreeing = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
         return next(iter(agreeing or self.generations), None)
 
@@ -69,7 +77,9 @@ class Judgement:
 
 
 def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:
-    """Return each bad path of the pairs of one tree once, with the earliest step that any of its pairs needs judged."""
+    """Return each bad path of the pairs of one tree once, with the earliest step that any of its
+    pairs needs judged.
+    """
     scans: dict[int, Scan] = {}
     for pair in pairs:
         start = scan_start(pair.split, config)
@@ -79,7 +89,9 @@ def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, .
 
 
 def scan_start(split: int, config: CritiqueConfig) -> int:
-    """Return the position of the first step that may be the error of a pair whose paths share `split` steps."""
+    """Return the position of the first step that may be the error of a pair whose paths share
+    `split` steps.
+    """
     return split if config.scan_from == "split" else 0
 
 
@@ -88,9 +100,10 @@ def questions(
 ) -> tuple[Question, ...]:
     """Return what the judge is asked about the steps of a path, in their order.
 
-    The log holds actions and observations, never thoughts. Whole steps are dropped from its old end until the prompt
-    leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or no log is left.
-    The seed of a question depends on `seed`, the stream of the tree and the node alone.
+    The log holds actions and observations, never thoughts. Whole steps are dropped from its old end
+    until the prompt leaves room for `config.max_new_tokens` in a context of `context_length`
+    tokens, or no log is left. The seed of a question depends on `seed`, the stream of the tree and
+    the node alone.
     """
     path = scan.path
 
@@ -119,7 +132,8 @@ async def judge_paths(
     known: Mapping[int, Judgement] | None = None,
     on_judgement: Callable[[Judgement], None] | None = None,
 ) -> dict[int, Judgement]:
-    """Return the judgements of all steps of the scans of one tree, by node; all are asked for at once.
+    """Return the judgements of all steps of the scans of one tree, by node; all are asked for at
+    once.
 
     Args:
         known: judgements made before, by node; they are part of the result and not asked for again.
@@ -162,10 +176,11 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
 
 
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
-    """Return the position of the first bad step at or after the start of the scan, or None where there is none.
+    """Return the position of the first bad step at or after the start of the scan, or None where
+    there is none.
 
-    Whether an unparsable verdict is an error is the recipe's choice. With a scan from the root the position may lie
-    below `split`, in the steps that the good path shares.
+    Whether an unparsable verdict is an error is the recipe's choice. With a scan from the root the
+    position may lie below `split`, in the steps that the good path shares.
     """
     errors = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
     start = scan_start(split, config)
@@ -186,7 +201,9 @@ def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *,
 
 
 async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
-    """Return the verdict on a node. A log that fits by an estimate and not by the model's count is halved."""
+    """Return the verdict on a node. A log that fits by an estimate and not by the model's count is
+    halved.
+    """
     position = path.nodes.index(question.node)
     while True:
         try:
@@ -194,7 +211,8 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             break
         except PromptTooLong:
             if question.dropped_steps == position:
-                # The observation that overfilled the policy's own context: nothing more can be dropped.
+                # The observation that overfilled the policy's own context: nothing more can be
+                # dropped.
                 return _judgement(question, Verdict.UNPARSABLE, (), ())
         dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
         request = _request(path, position, dropped, config, seed=seed)

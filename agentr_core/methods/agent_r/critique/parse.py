@@ -14,10 +14,12 @@ _ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict:
-    """Return the verdict after the last "Judgement:" (or "Judgment:") of a reply, else `UNPARSABLE`.
+    """Return the verdict after the last "Judgement:" (or "Judgment:") of a reply, else
+    `UNPARSABLE`.
 
-    One of the three words must come directly after the label, in any case and with any punctuation around it, and the
-    rest of its line must not name another: a judge that copies "Good/Bad/Uncertain" has not judged.
+    One of the three words must come directly after the label, in any case and with any punctuation
+    around it, and the rest of its line must not name another: a judge that copies
+    "Good/Bad/Uncertain" has not judged.
     """
     labels = list(_LABEL.finditer(reply))
     found = _WORD.match(reply, labels[-1].end()) if labels else None
@@ -32,7 +34,8 @@ def parse_verdict(reply: str) -> Verdict:
 def majority(votes: Iterable[Verdict]) -> Verdict:
     """Return the verdict with the most votes; a tie is uncertain.
 
-    Unparsable votes do not count, unless there are no others: then the result is unparsable, as it is without votes.
+    Unparsable votes do not count, unless there are no others: then the result is unparsable, as it
+    is without votes.
     """
     counts = Counter(vote for vote in votes if vote is not Verdict.UNPARSABLE).most_common()
     if not counts:

@@ -1,4 +1,6 @@
-"""What the judge is asked, in words that fit any environment. Source: Agent-R section 3.2 (own wording)."""
+"""What the judge is asked, in words that fit any environment. Source: Agent-R section 3.2 (own
+wording).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Judgement: Uncertain, if neither is clear"""
 def judge_messages(
     task_description: str, log: Sequence[tuple[str, str]], action: str, observation: str
 ) -> tuple[Message, ...]:
-    """Return the conversation that asks for one verdict; the reply ends with a line `Judgement: ...`.
+    """Return the conversation that asks for one verdict; the reply ends with a line `Judgement:
+    ...`.
 
     Args:
         task_description: the first observation of the episode.

@@ -28,7 +28,9 @@ def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Inst
 
 
 def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
-    """Return the instance of each tree of an iteration, by tree id. Raises `DataFault` without a policy."""
+    """Return the instance of each tree of an iteration, by tree id. Raises `DataFault` without a
+    policy.
+    """
     env = place.make_environment()
     try:
         instances = training_instances(place.recipe, env, iteration)
@@ -40,23 +42,29 @@ def tree_ids(place: Workplace, iteration: int) -> dict[str, Instance]:
 
 
 def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return for each tree the id under which it was begun anew last, or its own where it never was."""
+    """Return for each tree the id under which it was begun anew last, or its own where it never
+    was.
+    """
     later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
     begun = stored_trees(store, [key for keys in later.values() for key in keys])
     return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
 
 
 def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
-    """Return the trees of an iteration whose search is done, by id; one that was lost to an error is left out."""
+    """Return the trees of an iteration whose search is done, by id; one that was lost to an error
+    is left out.
+    """
     wanted = list(tree_ids(place, iteration))
     unfinished = set(unfinished_trees(place.store, wanted))
     return load_trees(place.store, [key for key in wanted if key not in unfinished])
 
 
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Grow what is missing of the trees of an iteration; return how many there are and how many are new.
+    """Grow what is missing of the trees of an iteration; return how many there are and how many are
+    new.
 
-    Finished trees of another run that asked for the same are copied; `copied` tells how many, if any.
+    Finished trees of another run that asked for the same are copied; `copied` tells how many, if
+    any.
 
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
@@ -69,7 +77,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     copied = _take_over(place, iteration, wanted)
     missing = unfinished_trees(place.store, list(wanted))
     if missing:
-        # The lock of the run keeps others out where locks work; the mark does also where they do not.
+        # The lock of the run keeps others out where locks work; the mark does also where they do
+        # not.
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
@@ -94,7 +103,9 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
-    """Copy finished trees of runs whose search asks for the same, where an iteration has none; return their number."""
+    """Copy finished trees of runs whose search asks for the same, where an iteration has none;
+    return their number.
+    """
     others = runs_alike(place.store, place.run_id, STAGE)
     policy, copied = place.policy(iteration), 0
     for run in others:

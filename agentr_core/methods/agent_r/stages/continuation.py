@@ -1,4 +1,6 @@
-"""Continuation: from the turn of revision on, the policy itself plays on, several times for each pair."""
+"""Continuation: from the turn of revision on, the policy itself plays on, several times for each
+pair.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ STAGE = "continue"
 async def continuations(
     place: Workplace, iteration: int, pairs: Sequence[PathPair], critiques: Mapping[str, Critique], *, seed: int
 ) -> dict[str, dict[str, Trajectory]]:
-    """Play what is missing of the tries of judged pairs; return all of them by pair and id of the trajectory.
+    """Play what is missing of the tries of judged pairs; return all of them by pair and id of the
+    trajectory.
 
     Pairs that cannot be continued are missing.
 
@@ -86,7 +89,8 @@ def _plans(
             for number in range(samples):
                 plan = EpisodePlan(
                     instance=pair.bad.trajectory.instance,
-                    # Pairs of an instance may be cut at the same length: numbers tell their episodes apart.
+                    # Pairs of an instance may be cut at the same length: numbers tell their
+                    # episodes apart.
                     number=index * samples + number,
                     seed=derive_seed(recipe.seed, STAGE, iteration, pair_stream(pair), number),
                     prefix=prefix,

@@ -1,4 +1,6 @@
-"""Critique: pair the paths of each tree and find the first error of each bad one, by the judge's word."""
+"""Critique: pair the paths of each tree and find the first error of each bad one, by the judge's
+word.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ STAGE = "critique"
 
 
 def pair_id(pair: PathPair) -> str:
-    """Return the id of a pair: its tree, which stands for iteration, policy and search, and its leaves."""
+    """Return the id of a pair: its tree, which stands for iteration, policy and search, and its
+    leaves.
+    """
     return fingerprint("pair", pair.good.tree_id, pair.good.leaf, pair.bad.leaf)
 
 

@@ -1,4 +1,6 @@
-"""Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples as they are."""
+"""Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ STAGE = "splice"
 
 
 async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of each there are.
+    """Make the samples of an iteration from its pairs, critiques and good paths; return how many of
+    each there are.
 
-    In splice mode `continued` the policy first plays on from the turns of revision; what it raises is told in
-    `continuations`.
+    In splice mode `continued` the policy first plays on from the turns of revision; what it raises
+    is told in `continuations`.
     """
     trees = finished_trees(place, iteration)
     return await _make_samples(place, iteration, trees, pairs_of(place, iteration, trees)[0])
 
 
 async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make samples of the good paths of an iteration alone, of which nobody was judged; return how many there are."""
+    """Make samples of the good paths of an iteration alone, of which nobody was judged; return how
+    many there are.
+    """
     return await _make_samples(place, iteration, finished_trees(place, iteration), [])
 
 
@@ -111,7 +116,9 @@ def _good(
 
 
 def _fits(place: Workplace, iteration: int) -> Fits | None:
-    """Return what tells whether a prompt leaves the policy room for a reply; None where a recipe has no window."""
+    """Return what tells whether a prompt leaves the policy room for a reply; None where a recipe
+    has no window.
+    """
     recipe = place.recipe
     if recipe.context == "stop":
         return None
@@ -123,14 +130,18 @@ def _fits(place: Workplace, iteration: int) -> Fits | None:
 
 
 def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
-    """Return a splice as it would be read: nobody drew its turns one after the other, so they are measured."""
+    """Return a splice as it would be read: nobody drew its turns one after the other, so they are
+    measured.
+    """
     if fits is None:
         return (sample,)
     return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
 
 
 def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
-    """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they would be read."""
+    """Return the samples of a good path: as its replies were drawn or, where it was pruned, as they
+    would be read.
+    """
     prune = place.recipe.splice.prune
     subject = f"{path.tree_id}:{path.leaf}"
     try:
@@ -160,7 +171,9 @@ def _revisions(
     iteration: int,
     seed: int,
 ) -> list[tuple[str | None, Sample]] | Rejection:
-    """Return the revision samples of a pair, each with the id of the trajectory behind it if it has one of its own."""
+    """Return the revision samples of a pair, each with the id of the trajectory behind it if it has
+    one of its own.
+    """
     config, alpha, rule = place.recipe.splice, place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     if critique is None and config.mode != "direct":
         detail = "judging its tree failed; table event has the error"

@@ -25,7 +25,9 @@ STAGE = "collect"
 
 
 MAX_RESTARTS = 20
-"""How often a tree is begun anew in a world that does not repeat itself, before that counts as its failure."""
+"""How often a tree is begun anew in a world that does not repeat itself, before that counts as its
+failure.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,9 @@ class TreeShard:
         )
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
-        """Grow the trees; `sink` is given the rows of each expansion. Raises as `shards.Shard.work`."""
+        """Grow the trees; `sink` is given the rows of each expansion. Raises as
+        `shards.Shard.work`.
+        """
         recipe = equipment.recipe
         timers: list[EpisodeTimer] = []
         latest = {work.first_id: work.begun for work in self.trees}
@@ -103,10 +107,13 @@ class TreeShard:
                             begin_anew(work, error, attempt)
 
                 def begin_anew(work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
-                    """Take back nothing: what there is of a tree stays as it is, and another takes its place."""
+                    """Take back nothing: what there is of a tree stays as it is, and another takes
+                    its place.
+                    """
                     again = restarted(work.first_id, begun_anew[work.first_id] + 1)
-                    # A tree of another process may have been begun in another version of its world; one of this
-                    # process in a world that promises to repeat itself to the letter shows that the world is broken.
+                    # A tree of another process may have been begun in another version of its world;
+                    # one of this process in a world that promises to repeat itself to the letter
+                    # shows that the world is broken.
                     foreign = attempt == 1 and work.begun is not None
                     if begun_anew[work.first_id] >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
                         raise error
@@ -129,7 +136,8 @@ class TreeShard:
                 async def grow_one(work: TreeWork) -> None:
                     instance = work.instance
                     timers.append(timer := EpisodeTimer())
-                    # A further try goes on from what the last one kept: growing anew would take kept nodes back.
+                    # A further try goes on from what the last one kept: growing anew would take
+                    # kept nodes back.
                     stored = latest[work.first_id]
                     async with environments.lend() as env:
                         if stored is None or len(stored.nodes) == 1:

@@ -1,4 +1,6 @@
-"""Exploration: the policy plays the training instances of an iteration, or goes on from the expert's first steps."""
+"""Exploration: the policy plays the training instances of an iteration, or goes on from the
+expert's first steps.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ STAGE = "explore"
 def exploration(place: Workplace, iteration: int) -> dict[str, EpisodePlan]:
     """Return the episodes of an iteration's exploration by the id of their trajectory.
 
-    Number 0 of an instance is greedy, the others are drawn. Where replies are compared step by step, each episode is
-    played from every fork of the expert's, or from `eto.preferences.forced_steps` of them spread evenly.
+    Number 0 of an instance is greedy, the others are drawn. Where replies are compared step by
+    step, each episode is played from every fork of the expert's, or from
+    `eto.preferences.forced_steps` of them spread evenly.
 
     Raises `DataFault` without a policy.
     """
@@ -45,7 +48,8 @@ def exploration(place: Workplace, iteration: int) -> dict[str, EpisodePlan]:
 
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration; episodes of another run that asked for the same are copied.
+    """Play what is missing of an iteration's exploration; episodes of another run that asked for
+    the same are copied.
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
@@ -56,7 +60,9 @@ async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration, and keep its successes as samples. Raises as `explore`."""
+    """Play what is missing of an iteration's exploration, and keep its successes as samples. Raises
+    as `explore`.
+    """
     told, successes = await _explore(place, iteration)
     _keep(place, iteration, successes)
     return told
@@ -120,7 +126,9 @@ def _plans(place: Workplace, iteration: int, instance: Instance, expert: Traject
 
 
 def _experts(place: Workplace, iteration: int, instances: tuple[Instance, ...]) -> dict[str, Trajectory]:
-    """Return the expert's episodes by instance where an iteration compares step by step, else none."""
+    """Return the expert's episodes by instance where an iteration compares step by step, else
+    none.
+    """
     recipe = place.recipe
     if not place.plan(iteration).pairs or recipe.eto.preferences.level == "trajectory":
         return {}

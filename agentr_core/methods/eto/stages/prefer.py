@@ -1,4 +1,6 @@
-"""Preferences: the trajectories of an iteration held against each other, as pairs of samples in the store."""
+"""Preferences: the trajectories of an iteration held against each other, as pairs of samples in the
+store.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ from agentr_core.types import Instance, Preference, Rejection, Sample, Tree
 
 
 async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Make the preferences of an iteration; return how many there are of each kind, and how many were rejected.
+    """Make the preferences of an iteration; return how many there are of each kind, and how many
+    were rejected.
 
     Raises:
         ConfigError: the run whose trees are wanted is not there, or has none.
