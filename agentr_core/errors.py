@@ -25,7 +25,7 @@
     │   ├── MalformedReply (Transient) a server's answer that is cut, not JSON, or empty
     │   ├── RequestTooLong            a server refused conversation and reply as too long
     │   └── PromptTooLong             a conversation that leaves no room for a reply
-    ├── DataFault                     a broken rule of the data: leakage, an empty or wrong loss mask
+    ├── DataFault                     a broken rule of the data: leakage, an empty or wrong mask
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
