@@ -39,7 +39,7 @@ async def compare(
     """
     parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
     check(parsed)
-    return await held_against(parsed)
+    return await run_arms(parsed)
 
 
 def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:
@@ -55,13 +55,13 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
     return chosen(recipe, arms) if arms else recipe
 
 
-async def held_against(recipe: Recipe) -> dict[str, Any]:
+async def run_arms(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed comparison within a flow run. What is done is found in the store.
 
     Raises `RunBusy` when another process is at the same comparison, or at one of its arms.
     """
     pool = reference(recipe)
-    with runs.alone(pool):
+    with runs.locked(pool):
         await steps.start(pool, recipe)
         async with runs.kept(pool):
             await prepare(pool, recipe)
@@ -75,7 +75,7 @@ async def held_against(recipe: Recipe) -> dict[str, Any]:
 async def _learn(arm: Arm) -> None:
     run = reference(arm.recipe)
     tell(f"arm {arm.name}, seed {arm.seed}: run {run.run_id}")
-    with runs.alone(run):
+    with runs.locked(run):
         await steps.start(run, arm.recipe)
         async with runs.kept(run):
             await iterate(run, arm.recipe, 1)

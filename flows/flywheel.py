@@ -43,7 +43,7 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
     if method_of(recipe).flow == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
     run = reference(recipe)
-    with runs.alone(run):
+    with runs.locked(run):
         return await _turn(run, recipe)
 
 

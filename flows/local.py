@@ -19,7 +19,7 @@ from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import server
 from flows.base import make_base
-from flows.compare import comparison, held_against
+from flows.compare import comparison, run_arms
 from flows.flywheel import turn
 from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
@@ -103,7 +103,7 @@ async def _flywheel(recipe: Recipe) -> dict[str, Any]:
 
 @flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _comparison(recipe: Recipe) -> dict[str, Any]:
-    return await held_against(recipe)
+    return await run_arms(recipe)
 
 
 @flow(name="base-model", flow_run_name="{recipe.name}", validate_parameters=False)
@@ -114,7 +114,7 @@ async def _base_model(recipe: Recipe) -> str:
 @flow(name="evaluate", validate_parameters=False)
 async def _evaluation(recipe: Recipe) -> str:
     run = reference(recipe)
-    with runs.alone(run):
+    with runs.locked(run):
         await stages.start(run, recipe, evaluates=True)
         async with runs.kept(run, evaluates=True):
             for stage in plan_of(recipe, 0).stages:

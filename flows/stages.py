@@ -28,14 +28,14 @@ def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """Return the flow of a stage by the name of the stage."""
 
-    async def alone(run_id: str, iteration: int, workspace: str = "runs") -> Any:
+    async def stage_flow(run_id: str, iteration: int, workspace: str = "runs") -> Any:
         run = _reference(run_id, workspace)
-        with runs.alone(run):
+        with runs.locked(run):
             return await stages.perform(run, iteration, name)
 
-    alone.__name__ = alone.__qualname__ = name
-    alone.__doc__ = all_stages()[name].about
-    return flow(name=name, flow_run_name=f"{name}-{{iteration}}")(alone)
+    stage_flow.__name__ = stage_flow.__qualname__ = name
+    stage_flow.__doc__ = all_stages()[name].about
+    return flow(name=name, flow_run_name=f"{name}-{{iteration}}")(stage_flow)
 
 
 @flow(name="report", flow_run_name="report-{iteration}")

@@ -21,7 +21,7 @@ _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
 
 
 @contextmanager
-def alone(run: RunRef) -> Iterator[None]:
+def locked(run: RunRef) -> Iterator[None]:
     """Hold the lock of a run for the length of the block; it is free again when the process ends,
     however it ends.
 

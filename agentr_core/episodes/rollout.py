@@ -21,7 +21,7 @@ from agentr_core.types import Generation, Instance, Request, Sampling, Step, Sto
 
 T = TypeVar("T")
 
-Sample = Callable[[Request], Awaitable[list[Generation]]]
+Ask = Callable[[Request], Awaitable[list[Generation]]]
 """Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its
 batch, is too long.
 """
@@ -163,7 +163,7 @@ def diverged(env: Environment, what: str) -> ReplayDiverged:
 async def episode(
     instance: Instance,
     env: Environment,
-    sample: Sample,
+    sample: Ask,
     *,
     max_steps: int,
     sampling: Sampling,
@@ -246,7 +246,7 @@ async def step_with(env: Environment, timer: EpisodeTimer, generation: Generatio
 
 
 async def draw_within(
-    sample: Sample, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
+    sample: Ask, request: Request, timer: EpisodeTimer, fits: Fits | None, *, least: int = 0
 ) -> tuple[list[Generation], int]:
     """Return the replies to a request, and how many of its oldest exchanges were left out to make
     it fit.
@@ -277,7 +277,7 @@ def read_through(outcome: Outcome, dropped: int) -> Outcome:
     return replace(outcome, step=replace(outcome.step, dropped=dropped)) if dropped else outcome
 
 
-async def draw(sample: Sample, request: Request, timer: EpisodeTimer) -> list[Generation]:
+async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Generation]:
     """Return the replies to a request. Raises `ModelFault` when there are not as many as were asked
     for.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agentr_core import answers
 from agentr_core.episodes.conversation import Fits
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, Sample, episode
+from agentr_core.episodes.rollout import Ask, EpisodeTimer, Reply, episode
 from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
@@ -65,7 +65,7 @@ def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) ->
 async def evaluate(
     plans: Sequence[EpisodePlan],
     environments: SharedEnvironments,
-    sample: Sample,
+    sample: Ask,
     *,
     max_steps: int,
     repeats: int = 0,

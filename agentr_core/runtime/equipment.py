@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentr_core.episodes.conversation import Fits
-from agentr_core.episodes.rollout import Sample
+from agentr_core.episodes.rollout import Ask
 from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler, sampler_of
@@ -99,7 +99,7 @@ class Equipment:
         return lambda error: sink.add(_event(error, self.run_id, self.iteration_id(iteration), stage))
 
 
-def held_back(sampler: Sampler, sink: Sink) -> Sample:
+def held_back(sampler: Sampler, sink: Sink) -> Ask:
     """Return what asks a sampler only while a sink has room, so that a model never outruns the
     store.
     """

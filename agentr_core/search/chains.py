@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from agentr_core.episodes.conversation import Fits
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, Sample, diverged, episode
+from agentr_core.episodes.rollout import Ask, EpisodeTimer, Reply, diverged, episode
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.recipes import SearchConfig
@@ -19,7 +19,7 @@ from agentr_core.types import Trajectory
 
 
 async def grow_chains(
-    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
+    arena: Arena, env: Environment, sample: Ask, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
 ) -> AsyncGenerator[Expansion, None]:
     """Yield each finished episode until there are `config.dives * config.width`; `width` of them
     count as one dive.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agentr_core.episodes.conversation import Fits, conversation
-from agentr_core.episodes.rollout import EpisodeTimer, Sample, call, draw_within, read_through
+from agentr_core.episodes.rollout import Ask, EpisodeTimer, call, draw_within, read_through
 from agentr_core.episodes.units import phase
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
@@ -30,7 +30,7 @@ async def expand(
     arena: Arena,
     node: int,
     states: NodeStates,
-    sample: Sample,
+    sample: Ask,
     config: SearchConfig,
     timer: EpisodeTimer,
     fits: Fits | None = None,

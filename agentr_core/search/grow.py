@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 from agentr_core import answers
 from agentr_core.episodes.conversation import Fits
-from agentr_core.episodes.rollout import EpisodeTimer, Sample, call
+from agentr_core.episodes.rollout import Ask, EpisodeTimer, call
 from agentr_core.episodes.units import phase
 from agentr_core.errors import DataFault
 from agentr_core.protocols import Environment
@@ -31,7 +31,7 @@ OnExpansion = Callable[[Expansion], None]
 async def grow(
     instance: Instance,
     env: Environment,
-    sample: Sample,
+    sample: Ask,
     config: SearchConfig,
     *,
     seed: int,
@@ -74,7 +74,7 @@ async def grow(
 
 
 async def _search(
-    arena: Arena, env: Environment, sample: Sample, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
+    arena: Arena, env: Environment, sample: Ask, config: SearchConfig, timer: EpisodeTimer, fits: Fits | None
 ) -> AsyncGenerator[Expansion, None]:
     """Yield the expansions of the dives that are left."""
     # A fresh arena was reset a moment ago; where a resumed one stands is not known.

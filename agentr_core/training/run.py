@@ -76,18 +76,18 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     if zero3:
         _tell_deepspeed()
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
-    one = method.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
-    if settings.deepspeed_plugin is not None and not one.is_deepspeed_enabled:
+    hf_trainer = method.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    if settings.deepspeed_plugin is not None and not hf_trainer.is_deepspeed_enabled:
         raise TrainingFault("training.launch.deepspeed is set, but Accelerate left DeepSpeed out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
-    one.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
+    hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
-    history = one.steps_done()
-    weights = one.accelerator.get_state_dict(one.model_wrapped) if zero3 else None
-    _part(one)
-    if not one.is_world_process_zero():
+    history = hf_trainer.steps_done()
+    weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 else None
+    _part(hf_trainer)
+    if not hf_trainer.is_world_process_zero():
         return None
-    write_result(job, one, history, parent.dtype, weights)
+    write_result(job, hf_trainer, history, parent.dtype, weights)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
     manifest = Manifest(
         job=job.fingerprint,
@@ -116,16 +116,16 @@ def _tell_deepspeed() -> None:
         comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
-def _part(one: Any) -> None:
+def _part(hf_trainer: Any) -> None:
     """End the group of processes, in which none may be left waiting for one that is gone."""
-    company = one.args.distributed_state
-    company.wait_for_everyone()
+    processes = hf_trainer.args.distributed_state
+    processes.wait_for_everyone()
     if torch.distributed.is_initialized():
         # What gradients were exchanged with holds on to the group, and may be dropped by no one:
         # that waits, with the interpreter's lock in hand, for a thread of Gloo, which may be
         # waiting for this lock to drop a tensor. So it is kept until the process leaves.
-        atexit.register(lambda: one)
-    company.destroy_process_group()
+        atexit.register(lambda: hf_trainer)
+    processes.destroy_process_group()
 
 
 def _check_company(job: TrainingJob) -> None:

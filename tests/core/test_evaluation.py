@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.episodes.rollout import Sample
+from agentr_core.episodes.rollout import Ask
 from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ErrorBudgetSpent
@@ -17,7 +17,7 @@ from agentr_core.types import Instance, Sampling, StopReason
 INSTANCES = [instance(i) for i in range(5)]
 
 
-async def play(plans: tuple[EpisodePlan, ...], sample: Sample, *, max_steps: int = 10, **options):  # type: ignore[no-untyped-def]
+async def play(plans: tuple[EpisodePlan, ...], sample: Ask, *, max_steps: int = 10, **options):  # type: ignore[no-untyped-def]
     errors: list[UnitError] = []
     environments = SharedEnvironments(Line)
     options = {"errors": ErrorsConfig(budget=0.5), "concurrency": 3, "on_error": errors.append} | options

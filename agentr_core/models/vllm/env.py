@@ -97,7 +97,7 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
         return interpreter(folder)
     check_machine(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder, tell):
+    with _locked(folder, tell):
         # Another process may have made it while we waited.
         if not is_complete(folder, stamp):
             _make(folder, device, constraints, tell)
@@ -161,7 +161,7 @@ def _pins(constraints: str) -> list[str]:
 
 
 @contextmanager
-def _alone(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def _locked(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -99,7 +99,7 @@ class TreeShard:
                     done += finished
                     equipment.progress(done, self.total, f"trees, {speed(batcher)}")
 
-                async def tend(work: TreeWork) -> None:
+                async def grow_in_turn(work: TreeWork) -> None:
                     for attempt in count(1):
                         try:
                             return await grow_one(work)
@@ -188,7 +188,7 @@ class TreeShard:
 
                 finished = await run_all(
                     self.trees,
-                    tend,
+                    grow_in_turn,
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
