@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow
 from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
 from agentr_core.store.tables import merge
-from agentr_core.types import Sample
+from agentr_core.types import Instance, Rejection, Sample
 from agentr_core.writing import writing
 
 STAGE = "dataset"
@@ -68,69 +69,103 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
-    recipe, plan = place.recipe, place.plan(iteration)
-    pairs = plan.pairs
-    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
     stored = place.one("select hash, counts from dataset where dataset_id = ?", key)
     if stored is not None and file.exists():
         return {"dataset_hash": stored[0], **json.loads(stored[1])}
-    env = place.make_environment()
-    try:
-        held_out = test_instances(recipe, env)
-    finally:
-        env.close()
-    mixed = recipe.data.general.share and not pairs
-    general, useless = read_chat(Path(recipe.data.general.file)) if mixed else ((), ())
     renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
-    seed = derive_seed(recipe.seed, "dataset", iteration)
-    if pairs:
-        preferences = load_preferences(place.store, source_id)
-        samples = tuple(side for p in preferences.values() for side in (p.chosen, p.rejected))
-        earlier: list[Sample] = []
-        built = build_pairs(preferences, recipe.data, renderer, test=held_out, seed=seed)
-    else:
-        samples = tuple(load_samples(place.store, iteration_id=source_id).values())
-        earlier = _earlier(place, iteration)
-        built = build_dataset(
-            [sample for sample in samples if plan.takes is None or plan.takes(sample)],
-            recipe.data,
-            renderer,
-            test=held_out,
-            seed=seed,
-            earlier=earlier,
-            general=general,
-        )
-    if not built.rows:
-        wanted = f" for {recipe.name} ({plan.phase})" if plan.takes else ""
-        raise DataFault(
-            f"iteration {iteration} of run {recipe.compare.pool or place.run_id} has no sample to train on{wanted}; "
-            "`select * from v_funnel` and `select * from v_rejections` show where they were lost"
-        )
-    if stored is not None and stored[0] != built.manifest.dataset_hash:
-        raise DataFault(
-            f"dataset {key} was stored with hash {stored[0]} and is {built.manifest.dataset_hash} now, and its file "
-            f"{file} is gone; bring the file back, or begin a new run"
-        )
-    _write_file(_sides(built) if pairs else {"": built.rows}, file)
-    used = {row.sample_id for row in built.rows}
-    counts = _counts(built) | _tokenised_anew((*samples, *earlier), used, renderer)
+    made = _make_pairs(place, iteration, renderer) if place.plan(iteration).pairs else _make(place, iteration, renderer)
+    _check(place, iteration, made.dataset, stored[0] if stored is not None else None)
+    _write_file(made.sides, file)
+    used = {row.sample_id for row in made.dataset.rows}
+    counts = _counts(made.dataset) | _tokenised_anew(made.samples, used, renderer)
+    iteration_id = place.iteration_id(iteration)
+    chat = [sample for sample in made.general if sample_id(sample) in used]
     place.store.write(
         merge(
             [
-                *(sample_rows(sample_id(s), s, iteration_id=iteration_id) for s in general if sample_id(s) in used),
-                rejection_rows([*useless, *built.rejections], iteration_id=iteration_id),
+                *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in chat),
+                rejection_rows([*made.useless, *made.dataset.rejections], iteration_id=iteration_id),
                 dataset_rows(
                     key,
-                    [row.sample_id for row in built.rows],
+                    [row.sample_id for row in made.dataset.rows],
                     iteration_id=iteration_id,
-                    content_hash=built.manifest.dataset_hash,
+                    content_hash=made.dataset.manifest.dataset_hash,
                     counts=counts,
                 ),
             ]
         )
     )
-    return {"dataset_hash": built.manifest.dataset_hash, **counts}
+    return {"dataset_hash": made.dataset.manifest.dataset_hash, **counts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A dataset and what it was made from: own `samples`, `general` conversations, and those of no
+    use. `sides` are its rows by the prefix of their columns.
+    """
+
+    dataset: Dataset
+    samples: Sequence[Sample]
+    sides: Mapping[str, Sequence[TokenRow]]
+    general: Sequence[Sample] = ()
+    useless: Sequence[Rejection] = ()
+
+
+def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
+    recipe, takes = place.recipe, place.plan(iteration).takes
+    general, useless = read_chat(Path(recipe.data.general.file)) if recipe.data.general.share else ((), ())
+    samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
+    earlier = _earlier(place, iteration)
+    dataset = build_dataset(
+        [sample for sample in samples if takes is None or takes(sample)],
+        recipe.data,
+        renderer,
+        test=_held_out(place),
+        seed=_seed(place, iteration),
+        earlier=earlier,
+        general=general,
+    )
+    return _Made(
+        dataset=dataset, samples=(*samples, *earlier), sides={"": dataset.rows}, general=general, useless=useless
+    )
+
+
+def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
+    preferences = load_preferences(place.store, place.source_id(iteration))
+    dataset = build_pairs(preferences, place.recipe.data, renderer, test=_held_out(place), seed=_seed(place, iteration))
+    samples = tuple(side for pair in preferences.values() for side in (pair.chosen, pair.rejected))
+    sides = {"chosen_": dataset.rows[::2], "rejected_": dataset.rows[1::2]}
+    return _Made(dataset=dataset, samples=samples, sides=sides)
+
+
+def _seed(place: Workplace, iteration: int) -> int:
+    return derive_seed(place.recipe.seed, "dataset", iteration)
+
+
+def _held_out(place: Workplace) -> Collection[Instance]:
+    env = place.make_environment()
+    try:
+        return test_instances(place.recipe, env)
+    finally:
+        env.close()
+
+
+def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str | None) -> None:
+    """Raise `DataFault` for a dataset that is empty, or another one than was stored."""
+    key, content = dataset_id(place, iteration), dataset.manifest.dataset_hash
+    if not dataset.rows:
+        plan = place.plan(iteration)
+        wanted = f" for {place.recipe.name} ({plan.phase})" if plan.takes else ""
+        raise DataFault(
+            f"iteration {iteration} of run {place.recipe.compare.pool or place.run_id} has no sample to train on"
+            f"{wanted}; `select * from v_funnel` and `select * from v_rejections` show where they were lost"
+        )
+    if stored_hash is not None and stored_hash != content:
+        raise DataFault(
+            f"dataset {key} was stored with hash {stored_hash} and is {content} now, and its file "
+            f"{dataset_file(place, iteration)} is gone; bring the file back, or begin a new run"
+        )
 
 
 def _tokenised_anew(samples: Iterable[Sample], used: Collection[str], renderer: Renderer) -> dict[str, int]:
@@ -165,10 +200,6 @@ def _earlier(place: Workplace, iteration: int) -> list[Sample]:
         if not place.plan(before).pairs
         for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
     ]
-
-
-def _sides(built: Dataset) -> dict[str, Sequence[TokenRow]]:
-    return {"chosen_": built.rows[::2], "rejected_": built.rows[1::2]}
 
 
 def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path) -> None:

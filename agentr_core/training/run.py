@@ -7,7 +7,7 @@ from __future__ import annotations
 import atexit
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -88,22 +88,26 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     if not hf_trainer.is_world_process_zero():
         return None
     write_result(job, hf_trainer, history, parent.dtype, weights)
+    epochs = steps.epochs * len(history) / len(steps.steps)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
-    manifest = Manifest(
+    return publish(job.work.staging, job.output_dir, _manifest(job, history, epochs=epochs, packages=packages))
+
+
+def _manifest(job: TrainingJob, history: Sequence[TrainingStep], *, epochs: float, packages: Sequence[str]) -> Manifest:
+    return Manifest(
         job=job.fingerprint,
         parent=job.parent,
         dataset_hash=job.dataset_hash,
         config=JOB.dump_python(job, mode="json")["config"],
         seed=job.seed,
         steps=len(history),
-        epochs=steps.epochs * len(history) / len(steps.steps),
+        epochs=epochs,
         ended_by=job.config.ended_by,
         trained_tokens=history[-1].trained_tokens,
         final_loss=history[-1].loss,
         seconds=history[-1].seconds,
         versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
     )
-    return publish(job.work.staging, job.output_dir, manifest)
 
 
 def _tell_deepspeed() -> None:

@@ -12,6 +12,8 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
 from agentr_core.errors import ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.samplers import Sampler
+from agentr_core.protocols import Environment
 from agentr_core.repeating import repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed, window
 from agentr_core.runtime.shards import Effort
@@ -22,8 +24,6 @@ from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_r
 from agentr_core.types import Instance, Tree
 
 STAGE = "collect"
-
-
 MAX_RESTARTS = 20
 """How often a tree is begun anew in a world that does not repeat itself, before that counts as its
 failure.
@@ -84,122 +84,147 @@ class TreeShard:
         `shards.Shard.work`.
         """
         recipe = equipment.recipe
-        timers: list[EpisodeTimer] = []
-        latest = {work.first_id: work.begun for work in self.trees}
-        current = {work.first_id: work.tree_id for work in self.trees}
-        begun_anew = {work.first_id: restarts_of(work) for work in self.trees}
-        done = self.done
-
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
-            async with equipment.sampling(self.checkpoint.path) as batcher:
-                sample = held_back(batcher, sink)
-
-                def show(finished: int = 0) -> None:
-                    nonlocal done
-                    done += finished
-                    equipment.progress(done, self.total, f"trees, {speed(batcher)}")
-
-                async def grow_in_turn(work: TreeWork) -> None:
-                    for attempt in count(1):
-                        try:
-                            return await grow_one(work)
-                        except ReplayDiverged as error:
-                            begin_anew(work, error, attempt)
-
-                def begin_anew(work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
-                    """Take back nothing: what there is of a tree stays as it is, and another takes
-                    its place.
-                    """
-                    again = restarted(work.first_id, begun_anew[work.first_id] + 1)
-                    # A tree of another process may have been begun in another version of its world;
-                    # one of this process in a world that promises to repeat itself to the letter
-                    # shows that the world is broken.
-                    foreign = attempt == 1 and work.begun is not None
-                    if begun_anew[work.first_id] >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
-                        raise error
-                    begun_anew[work.first_id] += 1
-                    current[work.first_id] = again
-                    latest[work.first_id] = None
-                    equipment.on_error(sink, STAGE, self.iteration)(
-                        UnitError(
-                            key=work.instance.key,
-                            kind="TreeBegunAnew",
-                            phase=phase_of(error),
-                            message=f"the tree is grown anew from its root, as {again}: {error}",
-                            traceback="",
-                            attempt=attempt,
-                            transient=True,
-                            final=False,
-                        )
-                    )
-
-                async def grow_one(work: TreeWork) -> None:
-                    instance = work.instance
-                    timers.append(timer := EpisodeTimer())
-                    # A further try goes on from what the last one kept: growing anew would take
-                    # kept nodes back.
-                    stored = latest[work.first_id]
-                    async with environments.lend() as env:
-                        if stored is None or len(stored.nodes) == 1:
-                            # A tree that is only a root is grown from where the environment stands.
-                            with phase("reset"):
-                                first = await call(env, timer, lambda: answers.reset(env, instance))
-                        else:
-                            first = stored.first_observation
-                        if stored is not None and not repeats(first, stored.first_observation, repeatability_of(env)):
-                            raise diverged(
-                                env,
-                                f"{instance.key} began with {stored.first_observation!r} when its tree was stored, and "
-                                f"now with {first!r}",
-                            )
-                        head = TreeHead(
-                            tree_id=current[work.first_id],
-                            iteration_id=equipment.iteration_id(self.iteration),
-                            checkpoint_id=self.checkpoint.id,
-                            config=recipe.search,
-                            instance=instance,
-                            first_observation=first if stored is None else stored.first_observation,
-                            seed=derive_seed(recipe.seed, "tree", self.iteration, instance.key),
-                            writer=self.writer,
-                        )
-                        if stored is None:
-                            stored = Arena(instance=instance, first_observation=first, seed=head.seed).tree()
-                            sink.add(tree_rows(head, stored))
-                        latest[work.first_id] = start = stored
-
-                        def take(expansion: Expansion) -> None:
-                            sink.add(growth_rows(head, expansion))
-                            latest[work.first_id] = grown(latest[work.first_id] or start, expansion)
-                            show()
-
-                        tree = await grow(
-                            instance,
-                            env,
-                            sample,
-                            recipe.search,
-                            seed=head.seed,
-                            tree=start,
-                            fits=window(recipe, batcher, sampling_of(recipe.search)),
-                            on_expansion=take,
-                            timer=timer,
-                        )
-                        sink.add(finished_rows(head, tree))
-                        del latest[work.first_id]
-
+            async with equipment.sampling(self.checkpoint.path) as sampler:
+                trees = _Trees(shard=self, equipment=equipment, sink=sink, environments=environments, sampler=sampler)
                 finished = await run_all(
                     self.trees,
-                    grow_in_turn,
+                    trees.grow,
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
-                    concurrency=in_flight(batcher, recipe.search.width, wanted=recipe.scale.concurrency),
-                    on_result=lambda *_: show(1),
+                    concurrency=in_flight(sampler, recipe.search.width, wanted=recipe.scale.concurrency),
+                    on_result=lambda *_: trees.show(1),
                     total=self.total,
                 )
-                stats = batcher.stats()
+                stats = sampler.stats()
         return Effort(
             generate_seconds=stats.generate_seconds,
-            environment_seconds=sum(timer.environment_seconds for timer in timers),
+            environment_seconds=sum(timer.environment_seconds for timer in trees.timers),
             tokens=stats.completion_tokens,
             lost=len(self.trees) - len(finished),
+        )
+
+
+class _Trees:
+    """The trees of a shard while they grow: what is kept of each, and how often it was begun
+    anew.
+    """
+
+    def __init__(
+        self, *, shard: TreeShard, equipment: Equipment, sink: Sink, environments: SharedEnvironments, sampler: Sampler
+    ) -> None:
+        self._shard = shard
+        self._equipment = equipment
+        self._sink = sink
+        self._environments = environments
+        self._sampler = sampler
+        self._sample = held_back(sampler, sink)
+        self._latest = {work.first_id: work.begun for work in shard.trees}
+        self._ids = {work.first_id: work.tree_id for work in shard.trees}
+        self._restarts = {work.first_id: restarts_of(work) for work in shard.trees}
+        self._done = shard.done
+        self.timers: list[EpisodeTimer] = []
+
+    def show(self, finished: int = 0) -> None:
+        """Report progress, with so many trees more that are finished."""
+        self._done += finished
+        self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler)}")
+
+    async def grow(self, work: TreeWork) -> None:
+        """Grow a tree to its end; where its world does not repeat itself, begin it anew."""
+        for attempt in count(1):
+            try:
+                return await self._grow_on(work)
+            except ReplayDiverged as error:
+                self._begin_anew(work, error, attempt)
+
+    def _begin_anew(self, work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
+        """Leave what there is of a tree as it is, and let another take its place."""
+        # A tree of another process may have been begun in another version of its world; one of this
+        # process in a world that promises to repeat itself to the letter shows that the world is
+        # broken.
+        foreign = attempt == 1 and work.begun is not None
+        restarts = self._restarts[work.first_id]
+        if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
+            raise error
+        again = restarted(work.first_id, restarts + 1)
+        self._restarts[work.first_id] = restarts + 1
+        self._ids[work.first_id] = again
+        self._latest[work.first_id] = None
+        self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
+            UnitError(
+                key=work.instance.key,
+                kind="TreeBegunAnew",
+                phase=phase_of(error),
+                message=f"the tree is grown anew from its root, as {again}: {error}",
+                traceback="",
+                attempt=attempt,
+                transient=True,
+                final=False,
+            )
+        )
+
+    async def _grow_on(self, work: TreeWork) -> None:
+        """Grow a tree from what the last try kept of it: growing anew would lose kept nodes."""
+        search = self._equipment.recipe.search
+        self.timers.append(timer := EpisodeTimer())
+        async with self._environments.lend() as env:
+            first = await self._first_observation(work, env, timer)
+            head = self._head(work, first)
+            start = self._latest[work.first_id]
+            if start is None:
+                start = Arena(instance=work.instance, first_observation=first, seed=head.seed).tree()
+                self._sink.add(tree_rows(head, start))
+                self._latest[work.first_id] = start
+
+            def take(expansion: Expansion) -> None:
+                self._sink.add(growth_rows(head, expansion))
+                self._latest[work.first_id] = grown(self._latest[work.first_id] or start, expansion)
+                self.show()
+
+            tree = await grow(
+                work.instance,
+                env,
+                self._sample,
+                search,
+                seed=head.seed,
+                tree=start,
+                fits=window(self._equipment.recipe, self._sampler, sampling_of(search)),
+                on_expansion=take,
+                timer=timer,
+            )
+            self._sink.add(finished_rows(head, tree))
+            del self._latest[work.first_id]
+
+    async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
+        """Return the text at the root. Raises `ReplayDiverged` if it is another one now."""
+        stored = self._latest[work.first_id]
+        if stored is not None and len(stored.nodes) > 1:
+            return stored.first_observation
+        # A tree that is only a root is grown from where the environment stands.
+        with phase("reset"):
+            first = await call(env, timer, lambda: answers.reset(env, work.instance))
+        if stored is None:
+            return first
+        if not repeats(first, stored.first_observation, repeatability_of(env)):
+            raise diverged(
+                env,
+                f"{work.instance.key} began with {stored.first_observation!r} when its tree was stored, and now with "
+                f"{first!r}",
+            )
+        return stored.first_observation
+
+    def _head(self, work: TreeWork, first_observation: str) -> TreeHead:
+        iteration = self._shard.iteration
+        recipe = self._equipment.recipe
+        return TreeHead(
+            tree_id=self._ids[work.first_id],
+            iteration_id=self._equipment.iteration_id(iteration),
+            checkpoint_id=self._shard.checkpoint.id,
+            config=recipe.search,
+            instance=work.instance,
+            first_observation=first_observation,
+            seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
+            writer=self._shard.writer,
         )
