@@ -173,7 +173,7 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
             f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
             f"{section}.backend"
         )
-    if model.backend != "transformers" and model.workers != 1:
+    if model.backend != "transformers" and model.workers not in (1, "auto"):
         faults.append(
             f"{section}.workers: only backend transformers has workers; leave it out, or set {section}.backend"
             + (" (vllm has vllm.replicas)" if model.backend == "vllm" else "")

@@ -19,6 +19,7 @@ from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.precision import settled
 from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.store import Store
 from agentr_core.types import Generation, Request, Tree
@@ -68,7 +69,7 @@ def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str],
     `search` are changes of the recipe.
     """
     overrides = [f"instances.train_limit={trees}", f"workspace={folder}", *search]
-    return asyncio.run(_measure(recipes.load(RECIPE, overrides), folder, slow_trees, clock))
+    return asyncio.run(_measure(settled(recipes.load(RECIPE, overrides)), folder, slow_trees, clock))
 
 
 async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) -> list[Measure]:

@@ -57,13 +57,13 @@ def test_a_stage_by_itself_holds_the_lock_of_its_run(run: RunRef, name: str) -> 
 
 
 def test_a_wheel_shares_its_lock_with_its_own_stages_alone(run: RunRef) -> None:
-    with runs.alone(run):
-        with runs.alone(run), runs.alone(replace(run, run_id="arm")):
+    with runs.locked(run):
+        with runs.locked(run), runs.locked(replace(run, run_id="arm")):
             pass
         # Another flow of the same process began outside.
         with pytest.raises(RunBusy):
-            contextvars.Context().run(lambda: runs.alone(run).__enter__())
-    with runs.alone(run):
+            contextvars.Context().run(lambda: runs.locked(run).__enter__())
+    with runs.locked(run):
         pass
 
 

@@ -279,7 +279,7 @@ from agentr_core.environments.sciworld import SciWorld
 from agentr_core.types import Instance
 env = SciWorld()
 env.reset(Instance(environment="sciworld", split="train", index=0))
-with env._pool.at(env.snapshot().path, env) as standing:
+with env._simulators.at(env.snapshot().path, env) as standing:
     print(standing.simulator.pid, flush=True)
 sys.stdin.read()
 """

@@ -155,7 +155,7 @@ def test_pairs_of_an_arm_are_exported(compared: Compared) -> None:
 
 def test_the_plan_names_the_pool_and_the_arms(compared: Compared) -> None:
     text = describe(compared.recipe, [])
-    assert "the pool: collect, critique, splice, explore, prefer on 6 instances, once" in text
+    assert "the pool: collect, splice, explore, prefer on 6 instances, once" in text
     assert "each arm: 60 trained tokens, 2 seeds, then 6 held-out episodes" in text
     assert "  eto: data.use=preferences" in text
     assert "already done: 4 of 4 trainings" in text

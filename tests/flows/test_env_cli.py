@@ -28,7 +28,7 @@ from flows.cli import cli
 PLAYERS = """
 import asyncio, sys
 from agentr_core.environments.agentgym.worlds import TextCraft
-from agentr_core.episodes.units import SharedEnvironments
+from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.rollout import EpisodeTimer, call
 
 async def play(pool, number):
