@@ -15,8 +15,8 @@ from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.description import Method, Plan
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress
-from agentr_core.runtime.shards import Effort, Spread
-from agentr_core.store import Store
+from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out
+from agentr_core.store import Store, Writer
 from agentr_core.store.codec import started_at, timing_rows
 
 __all__ = ["Checkpoint", "Clock", "Progress", "Workplace"]
@@ -95,6 +95,17 @@ class Workplace(Equipment):
             spent = time.perf_counter() - started
             parts = {**clock.seconds, "other": max(0.0, spent - sum(clock.seconds.values()))}
             self.store.write(timing_rows(self.iteration_id(iteration), stage, parts, tokens=clock.tokens))
+
+    async def work_through(self, shard: Shard, stage: str, iteration: int, what: str) -> None:
+        """Have a shard worked through and its rows stored; what it took is a timing of the stage.
+
+        `what` is the units of the shard as a word for a line of progress. Raises as
+        `shards.carry_out`.
+        """
+        with self.timed(stage, iteration) as clock:
+            async with Writer(self.store) as writer:
+                clock.add_effort(await carry_out(shard, self, self.spread, writer, what))
+            clock.add({"store": writer.seconds})
 
 
 @dataclass(slots=True)

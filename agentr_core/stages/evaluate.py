@@ -26,10 +26,8 @@ from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards
 from agentr_core.runtime.instances import set_instances, stored_rows, test_instances
 from agentr_core.runtime.place import Checkpoint, Workplace
-from agentr_core.runtime.shards import carry_out
 from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
 from agentr_core.stages.revision_states import revision_states
-from agentr_core.store import Writer
 from agentr_core.store.codec import evaluation_rows, load_episodes, metric_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.tables import Rows, merge
@@ -136,11 +134,8 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     shards = tuple(shard for one in series if len(shard := _missing(place, iteration, one, checkpoint)))
     if shards:
         names = ", ".join(shard.name for shard in shards)
-        with place.timed(f"{STAGE} {names}", iteration) as clock:
-            async with Writer(place.store) as writer:
-                work = EpisodeShards(parts=shards)
-                clock.add_effort(await carry_out(work, place, place.spread, writer, f"episodes of {names}"))
-            clock.add({"store": writer.seconds})
+        work = EpisodeShards(parts=shards)
+        await place.work_through(work, f"{STAGE} {names}", iteration, f"episodes of {names}")
     scores = {}
     for one in series:
         key = evaluation_id(place, iteration, one.name)

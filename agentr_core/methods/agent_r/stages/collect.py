@@ -13,8 +13,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
 from agentr_core.runtime.instances import separate_instances, training_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import carry_out
-from agentr_core.store import Store, Writer
+from agentr_core.store import Store
 from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_alike, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
@@ -95,10 +94,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
             total=len(wanted),
             writer=mark,
         )
-        with place.timed(STAGE, iteration) as clock:
-            async with Writer(place.store) as writer:
-                clock.add_effort(await carry_out(shard, place, place.spread, writer, "trees"))
-            clock.add({"store": writer.seconds})
+        await place.work_through(shard, STAGE, iteration, "trees")
     return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
 
 

@@ -12,9 +12,7 @@ from agentr_core.methods.agent_r.splicing import UNPLAYABLE, pair_stream, turned
 from agentr_core.methods.agent_r.stages.critique import pair_id
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import carry_out
 from agentr_core.runtime.threads import check_wanted, in_thread
-from agentr_core.store import Writer
 from agentr_core.store.codec import load_trajectories
 from agentr_core.types import Critique, PathPair, Rejection, Sampling, Trajectory
 
@@ -54,10 +52,7 @@ async def continuations(
             done=len(wanted) - len(missing),
             total=len(wanted),
         )
-        with place.timed(STAGE, iteration) as clock:
-            async with Writer(place.store) as writer:
-                clock.add_effort(await carry_out(shard, place, place.spread, writer, "episodes of revision"))
-            clock.add({"store": writer.seconds})
+        await place.work_through(shard, STAGE, iteration, "episodes of revision")
     tries: dict[str, dict[str, Trajectory]] = {}
     for key, played in load_trajectories(place.store, list(wanted)).items():
         tries.setdefault(wanted[key][0], {})[key] = played

@@ -14,11 +14,9 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id
 from agentr_core.runtime.instances import separate_instances, training_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import carry_out
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.stretches import split
 from agentr_core.stages.demonstrate import expert_id
-from agentr_core.store import Writer
 from agentr_core.store.codec import copy_rollouts, load_trajectories, rejection_rows, runs_alike, sample_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, Sampling, Trajectory
@@ -88,10 +86,7 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
             done=len(wanted) - len(missing),
             total=len(wanted),
         )
-        with place.timed(STAGE, iteration) as clock:
-            async with Writer(place.store) as writer:
-                clock.add_effort(await carry_out(shard, place, place.spread, writer, "episodes of exploration"))
-            clock.add({"store": writer.seconds})
+        await place.work_through(shard, STAGE, iteration, "episodes of exploration")
     played = load_trajectories(place.store, list(wanted))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
     return {"episodes": len(wanted), "new": len(missing), "successes": len(successes)}, successes
