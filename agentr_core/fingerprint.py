@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +65,3 @@ def file_sha256(file: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def remembered_sha256(file: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file, kept in a folder under its path, size and time of change:
-    hashing gigabytes takes a while.
-    """
-    state = file.stat()
-    known = cache / "hashes" / fingerprint(str(file.resolve()), state.st_size, state.st_mtime_ns)
-    if not known.is_file():
-        known.parent.mkdir(parents=True, exist_ok=True)
-        draft = known.with_name(f"{known.name}.{os.getpid()}")
-        draft.write_text(file_sha256(file), encoding="ascii")
-        draft.replace(known)
-    return known.read_text(encoding="ascii")

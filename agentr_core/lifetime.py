@@ -30,12 +30,14 @@ def importing() -> Iterator[None]:
     Torch, Transformers and TRL make millions of objects that stay: to look through them again and
     again takes a fifth of the time of their imports.
     """
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def end_with_parent() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentr_core.errors import DiskError
+from agentr_core.fingerprint import file_sha256, fingerprint
 
 
 @contextmanager
@@ -36,6 +37,17 @@ def write_text(path: Path, text: str) -> None:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def remembered_sha256(file: Path, cache: Path) -> str:
+    """Return the SHA-256 of a file, kept in a folder under its path, size and time of change:
+    hashing gigabytes takes a while. Raises `DiskError` where the folder cannot be written.
+    """
+    state = file.stat()
+    known = cache / "hashes" / fingerprint(str(file.resolve()), state.st_size, state.st_mtime_ns)
+    if not known.is_file():
+        write_text(known, file_sha256(file))
+    return known.read_text(encoding="utf-8")
 
 
 def sync(path: Path) -> None:

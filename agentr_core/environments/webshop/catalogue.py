@@ -20,8 +20,8 @@ from agentr_core.environments.webshop import index
 from agentr_core.environments.webshop.files import CatalogueFiles, Product, read_products
 from agentr_core.environments.webshop.index import SearchIndex
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.fingerprint import fingerprint, remembered_sha256
-from agentr_core.writing import publish
+from agentr_core.fingerprint import fingerprint
+from agentr_core.writing import publish, remembered_sha256
 
 VERSION = 1
 """Raise it when the same files would give another catalogue or index."""

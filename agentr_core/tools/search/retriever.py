@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.fingerprint import fingerprint, remembered_sha256
+from agentr_core.fingerprint import fingerprint
 from agentr_core.tools.search import bm25, dense
 from agentr_core.tools.search.bm25 import Bm25
 from agentr_core.tools.search.corpus import CorpusFile, Document, scan
 from agentr_core.tools.search.dense import Dense
 from agentr_core.tools.search.encoder import Encoder
 from agentr_core.tools.search.ranking import Ranker
-from agentr_core.writing import publish, writing
+from agentr_core.writing import publish, remembered_sha256, writing
 
 
 @dataclass(frozen=True, slots=True)
