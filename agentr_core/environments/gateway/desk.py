@@ -23,6 +23,11 @@ from agentr_core.environments.gateway.wire import Refused
 _REMEMBERED = 10_000
 """Ended episodes of which it is still known why they ended."""
 
+_RUN_SECONDS = 30.0
+"""Seconds after which a run that no longer asks for an episode that it offered counts as gone."""
+_REPLY_SECONDS = 900.0
+"""Seconds that a run has for a reply."""
+
 Turns = Sequence[Mapping[str, str]]
 
 
@@ -30,12 +35,14 @@ Turns = Sequence[Mapping[str, str]]
 class Seat:
     """One episode. `told` is what its agent did, for the run; `answer` is what the agent waits for.
 
-    `heard` is when its agent was last heard of, or the run last spoke to it.
+    `heard` is when its agent was last heard of, or the run last spoke to it; `asked` is when the
+    run last asked what its agent does.
     """
 
     id: str
     offer: Mapping[str, Any]
     heard: float
+    asked: float
     taken: bool = False
     told: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     answer: asyncio.Future[Mapping[str, Any]] | None = None
@@ -55,7 +62,8 @@ class Desk:
 
     async def open(self, offer: Mapping[str, Any]) -> str:
         """Offer an episode, and return its id."""
-        seat = Seat(id=secrets.token_hex(8), offer=offer, heard=time.monotonic())
+        now = time.monotonic()
+        seat = Seat(id=secrets.token_hex(8), offer=offer, heard=now, asked=now)
         self._seats[seat.id] = seat
         await self._put(seat)
         return seat.id
@@ -67,6 +75,7 @@ class Desk:
         Raises `KeyError` for an episode that is not there.
         """
         seat = self._seats[key]
+        seat.asked = time.monotonic()
         if reply is not None and seat.answer is not None and not seat.answer.done():
             seat.answer.set_result(reply)
             seat.heard = time.monotonic()
@@ -117,7 +126,13 @@ class Desk:
             self._present(seat)
             seat.answer = asyncio.get_running_loop().create_future()
             seat.told.put_nowait({"event": "call", "turns": list(turns)})
-            reply = await seat.answer
+            try:
+                async with asyncio.timeout(_REPLY_SECONDS):
+                    reply = await seat.answer
+            except TimeoutError:
+                why = f"the run gave no reply within {_REPLY_SECONDS:.0f} s"
+                self._end(seat, why, "episode_over")
+                raise Refused(410, f"episode {seat.id} is over: {why}; see whether it lives", "episode_over") from None
             seat.before = turns, reply
             return reply
 
@@ -143,8 +158,11 @@ class Desk:
     def _first(self) -> Seat | None:
         while self._offers:
             seat = self._offers.popleft()
-            if seat.id not in self._over:
+            if seat.id in self._over:
+                continue
+            if time.monotonic() - seat.asked < _RUN_SECONDS:
                 return seat
+            self._end(seat, "its run is gone", "episode_over")
         return None
 
     async def _put(self, seat: Seat) -> None:
