@@ -26,7 +26,7 @@ from agentr_core.samples.json_lines import records
 from agentr_core.types import Generation, Instance, Message, Transition
 
 _POLL = 5.0
-_TIMEOUT = 60.0
+_TIMEOUT = 300.0
 _CONNECTIONS = 4096
 
 
