@@ -206,13 +206,14 @@ def test_recorded_steps_are_played_again_without_a_model(url: str) -> None:
 
 
 def test_options_that_cannot_be_used_are_told(url: str, tmp_path: Any) -> None:
-    for options, sentence in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"url": ""}, "AGENTR_GATEWAY"),
         ({"url": "nowhere"}, "must look like"),
         ({"splits": {}}, "splits"),
         ({"splits": {"train": 0}}, "splits.train"),
         ({"repeatability": "often"}, "repeatability"),
-    ):
+    )
+    for options, sentence in wrong:
         with pytest.raises(ConfigError, match=sentence):
             world(**{"url": url, **options})
     file = tmp_path / "tasks.jsonl"
