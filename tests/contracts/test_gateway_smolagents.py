@@ -15,7 +15,7 @@ from agentr_core.types import Message
 CALL = '<tool_call>\n{{"name": "{name}", "arguments": {{"{argument}": "{value}"}}}}\n</tool_call>'
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def weight(item: str) -> str:
     """Tell what an item weighs.
 
