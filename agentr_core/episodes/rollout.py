@@ -15,7 +15,7 @@ from agentr_core.episodes.transcript import ask_next
 from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Stateful
+from agentr_core.protocols import Environment, Relaying, Stateful
 from agentr_core.types import Instance, Request, Sampling, Step, StopReason, Trajectory
 
 
@@ -49,6 +49,8 @@ async def episode(
         helper: answers what steps ask models of other roles.
     """
     timer = timer or EpisodeTimer()
+    if fits is not None and isinstance(env, Relaying):
+        raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
     with phase("restore" if prefix else "reset"):
         first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
     steps = list(prefix)
@@ -89,7 +91,9 @@ async def _reply(
     """
     try:
         replies, dropped = await draw_within(sample, request, timer, fits, least=least)
-    except PromptTooLong:
+    except PromptTooLong as error:
+        if isinstance(env, Relaying):
+            env.refuse(str(error))
         return None
     led_to = await step_with(env, timer, replies[0], helper, seed=request.seed, session=request.session)
     return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))

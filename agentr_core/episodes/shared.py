@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentr_core.episodes.units import phase
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Relaying
 from agentr_core.types import Instance
 
 
@@ -33,6 +33,8 @@ class SharedEnvironments:
         except BaseException:
             env.close()
             raise
+        if isinstance(env, Relaying):
+            await asyncio.to_thread(env.release)
         idle.append(env)
 
     def close(self) -> None:

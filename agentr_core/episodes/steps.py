@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +16,7 @@ from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.units import phase
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Relaying
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 
 T = TypeVar("T")
@@ -130,6 +132,8 @@ async def step_with(
     reply, drawn = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
         action = answers.action_in(env, reply)
+        if drawn is not None and isinstance(env, Relaying):
+            env.relay(drawn)
         transition = await call(env, timer, partial(answers.begun, env, action))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
@@ -141,10 +145,20 @@ async def step_with(
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
     """Return what a function that uses the environment returns; it runs in a thread if the
     environment blocks.
+
+    Where it waits for an agent outside, the thread is its own: those that are shared are few, and
+    the one that would go on might wait for them.
     """
 
     def timed() -> T:
         with timer.environment():
             return function()
 
+    if isinstance(env, Relaying):
+        alone = ThreadPoolExecutor(1, thread_name_prefix="outside")
+        try:
+            context = contextvars.copy_context()
+            return await asyncio.get_running_loop().run_in_executor(alone, context.run, timed)
+        finally:
+            alone.shutdown(wait=False)
     return await asyncio.to_thread(timed) if env.blocking else timed()

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Environment, Transcript
+from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 OPENING = 3
@@ -140,6 +140,26 @@ def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
     """Return the conversation of an episode with all its replies trained."""
     steps = trajectory.steps
     return transcript(env, trajectory.first_observation, steps, train=[True] * len(steps))
+
+
+class Part(NamedTuple):
+    """The steps `start` up to, not including, `end` of an episode, and their conversation."""
+
+    start: int
+    end: int
+    messages: tuple[Message, ...]
+
+
+def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
+    """Return the conversations of an episode, one after the other, with all their replies trained:
+    one, unless the world's transcript divides it.
+    """
+    kind, steps = transcript_of(env), trajectory.steps
+    begins = kind.begins(steps) if isinstance(kind, Dividing) else (0,)
+    return tuple(
+        Part(start, end, kind.sample(env, trajectory.first_observation, steps[:end], [True] * end))
+        for start, end in zip(begins, (*begins[1:], len(steps)), strict=True)
+    )
 
 
 def ask_next(

@@ -12,11 +12,12 @@ from agentr_core.protocols.abilities import (
     Keeping,
     Kept,
     Oracle,
+    Relaying,
     Resuming,
     Served,
     Stateful,
 )
-from agentr_core.protocols.environment import Environment, Toolbox, Transcript
+from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
 from agentr_core.protocols.model import Caching, ChatModel, Estimating, Reloading, Starting
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Calling",
     "ChatModel",
     "Deriving",
+    "Dividing",
     "Environment",
     "Estimating",
     "Graded",
@@ -33,6 +35,7 @@ __all__ = [
     "Keeping",
     "Kept",
     "Oracle",
+    "Relaying",
     "Reloading",
     "Resuming",
     "Served",

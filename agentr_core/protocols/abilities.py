@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from agentr_core.types import Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
+from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
 
 
 @runtime_checkable
@@ -150,6 +150,27 @@ class Deriving(Protocol):
 
     def origin(self, instance: Instance) -> Instance:
         """Return the instance that this one is a variant of; itself if there is none."""
+        ...
+
+
+@runtime_checkable
+class Relaying(Protocol):
+    """What an environment may have besides: an agent outside that waits for replies, and whose own
+    messages make the conversation. Its calls wait for others, as long as these take.
+    """
+
+    def relay(self, generation: Generation) -> None:
+        """Be told how the reply of the next step was drawn."""
+        ...
+
+    def refuse(self, why: str) -> None:
+        """Be told why there is no reply to what was asked last; the episode ends with that."""
+        ...
+
+    def release(self) -> None:
+        """Let go of the episode: an agent that still plays it is told that it is over. Calling it
+        twice is harmless.
+        """
         ...
 
 

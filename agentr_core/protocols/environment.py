@@ -130,6 +130,17 @@ class Transcript(Protocol):
         ...
 
 
+@runtime_checkable
+class Dividing(Protocol):
+    """What a transcript may have besides: several conversations in one episode, of which `prompt`
+    and `sample` give the last.
+    """
+
+    def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
+        """Return the positions of the steps with which conversations begin, 0 first."""
+        ...
+
+
 class Toolbox(Protocol):
     """The tools that a world calls for a model. The episodes of a process share one, so that calls
     come from several threads.

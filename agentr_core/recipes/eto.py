@@ -116,6 +116,13 @@ class DpoConfig:
     """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is
     plain DPO.
     """
+    max_chosen_drop: Positive | None = later(None)
+    """Nats by which the log-probability of the chosen side may fall below the reference's, on the
+    mean over five steps: beyond it both sides are unlearned, and the training ends. None: it goes
+    on."""
+    on_collapse: Literal["stop", "back"] = later("stop")
+    """What is published of a training that ended so: what it has (`stop`), or its checkpoint with
+    the lowest loss on the mean over five steps (`back`); see `training.save_steps`."""
 
 
 @record
@@ -175,6 +182,8 @@ def _dpo_faults(dpo: DpoConfig) -> list[str]:
         for name in ("beta", "learning_rate", "num_train_epochs", "loss_type")
         if not getattr(dpo, name)
     ]
+    if dpo.on_collapse == "back" and dpo.max_chosen_drop is None:
+        faults.append("eto.dpo.on_collapse: has no use without eto.dpo.max_chosen_drop; set it, or leave this out")
     if dpo.loss_weights and len(dpo.loss_weights) != len(dpo.loss_type):
         faults.append(f"eto.dpo.loss_weights: {len(dpo.loss_weights)} weights for {len(dpo.loss_type)} loss types")
     return faults

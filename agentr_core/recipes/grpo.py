@@ -116,6 +116,10 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
     return faults
 
 
+_OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "attn_implementation", "use_liger_kernel")
+"""Fields of section `training` that only the Trainer's own loop reads."""
+
+
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
     """Return what is wrong with the section `grpo` of a recipe, and what of others has no use
     beside it, one sentence each.
@@ -129,6 +133,8 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
         "per_device_train_batch_size": "grpo.groups says how large a step is",
         "gradient_accumulation_steps": "grpo.micro_batch_tokens says how large a pass is",
         "lora_r": "the in-process policy is trained whole",
+        **dict.fromkeys(_OF_TRAINER, "group RL has AdamW and bfloat16 of its own"),
+        "save_steps": "grpo.save_steps says when it saves",
     }
     faults += [
         f"training.{name}: {why}; leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -56,7 +56,11 @@ class TrainingConfig:
     interruption are, if a checkpoint kept them. How many steps fit depends on the machine, so
     another run gives other weights."""
     learning_rate: Positive = 2e-5
+    optim: str = later("adamw_torch_fused")
+    """The optimizer, by the Trainer's name; some need a package of their own."""
     lr_scheduler_type: str = "cosine"
+    lr_scheduler_kwargs: dict[str, Any] = later(default_factory=dict)
+    """Further arguments of the schedule, such as `{num_cycles: 2}` of `cosine_with_restarts`."""
     warmup_ratio: Unit = 0.03
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Positive = 1.0
@@ -70,6 +74,17 @@ class TrainingConfig:
     packing: bool = True
     bf16: bool | Literal["auto"] = True
     """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
+    fp16: bool = later(False)
+    """Mixed precision with 16-bit floats and dynamic scaling, on a GPU; `bf16` must be false."""
+    attn_implementation: str = later("")
+    """How attention is computed, by Transformers' name: eager, sdpa, flash_attention_2; empty: as
+    Transformers chooses."""
+    use_liger_kernel: bool = later(False)
+    """Liger's fused kernels, on a GPU with the package liger-kernel; for fine-tuning, not for
+    preferences."""
+    save_steps: Count = later(50)
+    """Optimizer steps between two checkpoints of an unfinished training: at most so many are lost
+    when it is interrupted."""
     gradient_checkpointing: bool | None = None
     """Compute activations twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
@@ -207,6 +222,8 @@ def training_faults(training: TrainingConfig) -> list[str]:
         )
     if training.max_seconds and training.max_tokens:
         faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
+    if training.fp16 and training.bf16 is not False:
+        faults.append("training.fp16: training.bf16 is another mixed precision; set it to false")
     launch = training.launch
     if launch is None:
         return faults

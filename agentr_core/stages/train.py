@@ -75,6 +75,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         seed=seed,
         parent=parent.id,
         dataset_hash=built.hash,
+        checkpoint_every=config.save_steps,
         objective=cast("Trainable", objective),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentr_core.episodes.transcript import whole_episode
+from agentr_core.episodes.transcript import conversations
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.stretches import split
@@ -22,18 +22,20 @@ def keep_whole(place: Workplace, iteration: int, trajectories: Mapping[str, Traj
     kept = 0
     with place.worlds() as worlds:
         for key, trajectory in trajectories.items():
-            whole = Sample(
-                kind=SampleKind.GOOD,
-                messages=whole_episode(worlds.of(trajectory.instance), trajectory),
-                instance=trajectory.instance,
-                provenance=Provenance(good_reward=trajectory.reward, extra={"trajectory": key}),
-            )
-            dropped = [step.dropped for step in trajectory.steps]
-            read = split(whole, dropped, place.recipe.data.windowed, stage=stage, subject=key)
-            if isinstance(read, Rejection):
-                units.append(rejection_rows([read], iteration_id=iteration_id))
-                continue
-            kept += len(read)
-            units += [sample_rows(sample_id(s), s, iteration_id=iteration_id, trajectory_id=key) for s in read]
+            for part in (parts := conversations(worlds.of(trajectory.instance), trajectory)):
+                extra = {"trajectory": key} | ({"conversation": part.start} if len(parts) > 1 else {})
+                whole = Sample(
+                    kind=SampleKind.GOOD,
+                    messages=part.messages,
+                    instance=trajectory.instance,
+                    provenance=Provenance(good_reward=trajectory.reward, extra=extra),
+                )
+                dropped = [step.dropped for step in trajectory.steps[part.start : part.end]]
+                read = split(whole, dropped, place.recipe.data.windowed, stage=stage, subject=key)
+                if isinstance(read, Rejection):
+                    units.append(rejection_rows([read], iteration_id=iteration_id))
+                    continue
+                kept += len(read)
+                units += [sample_rows(sample_id(s), s, iteration_id=iteration_id, trajectory_id=key) for s in read]
     place.store.write(merge(units))
     return kept

@@ -9,20 +9,26 @@ of the labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
 
 import torch
 from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from trl import DPOConfig, DPOTrainer
 
+from agentr_core.errors import TrainingFault
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.objectives import Preference
+from agentr_core.training.objectives import Preference, PreferenceLoss
 from agentr_core.training.packing import TokenPair, TokenRow, padded_length
 from agentr_core.training.parent import Parent
 from agentr_core.training.plan import Plan
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
+
+_STEPS: Final = 5
+"""Steps over which a collapse, and the best checkpoint, are measured."""
 
 
 class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
@@ -31,6 +37,52 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
     The loss of a step is the mean over its pairs; where the last batch of a training is not full,
     its pairs weigh more.
     """
+
+    def __init__(self, *, preference: PreferenceLoss, **options: Any) -> None:
+        super().__init__(**options)
+        self._preference = preference
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log a step, and end the training if the chosen side collapsed."""
+        super().log(logs, start_time)
+        if self.ended_by:
+            self.control.should_training_stop = True
+
+    @property
+    def ended_by(self) -> str:
+        """The setting that ended the training before its time, if the chosen side collapsed."""
+        most, means = self._preference.max_chosen_drop, self._means("rewards/chosen")
+        fell = most is not None and bool(means) and -means[-1][1] / self._preference.beta > most
+        return "max_chosen_drop" if fell else ""
+
+    def go_back(self) -> None:
+        """Put back the weights of the checkpoint with the lowest loss, if the chosen side collapsed
+        and the settings say so.
+
+        Raises `TrainingFault` when there is none before the collapse.
+        """
+        if not self.ended_by or self._preference.on_collapse == "stop":
+            return
+        folder = Path(self.args.output_dir)
+        saved = [(loss, step) for step, loss in self._means("loss") if (folder / f"checkpoint-{step}").exists()]
+        _, best = min(saved[:-1] or saved, default=(0.0, 0))
+        if not best:
+            raise TrainingFault(
+                f"the chosen side collapsed by step {self.state.global_step}, before a checkpoint to go back to; lower "
+                "eto.dpo.learning_rate or training.save_steps"
+            )
+        self._load_from_checkpoint(str(folder / f"checkpoint-{best}"))
+        self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= best]
+
+    def _means(self, name: str) -> list[tuple[int, float]]:
+        """Return the mean of a measure over each step and the four before it, by step, from the
+        fifth on.
+        """
+        logged = [entry for entry in self.state.log_history if "loss" in entry and name in entry]
+        return [
+            (logged[last]["step"], fmean(entry[name] for entry in logged[last - _STEPS + 1 : last + 1]))
+            for last in range(_STEPS - 1, len(logged))
+        ]
 
     def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
         """Return the loss of one batch, its gradients added to those of the step. Raises
@@ -61,7 +113,9 @@ def make_trainer(
     with a copy of those it starts with.
     """
     disable_progress_bars()
+    assert isinstance(job.objective, Preference)
     trainer = PlannedDPOTrainer(
+        preference=job.objective.preference,
         plan=plan,
         tell=tell,
         max_seconds=job.config.max_seconds,
@@ -83,8 +137,12 @@ def arguments(job: TrainingJob, *, steps: int) -> Any:
     """
     assert isinstance(job.objective, Preference)
     loss = job.objective.preference
+    common = plain_arguments(job, steps=steps)
+    if loss.on_collapse == "back":
+        # Which one is best is only known at the end.
+        common["save_total_limit"] = None
     return DPOConfig(
-        **plain_arguments(job, steps=steps),
+        **common,
         per_device_train_batch_size=job.config.per_device_train_batch_size,
         gradient_accumulation_steps=job.config.gradient_accumulation_steps,
         max_length=None,

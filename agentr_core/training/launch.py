@@ -27,7 +27,7 @@ def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank
         "num_machines": launch.num_machines,
         "machine_rank": machine_rank,
         "main_process_port": launch.main_process_port,
-        "mixed_precision": "bf16" if job.config.bf16 else "no",
+        "mixed_precision": "bf16" if job.config.bf16 else "fp16" if job.config.fp16 else "no",
         "dynamo_backend": "no",
     }
     if launch.main_process_ip:

@@ -87,14 +87,15 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
     """Return a whole model in the number format that the settings want to train it in, and the one
     it is stored in.
     """
+    attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
     as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
     if config.load_in_4bit or zero3:
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
-        options: dict[str, Any] = {"dtype": dtype if as_it_is else torch.float32}
+        options: dict[str, Any] = {"dtype": dtype if as_it_is else torch.float32, **attention}
         if config.load_in_4bit:
             options |= {"quantization_config": _four_bits(), "device_map": {"": torch.cuda.current_device()}}
         return AutoModelForCausalLM.from_pretrained(path, **options), dtype
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", **attention)
     dtype = model.dtype
     return (model if as_it_is else model.to(torch.float32)), dtype
 

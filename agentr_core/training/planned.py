@@ -101,6 +101,14 @@ class FollowsPlan:
         seconds: float = earlier + time.monotonic() - self._clock
         return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
+    @property
+    def ended_by(self) -> str:
+        """What ended the training before its time; empty where nothing did."""
+        return ""
+
+    def go_back(self) -> None:
+        """Put back the weights that are to be published, where they are not the last ones."""
+
     def steps_done(self) -> list[TrainingStep]:
         """Return every step of this training so far, those before an interruption included."""
         return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
@@ -112,7 +120,9 @@ class FollowsPlan:
         else:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients).item()
-        if math.isfinite(loss.item()) and math.isfinite(norm):
+        # Gradients in 16 bits are scaled; a step in which they overflow is left out by the scaler.
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        if math.isfinite(loss.item()) and (scaled or math.isfinite(norm)):
             return
         raise NonFiniteLoss(
             f"step {self.state.global_step + 1} has loss {loss.item()} and gradient norm {norm}; lower "
@@ -174,11 +184,15 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "learning_rate": config.learning_rate,
+        "optim": config.optim,
         "lr_scheduler_type": config.lr_scheduler_type,
+        "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
         "warmup_steps": math.ceil((_TICKS if config.max_seconds else steps) * config.warmup_ratio),
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "bf16": config.bf16,
+        "fp16": config.fp16,
+        "use_liger_kernel": config.use_liger_kernel,
         "use_cpu": not on_gpu,
         "activation_checkpointing": checkpointing,
         "dataloader_pin_memory": on_gpu,

@@ -6,16 +6,38 @@ whose machine may be another one.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from typing import Final
 
 import torch
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.optimization import get_scheduler
 from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+from transformers.utils import is_flash_attn_2_available
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import TrainingConfig
 from agentr_core.training.zero import read_zero, splits_weights
+
+_ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+_STEPS_ALONE: Final = re.compile("lomo|layerwise")
+_PACKAGES: Final = {
+    "galore": "galore_torch",
+    "apollo": "apollo_torch",
+    "schedule_free": "schedulefree",
+    "torch_4bit": "torchao",
+    "torch_8bit": "torchao",
+    "anyprecision": "torchdistx",
+    "grokadamw": "grokadamw",
+    "stable_adamw": "optimi",
+    "8bit": "bitsandbytes",
+    "bnb": "bitsandbytes",
+    "32bit": "bitsandbytes",
+    "ademamix": "bitsandbytes",
+}
+"""The packages of optimizers, by a part of their names; the first that fits counts."""
 
 
 def check_requirements(config: TrainingConfig) -> None:
@@ -34,7 +56,12 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     Args:
         section: the section of the recipe that has the schedule.
     """
-    faults = [*_schedule_faults(config.lr_scheduler_type, f"{section}.lr_scheduler_type")]
+    faults = [*_schedule_faults(config, section), *_optimizer_faults(config.optim)]
+    if config.attn_implementation and config.attn_implementation not in _ATTENTION:
+        known = ", ".join(_ATTENTION)
+        faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
+    if config.use_liger_kernel and section != "training":
+        faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
@@ -58,6 +85,7 @@ def machine_faults(config: TrainingConfig) -> list[str]:
     faults = []
     if config.bf16 is True and gpus and not torch.cuda.is_bf16_supported():
         faults.append(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
+    faults += _kernel_faults(config, gpus)
     there = get_available_reporting_integrations()
     faults += [
         f"training.report_to: {name} is not installed; install its package or leave it out"
@@ -80,18 +108,53 @@ def machine_faults(config: TrainingConfig) -> list[str]:
     return faults
 
 
-def _schedule_faults(name: str, field: str) -> list[str]:
+def _optimizer_faults(name: str) -> list[str]:
+    known = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
+    if name in known:
+        return []
+    why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(name) else "is unknown"
+    return [f"training.optim: {name!r} {why}; choose among {', '.join(known)}"]
+
+
+def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
+    """Return what this machine lacks for the optimizer, number format and kernels."""
+    faults = []
+    package = next((package for part, package in _PACKAGES.items() if part in config.optim), None)
+    if package and find_spec(package) is None:
+        faults.append(f"training.optim: {config.optim} needs the package {package}; install it, or choose another")
+    if config.fp16 and not gpus:
+        faults.append("training.fp16 needs a CUDA device, and torch sees none; set it to false")
+    if config.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
+        faults.append(
+            "training.attn_implementation: flash_attention_2 needs a CUDA device and the package flash-attn; install "
+            "it, or choose sdpa"
+        )
+    if config.use_liger_kernel and not (gpus and find_spec("liger_kernel")):
+        faults.append(
+            "training.use_liger_kernel needs a CUDA device and the package liger-kernel; install it, or set it to false"
+        )
+    return faults
+
+
+def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
     """Return why a schedule cannot be followed; it is made as the Trainer makes it, on an optimizer
     of one number.
     """
+    name, field = config.lr_scheduler_type, f"{section}.lr_scheduler_type"
     kinds = [kind.value for kind in SchedulerType]
     if name not in kinds:
         return [f"{field} {name!r} is unknown; choose one of {', '.join(kinds)}"]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
-        made = get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=2)
+        made = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=1,
+            num_training_steps=2,
+            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs),
+        )
     except (TypeError, ValueError) as error:
-        return [f"{field}: {name} needs arguments that a recipe cannot give ({error}); choose another, such as cosine"]
+        return [f"{field}: {name} takes other arguments ({error}); give them in training.lr_scheduler_kwargs"]
     if not hasattr(made, "lr_lambdas"):
         return [f"{field}: {name} follows the losses of evaluations, which no trainer makes here; choose another"]
     return []

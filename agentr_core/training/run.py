@@ -66,6 +66,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     resume_from = last_checkpoint(job.work.checkpoints, settings)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
+    hf_trainer.go_back()
     history = hf_trainer.steps_done()
     weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 else None
     _part(hf_trainer)
@@ -75,7 +76,9 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     write_result(job, trained, history, parent.dtype, weights)
     epochs = steps.epochs * len(history) / len(steps.steps)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
-    return publish(job.work.staging, job.output_dir, _manifest(job, history, epochs=epochs, packages=packages))
+    return publish(
+        job.work.staging, job.output_dir, _manifest(job, history, hf_trainer.ended_by, epochs=epochs, packages=packages)
+    )
 
 
 def _rows(job: TrainingJob) -> Sequence[Any]:
@@ -102,7 +105,9 @@ def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:
     )
 
 
-def _manifest(job: TrainingJob, history: Sequence[TrainingStep], *, epochs: float, packages: Sequence[str]) -> Manifest:
+def _manifest(
+    job: TrainingJob, history: Sequence[TrainingStep], ended_by: str, *, epochs: float, packages: Sequence[str]
+) -> Manifest:
     return Manifest(
         job=job.fingerprint,
         parent=job.parent,
@@ -111,7 +116,7 @@ def _manifest(job: TrainingJob, history: Sequence[TrainingStep], *, epochs: floa
         seed=job.seed,
         steps=len(history),
         epochs=epochs,
-        ended_by=job.config.ended_by,
+        ended_by=ended_by or job.config.ended_by,
         trained_tokens=history[-1].trained_tokens,
         final_loss=history[-1].loss,
         seconds=history[-1].seconds,

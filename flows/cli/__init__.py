@@ -37,6 +37,7 @@ _COMMANDS = [
     workspace.preview,
     workspace.publish,
     environments.env,
+    environments.gateway,
     models.models,
     tools.machine_doctor,
     tools.retrieve,

@@ -108,3 +108,17 @@ def env_serve(
         most=max_environments,
         say=click.echo,
     )
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one.")
+def gateway(host: str, port: int) -> None:
+    """Let agents in processes of their own play the episodes of runs, until interrupted.
+
+    An agent takes an episode with POST /episodes, uses the base_url that it is told as OpenAI's,
+    and ends with POST /episodes/ID/reward. Runs reach it as environment `gateway`.
+    """
+    from flows.commands.environments import serve_gateway
+
+    serve_gateway(host=host, port=port, say=click.echo)

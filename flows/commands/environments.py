@@ -124,6 +124,22 @@ def serve(
     )
 
 
+def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
+    """Serve a gateway for outside agents until interrupted.
+
+    Raises `ConfigError` for an address that cannot be listened at.
+    """
+    from agentr_core.environments.gateway.server import app
+    from agentr_core.http_server import listening
+
+    listening.serve(
+        app(),
+        host=host,
+        port=port,
+        listening=lambda where: say(f"agents take episodes at {where}/episodes; runs need AGENTR_GATEWAY={where}"),
+    )
+
+
 def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         violations = check(lambda: named_environment(name, options))

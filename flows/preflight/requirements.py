@@ -140,7 +140,8 @@ def _trained(recipe: Recipe) -> Sequence[Recipe]:
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:
     """Return the settings of each different training, with the section that has its schedule."""
     trainings = [plan.training for one in _trained(recipe) for plan in plans_of(one) if plan.training]
-    return list(dict.fromkeys((one.config, one.section) for one in trainings))
+    pairs = [(one.config, one.section) for one in trainings]
+    return [pair for number, pair in enumerate(pairs) if pair not in pairs[:number]]
 
 
 def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:

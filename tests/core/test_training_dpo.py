@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import torch
 from training_jobs import columns, dpo_job, pairs, set_clock
 from transformers import AutoModelForCausalLM
 
-from agentr_core.errors import DataFault
+from agentr_core.errors import DataFault, TrainingFault
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training import PreferenceLoss, TrainingJob, read_history, read_manifest
 from agentr_core.training.dpo import arguments, collate, make_trainer
@@ -225,6 +226,46 @@ def test_a_time_budget_ends_training(tmp_path: Path, tiny_model_dir: Path, monke
     assert manifest.ended_by == "max_seconds"
     assert manifest.epochs > 1
     assert seconds[-2] < 40 <= seconds[-1]
+
+
+def test_a_training_ends_when_the_chosen_side_collapses(tmp_path: Path, tiny_model_dir: Path) -> None:
+    # One token is all that both sides train: to make it unlikely in many places of the one is to
+    # make it unlikely in the other.
+    context = tuple(range(20, 40))
+    alike = [TokenPair(_ending(context[at:], 2), _ending(context[at:], 30)) for at in range(6)]
+    parquet.write_table(pa.table(columns(alike)), tmp_path / "pairs.parquet")
+
+    def trained(name: str, **guard: Any) -> tuple[Any, list[Any]]:
+        loss = PreferenceLoss(beta=0.1, **guard)
+        job = dpo_job(
+            tiny_model_dir, tmp_path, name=name, epochs=12.0, learning_rate=1e-3, checkpoint_every=1, loss=loss
+        )
+        return finish(job), read_history(job.output_dir)
+
+    bound = 1.0
+    whole, steps = trained("whole")
+    drops = [-fmean(step.scores["chosen_rewards"] / 0.1 for step in steps[at - 5 : at]) for at in range(5, 37)]
+    fell = 5 + next(at for at, drop in enumerate(drops) if drop > bound)
+    assert (whole.steps, whole.ended_by) == (36, "num_train_epochs")
+    assert fell < 36, "without a collapse there is nothing to see"
+
+    stopped, _ = trained("stopped", max_chosen_drop=bound)
+    assert (stopped.steps, stopped.ended_by) == (fell, "max_chosen_drop")
+    back, kept = trained("back", max_chosen_drop=bound, on_collapse="back")
+    losses = {at: fmean(step.loss for step in steps[at - 5 : at]) for at in range(5, fell)}
+    assert back.steps == len(kept) == min(losses, key=lambda at: losses[at], default=fell)
+    assert back.ended_by == "max_chosen_drop"
+    with pytest.raises(TrainingFault, match="before a checkpoint to go back to"):
+        run_without_checkpoints(tiny_model_dir, tmp_path, bound)
+
+
+def _ending(context: tuple[int, ...], times: int) -> TokenRow:
+    return TokenRow((*context, *[7] * times), (*[IGNORED] * len(context), *[7] * times))
+
+
+def run_without_checkpoints(model: Path, folder: Path, bound: float) -> None:
+    loss = PreferenceLoss(beta=0.1, max_chosen_drop=bound, on_collapse="back")
+    finish(dpo_job(model, folder, name="none", epochs=12.0, learning_rate=1e-3, checkpoint_every=100, loss=loss))
 
 
 def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:

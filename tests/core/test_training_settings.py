@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from training_jobs import make_job
+from transformers import TrainingArguments
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
 from agentr_core.training.launch import command, environment
+from agentr_core.training.planned import plain_arguments
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.zero import names, read_zero
 
@@ -36,6 +38,7 @@ def recipe(**training: Any) -> Recipe:
         ({"launch": {"num_processes": 3, "num_machines": 2}}, "3 processes cannot be divided evenly among 2 machines"),
         ({"launch": {"num_processes": 2, "num_machines": 2}}, "need main_process_ip and main_process_port"),
         ({"lora_r": 8, "load_in_4bit": True, "launch": {"deepspeed": "zero3-offload"}}, "cannot be split by ZeRO-3"),
+        ({"fp16": True}, r"training\.fp16: training\.bf16 is another mixed precision"),
         ({"launch": {"processes": 2}}, r"training\.launch\.processes: unknown field"),
     ],
 )
@@ -202,3 +205,38 @@ def test_four_bits_without_a_gpu_are_told() -> None:
     config = dataclasses.replace(TrainingConfig(), lora_r=4, load_in_4bit=True)
     with pytest.raises(ConfigError, match=r"training\.load_in_4bit \(QLoRA\) needs a CUDA device"):
         check_requirements(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"optim": "adamw"}, r"training\.optim: 'adamw' is unknown; choose among .*adafactor"),
+        ({"optim": "lomo"}, "takes its steps inside the backward pass"),
+        ({"optim": "galore_adamw"}, "needs the package galore_torch"),
+        ({"lr_scheduler_kwargs": {"speed": 2}}, r"give them in training\.lr_scheduler_kwargs"),
+        ({"attn_implementation": "fast"}, "choose among eager, sdpa, flash_attention_2"),
+        ({"attn_implementation": "flash_attention_2"}, "the package flash-attn; install it, or choose sdpa"),
+        ({"fp16": True, "bf16": False}, r"training\.fp16 needs a CUDA device"),
+        ({"use_liger_kernel": True}, "the package liger-kernel"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without CUDA lacks")
+def test_what_a_trainer_cannot_do_here_is_told(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_requirements(TrainingConfig(**({"bf16": False} | settings)))
+
+
+def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
+    settings = {
+        "optim": "adafactor",
+        "lr_scheduler_type": "cosine_with_restarts",
+        "lr_scheduler_kwargs": {"num_cycles": 2},
+        "attn_implementation": "eager",
+        "bf16": False,
+    }
+    config = recipe(**settings, save_steps=7).training
+    check_requirements(config)
+    made = plain_arguments(make_job(tmp_path, tmp_path, **settings, checkpoint_every=config.save_steps), steps=10)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert (made["optim"], made["lr_scheduler_kwargs"], made["save_steps"]) == ("adafactor", {"num_cycles": 2}, 7)
+    assert TrainingConfig().anywhere() == TrainingConfig(optim=str(arguments.optim.value))

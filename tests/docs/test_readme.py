@@ -45,6 +45,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     servers += ("CUDA_VISIBLE_DEVICES=1,2 agentr models serve", "export AGENTR_VLLM=")
     # This one is run by tests/flows/test_env_cli.py.
     servers += ("agentr env serve textcraft",)
+    # These are run by tests/flows/test_gateway.py.
+    servers += ("agentr gateway", "python deployments/agents/")
     # This one is run by tests/flows/test_view_cli.py.
     servers += ("agentr view",)
     # This one takes minutes; tests/flows/test_headroom.py runs it on a smaller world.

@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 # More connections than threads use at once. They are given up before a server of Uvicorn does so (5
 # s): a request that crosses such an end is one of which nobody knows whether it was carried out.
-_LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=256, keepalive_expiry=3)
+_KEPT_SECONDS = 3
+_CONNECTIONS = 256
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 # Status codes of what stands before a server that is not there or has too much to do.
@@ -44,17 +45,29 @@ class Connection:
     Args:
         timeout_s: seconds that the answer to a request may take.
         patience_s: seconds for which a connection is tried again before the server counts as gone.
+        kind: what the server is, for error messages.
+        most: the most connections at once.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, patience_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        kind: str = "an AgentGym server of that world",
+        most: int = _CONNECTIONS,
+    ) -> None:
         self.url = url
+        self._kind = kind
         self.restarts = 0
         """How often a connection was refused: an id from before may be nobody's now, or somebody
         else's.
         """
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
-        self._client = httpx.Client(base_url=url, timeout=self._timeout, limits=_LIMITS)
+        limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEPT_SECONDS)
+        self._client = httpx.Client(base_url=url, timeout=self._timeout, limits=limits)
         self._spare: list[int] = []
         self._responsive = True
         self._lock = threading.Lock()
@@ -138,7 +151,7 @@ class Connection:
                 time.sleep(wait)
 
     def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
-        return _read(f"{self.url}{path}", self._send("POST", path, body, timeout))
+        return _read(f"{self.url}{path}", self._send("POST", path, body, timeout), self._kind)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
         where = f"{self.url}{path}"
@@ -157,22 +170,26 @@ class Connection:
 
 
 @cache
-def connection(url: str, timeout_s: float, patience_s: float) -> Connection:
+def connection(
+    url: str,
+    timeout_s: float,
+    patience_s: float,
+    kind: str = "an AgentGym server of that world",
+    most: int = _CONNECTIONS,
+) -> Connection:
     """Return the one connection of this process to a server; it outlives environments, for the ids
     to spare in it.
     """
-    return Connection(url, timeout_s=timeout_s, patience_s=patience_s)
+    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind, most=most)
 
 
-def _read(where: str, response: httpx.Response) -> Any:
+def _read(where: str, response: httpx.Response, kind: str) -> Any:
     status = response.status_code
     said = " ".join(response.text.split())[:300] or "without a word"
     if status in _UNAVAILABLE:
         raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
     if status in _WRONG_SERVER:
-        raise EnvironmentServerError(
-            f"{where} answered {status} ({said}): this is not an AgentGym server of that world; correct the address"
-        )
+        raise EnvironmentServerError(f"{where} answered {status} ({said}): this is not {kind}; correct the address")
     if status != httpx.codes.OK:
         raise EnvironmentRefusal(f"{where} answered {status}: {said}")
     try:

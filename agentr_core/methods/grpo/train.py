@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from agentr_core.episodes.transcript import whole_episode
+from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.curriculum import tallies
@@ -235,8 +235,8 @@ class _Training:
             return
         env = worlds.of(group.instance)
         for trajectory, worth in zip(group.episodes.values(), self._worth(group), strict=True):
-            if trajectory.steps:
-                yield policy_row(whole_episode(env, trajectory), trajectory.steps, self.renderer, worth)
+            for start, end, messages in conversations(env, trajectory) if trajectory.steps else ():
+                yield policy_row(messages, trajectory.steps[start:end], self.renderer, worth[start:end])
 
     def _worth(self, group: Group) -> list[list[float]]:
         """Return the advantage of each step of each episode of a group."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from agentr_core.fingerprint import later
 from agentr_core.training.objectives.objective import Offline, TrainerModule
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class PreferenceLoss:
     loss_weights: tuple[float, ...] = ()
     label_smoothing: float = 0.0
     ld_alpha: float | None = None
+    max_chosen_drop: float | None = later(None)
+    on_collapse: Literal["stop", "back"] = later("stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,152 @@
+"""What agents send to the gateway, and what they get: chat completions as OpenAI's protocol has
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from agentr_core.episodes.native_calls import NativeCall, read_call
+from agentr_core.models.openai.tool_calls import ToldCall, reply_text
+
+MODEL: Final = "policy"
+"""The name by which agents ask for the model."""
+
+
+class Refused(Exception):
+    """A request of an agent that is answered with an error: one sentence, a status, and a code."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+class _Part(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(BaseModel):
+    function: _Function
+
+
+class _Turn(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+
+    def told(self) -> dict[str, str]:
+        """Return the turn as role and text."""
+        text = self.content or ""
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        calls = [ToldCall(call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "text": reply_text(text, calls) if calls else text}
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatCall(BaseModel):
+    """A chat completion that an agent asks for. How it is drawn is the recipe's choice, so that
+    temperature, limits and stop strings of the agent have no effect.
+    """
+
+    model: str
+    messages: Annotated[list[_Turn], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+    def turns(self) -> list[dict[str, str]]:
+        """Return the turns as roles and texts; the tools that are offered come first."""
+        offered = [{"role": "tools", "text": json.dumps(self.tools, ensure_ascii=False)}] if self.tools else []
+        return [*offered, *(turn.told() for turn in self.messages)]
+
+
+class Rewarded(BaseModel):
+    """What an agent reports at the end; it succeeded if it says so, or else with a reward of 1."""
+
+    reward: Annotated[float, Field(ge=0, le=1)]
+    success: bool | None = None
+
+
+class Failed(BaseModel):
+    """That an agent gave its episode up for a fault of its own, which is no reward of 0."""
+
+    reason: str = "it gave no reason"
+
+
+def sentence(error: ValidationError) -> str:
+    """Return what is wrong with a body, as one sentence without what was sent."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the body"
+    return f"{where}: {first['msg']}; the gateway takes text, and one reply at a time"
+
+
+def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a call whose reply is given by text and, where a model drew it, finish
+    reason and numbers of tokens.
+    """
+    message, finish = _message(call, reply)
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    return {**_head("chat.completion"), "choices": [choice], "usage": _usage(reply)}
+
+
+def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the same answer as events of a stream. The reply is in one piece: it was checked and
+    counted as a whole.
+    """
+    message, finish = _message(call, reply)
+    for number, told in enumerate(message.get("tool_calls", ())):
+        told["index"] = number
+    head = _head("chat.completion.chunk")
+    for delta, reason in ((message, None), ({}, finish)):
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    if call.stream_options and call.stream_options.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def models() -> dict[str, Any]:
+    """Return the list of models, which has one."""
+    return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}]}
+
+
+def _message(call: ChatCall, reply: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    found = read_call(reply["text"]) if call.tools else None
+    if not isinstance(found, NativeCall):
+        return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
+    function = {"name": found.name, "arguments": json.dumps(dict(found.arguments), ensure_ascii=False)}
+    told = {"id": f"call{secrets.token_hex(4)}", "type": "function", "function": function}
+    return {"role": "assistant", "content": found.beside or None, "tool_calls": [told]}, "tool_calls"
+
+
+def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
+    if "prompt_tokens" not in reply:
+        return None
+    prompt, made = reply["prompt_tokens"], reply["completion_tokens"]
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def _head(kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": MODEL}
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

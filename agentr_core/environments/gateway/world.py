@@ -1,0 +1,226 @@
+"""An agent in a process of its own, as an environment: its calls are observations, its reward is
+the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentr_core.environments.agentgym.connection import connection
+from agentr_core.environments.gateway.turns import OutsideTurns, observed, read_turns, turn_of
+from agentr_core.environments.instances import Instances
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentServerError,
+    EnvironmentTimeout,
+    EnvironmentUnavailable,
+)
+from agentr_core.fingerprint import canonical
+from agentr_core.recipes import url_fault
+from agentr_core.repeating import Repeatability
+from agentr_core.samples.json_lines import records
+from agentr_core.types import Generation, Instance, Message, Transition
+
+_POLL = 5.0
+_TIMEOUT = 300.0
+_CONNECTIONS = 4096
+
+
+class Gateway:
+    """Episodes that outside agents play, which come to a gateway (`agentr gateway`) at `url`.
+
+    An episode is offered when it is begun, and begins with the agent's first call. The agent's
+    world is its own business: what it does with a reply shows in its next call, and it reports a
+    reward in [0, 1]. An episode whose agent falls silent, or gives it up, is offered again as the
+    recipe's section `errors` says.
+
+    Args:
+        url: the address of the gateway, such as http://127.0.0.1:8170; otherwise the variable
+            AGENTR_GATEWAY.
+        splits: for each split, how many instances it has, or a file of JSON lines with a task in
+            each, which the agent is given with the episode.
+        patience_s: seconds for which an agent may be silent when it is its turn, and for which no
+            agent at all may be heard of while an episode is offered.
+        repeatability: how exactly an agent repeats itself when it is given the same replies: exact,
+            unordered or never. Search replays episodes, and compares by it.
+    """
+
+    name: ClassVar[str] = "gateway"
+    instruction: ClassVar[str] = "The conversation is that of an agent outside."
+    acknowledgement: ClassVar[str] = ""
+    step_limit: ClassVar[int] = 40
+    variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_GATEWAY"}
+    can_snapshot: ClassVar[bool] = False
+    blocking: ClassVar[bool] = True
+    transcript = OutsideTurns()
+
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        splits: Mapping[str, int | str] | None = None,
+        patience_s: float = 600.0,
+        repeatability: str = "exact",
+    ) -> None:
+        if not url:
+            raise ConfigError(
+                "gateway needs the address of one: set the option url, or the variable AGENTR_GATEWAY; "
+                "`agentr gateway` starts one"
+            )
+        if fault := url_fault(url, example="http://127.0.0.1:8170"):
+            raise ConfigError(f"gateway: option url: {fault}")
+        if not splits:
+            raise ConfigError("gateway needs the option splits, such as {train: 300, test: 100} or files of tasks")
+        if not isinstance(self.transcript, OutsideTurns):
+            raise ConfigError("environment.transcript: agents bring their own conversation; leave native out")
+        if repeatability not in tuple(Repeatability):
+            raise ConfigError(f"gateway: repeatability must be {', '.join(Repeatability)}, not {repeatability!r}")
+        self.repeatability = Repeatability(repeatability)
+        self._tasks = {split: _tasks(split, given) for split, given in splits.items()}
+        self._server = connection(
+            url.rstrip("/"), timeout_s=_TIMEOUT, patience_s=30.0, kind="a gateway of agentr", most=_CONNECTIONS
+        )
+        self._patience = patience_s
+        self._episode = ""
+        self._over = True
+        self._closed = False
+        self._history: tuple[Message, ...] = ()
+        self._drawn: dict[str, Any] = {}
+        self._refused: tuple[str, str] | None = None
+
+    def reach(self) -> None:
+        """Return once the gateway answers. Raises `EnvironmentServerError` when it does not."""
+        try:
+            self._server.reach()
+        except EnvironmentUnavailable as fault:
+            raise EnvironmentServerError(f"gateway: {fault}; `agentr gateway` starts one") from fault
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits."""
+        return tuple(self._tasks)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split, numbered from 0."""
+        if split not in self._tasks:
+            raise ConfigError(f"gateway has no split {split!r}; it has {', '.join(self.splits())}")
+        return Instances(self.name, split, range(len(self._tasks[split])))
+
+    def identity(self, instance: Instance) -> str:
+        """Return the task of an instance, or its key where only the agent knows its task."""
+        task = self._task(instance)
+        return instance.key if task is None else canonical(task)
+
+    def reset(self, instance: Instance) -> str:
+        """Return the first call of the agent that took the episode."""
+        task = self._task(instance)
+        self.release()
+        offer = {"environment": self.name, "split": instance.split, "index": instance.index, "task": task}
+        self._episode = self._server.post("/run/open", offer, patient=True)["episode"]
+        self._over = False
+        event = self._next(None)
+        if event["event"] != "call":
+            raise EnvironmentFault(f"{instance.key}: the agent reported a reward before it asked the policy anything")
+        first = observed((), [turn_of(turn) for turn in event["turns"]])
+        self._history = read_turns(first)
+        return first
+
+    def step(self, action: str) -> Transition:
+        """Return what the agent asks after a reply, or the reward that it reports."""
+        if self._over:
+            raise EnvironmentFault("gateway: a step before the reset, or after the end")
+        drawn, self._drawn = self._drawn, {}
+        event = self._next({"text": action, **drawn})
+        if event["event"] == "reward":
+            self._over = True
+            return Transition("", event["reward"], True, False, {"success": event["success"]})
+        history = (*self._history, Message(role="assistant", text=action))
+        observation = observed(history, [turn_of(turn) for turn in event["turns"]])
+        self._history = tuple(turn_of(turn) for turn in event["turns"])
+        return Transition(observation, 0.0, False, False, {"success": False})
+
+    def relay(self, generation: Generation) -> None:
+        """See `protocols.Relaying`."""
+        self._drawn = {
+            "finish_reason": generation.finish_reason,
+            "prompt_tokens": generation.prompt_tokens,
+            "completion_tokens": generation.completion_tokens,
+        }
+
+    def refuse(self, why: str) -> None:
+        """See `protocols.Relaying`."""
+        self._refused = why, "context_length_exceeded"
+
+    def release(self) -> None:
+        """See `protocols.Relaying`."""
+        episode, self._episode = self._episode, ""
+        why, code = self._refused or ("it has had all its steps, or its run was ended", "episode_over")
+        self._refused, self._drawn, self._over = None, {}, True
+        if episode:
+            self._server.close("/run/close", {"episode": episode, "why": why, "code": code})
+
+    def parse(self, reply: str) -> str:
+        """Return the reply itself: the agent reads it."""
+        return reply
+
+    def snapshot(self) -> Any:
+        """Raise `EnvironmentFault`: nobody copies an agent."""
+        raise EnvironmentFault("gateway has no snapshots; a state is restored by replay")
+
+    def restore(self, snapshot: Any) -> None:
+        """Raise `EnvironmentFault`: nobody copies an agent."""
+        self.snapshot()
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return None: only the agent knows how hard an instance is."""
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return None: there is no expert."""
+        return None
+
+    def close(self) -> None:
+        """End the episode; an agent that still plays it is told so."""
+        self._closed = True
+        self.release()
+
+    def _task(self, instance: Instance) -> Any:
+        tasks = self._tasks.get(instance.split, ())
+        if instance.environment != self.name or not 0 <= instance.index < len(tasks):
+            raise EnvironmentFault(f"gateway has no instance {instance.key}")
+        return tasks[instance.index]
+
+    def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what the agent does next. Raises `EnvironmentTimeout` when it is silent for too
+        long, `EnvironmentUnavailable` when it is lost.
+        """
+        episode = self._episode
+        while not self._closed:
+            body = {"episode": episode, "reply": reply, "wait": min(_POLL, self._patience)}
+            event: dict[str, Any] = self._server.post("/run/next", body)
+            reply = None
+            if event["event"] in ("call", "reward"):
+                return event
+            if event["event"] == "lost":
+                self._over = True
+                raise EnvironmentUnavailable(f"episode {episode} was lost: {event['why']}")
+            if event["silent"] > self._patience:
+                whose = f"the agent of episode {episode}" if event["taken"] else "every agent"
+                raise EnvironmentTimeout(
+                    f"{whose} was silent for {event['silent']:.0f} s; see whether it lives, or raise patience_s"
+                )
+        raise EnvironmentFault("gateway: this environment is closed")
+
+
+# Hundreds of environments are made for one recipe.
+@lru_cache(maxsize=16)
+def _tasks(split: str, given: int | str) -> Sequence[Any]:
+    """Return the tasks of a split; None for each where only their number is known."""
+    if isinstance(given, str):
+        return [record for _, record in records(Path(given), setting=f"environment.options.splits.{split}")]
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(f"gateway: splits.{split} must be a number of instances or a file of tasks, not {given!r}")
+    return [None] * given

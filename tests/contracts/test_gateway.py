@@ -1,0 +1,223 @@
+"""Outside agents on a real gateway: what they send and get, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from asgi import running
+from outside import HELLO, Agent, asked, played, said, sent, world
+
+from agentr_core.environments.gateway.server import app
+from agentr_core.episodes.replay import restore
+from agentr_core.episodes.transcript import conversations
+from agentr_core.errors import ConfigError, EnvironmentTimeout, EnvironmentUnavailable
+from agentr_core.types import Instance, Message, Step, StopReason
+
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with running(app()) as address:
+        yield address
+
+
+async def test_an_agents_calls_become_the_steps_of_an_episode_with_its_reward(url: str) -> None:
+    def play(agent: Agent) -> Any:
+        opening = [{"role": "system", "content": [{"type": "text", "text": "Be short."}]}, HELLO]
+        first = agent.ask(*opening)
+        # White space at the ends of a reply is the agent's own affair.
+        second = agent.says(*opening, said(f" {first.choices[0].message.content}\n"), asked("More."))
+        agent.end(reward=0.5)
+        return first, second, agent.told
+
+    found, (first, second, told), env = await played(url, play)
+    assert (told["split"], told["index"], told["task"]) == ("train", 1, None)
+    assert (second, first.usage.prompt_tokens, first.usage.completion_tokens) == ("reply 4", 5, 2)
+    assert [step.reply for step in found.steps] == ["reply 2", "reply 4"]
+    assert [step.observation for step in found.steps] == ["More.", ""]
+    assert (found.reward, found.success, found.stop) == (0.5, False, StopReason.FAILURE)
+    ((start, end, messages),) = conversations(env, found)
+    assert (start, end) == (0, 2)
+    assert [(m.role, m.text, m.train) for m in messages] == [
+        ("system", "Be short.", False),
+        ("user", "Hello.", False),
+        ("assistant", "reply 2", True),
+        ("user", "More.", False),
+        ("assistant", "reply 4", True),
+    ]
+
+
+async def test_a_history_that_was_changed_begins_another_conversation(url: str) -> None:
+    def play(agent: Agent) -> None:
+        agent.says(HELLO)
+        agent.says(HELLO, said("something else"), asked("On."))
+        agent.says(HELLO, said("something else"), asked("On."), said("reply 3"), asked("And on."))
+        agent.end(reward=1)
+
+    found, _, env = await played(url, play)
+    parts = conversations(env, found)
+    assert [(part.start, part.end) for part in parts] == [(0, 1), (1, 3)]
+    assert [[m.text for m in part.messages if m.train] for part in parts] == [["reply 1"], ["reply 3", "reply 5"]]
+    assert [m.text for m in parts[1].messages][:3] == ["Hello.", "something else", "On."]
+    assert (found.reward, found.success) == (1.0, True)
+
+
+async def test_tools_are_offered_called_and_answered(url: str) -> None:
+    def call(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        return (
+            "Done." if messages[-1].role == "tool" else 'So.\n<tool_call>\n{"name":"look","arguments":{}}\n</tool_call>'
+        )
+
+    def play(agent: Agent) -> Any:
+        first = agent.ask(HELLO, tools=TOOLS).choices[0]
+        result = {"role": "tool", "tool_call_id": first.message.tool_calls[0].id, "content": "A door."}
+        last = agent.says(HELLO, first.message.model_dump(exclude_none=True), result, tools=TOOLS)
+        agent.end(reward=0, success=True)
+        return first, last
+
+    found, (first, last), env = await played(url, play, reply=call)
+    assert (first.finish_reason, first.message.content, last) == ("tool_calls", "So.", "Done.")
+    assert (first.message.tool_calls[0].function.name, first.message.tool_calls[0].function.arguments) == ("look", "{}")
+    ((_, _, messages),) = conversations(env, found)
+    assert [message.role for message in messages] == ["tools", "user", "assistant", "tool", "assistant"]
+    assert json.loads(messages[0].text) == TOOLS
+    assert (found.success, found.reward) == (True, 0.0)
+
+
+async def test_an_answer_can_be_a_stream_and_several_calls_wait_for_each_other(url: str) -> None:
+    def play(agent: Agent) -> Any:
+        usage = {"include_usage": True}
+        events = list(agent.ask(HELLO, stream=True, stream_options=usage))
+        with ThreadPoolExecutor(3) as several:
+            others = sorted(several.map(lambda n: agent.says(asked(f"Number {n}.")), range(3)))
+        agent.end(reward=1)
+        return events, others
+
+    found, (events, others), env = await played(url, play)
+    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    assert (text, events[-1].usage.completion_tokens, others) == ("reply 1", 2, ["reply 1"] * 3)
+    assert len(conversations(env, found)) == 4
+
+
+async def test_what_cannot_be_answered_is_refused_in_a_sentence(url: str) -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+
+    def refusal(ask: Callable[[], Any]) -> str:
+        with pytest.raises(openai.APIStatusError) as told:
+            ask()
+        return str(told.value.message)
+
+    def play(agent: Agent) -> Any:
+        names = [model.id for model in agent.client.models.list()]
+        refused = [
+            refusal(lambda: agent.says(HELLO, model="gpt-4")),
+            refusal(lambda: agent.says(HELLO, n=2)),
+            refusal(lambda: agent.says(image)),
+            refusal(lambda: agent.says()),
+        ]
+        agent.says(HELLO)
+        too_much = agent.end(reward=2).json()["error"]["message"]
+        agent.end(reward=1)
+        return names, refused, too_much, refusal(lambda: agent.says(HELLO)), agent.end(reward=0).status_code
+
+    _, (names, refused, too_much, late, again), _ = await played(url, play)
+    assert names == ["policy"]
+    for sentence, part in zip(
+        refused, ("there is no model 'gpt-4' here; ask for 'policy'", "n: ", "content", "messages: "), strict=True
+    ):
+        assert part in sentence
+    assert "reward: Input should be less than or equal to 1" in too_much
+    assert "is over: its reward was reported; take another one with POST /episodes" in late
+    assert again == 410
+
+
+@pytest.mark.parametrize(
+    ("context", "max_steps", "stop", "sentence"),
+    [
+        (8, 9, StopReason.CONTEXT_LIMIT, "leaves no room for a reply in the context of 8"),
+        (100, 2, StopReason.STEP_LIMIT, "it has had all its steps"),
+    ],
+)
+async def test_an_agent_is_told_why_its_episode_ended(
+    url: str, context: int, max_steps: int, stop: StopReason, sentence: str
+) -> None:
+    def play(agent: Agent) -> str:
+        history = [HELLO]
+        for _ in range(max_steps + 1):
+            try:
+                history += [said(agent.says(*history)), asked("Go on.")]
+            except openai.BadRequestError as refusal:
+                return refusal.message
+        return "nothing"
+
+    found, why, _ = await played(url, play, context=context, max_steps=max_steps)
+    assert found.stop is stop
+    assert sentence in why
+
+
+async def test_a_repeated_request_gets_the_reply_that_was_given(url: str) -> None:
+    def play(agent: Agent) -> list[str]:
+        retry = {"x-stainless-retry-count": "1"}
+        replies = [agent.says(HELLO), agent.says(HELLO, extra_headers=retry), agent.says(HELLO)]
+        agent.end(reward=1)
+        return replies
+
+    numbers = iter(range(10))
+    found, replies, _ = await played(url, play, reply=lambda *_: f"draw {next(numbers)}")
+    assert replies == ["draw 0", "draw 0", "draw 1"]
+    assert [step.reply for step in found.steps] == ["draw 0", "draw 1"]
+
+
+async def test_an_agent_that_gives_up_or_dies_is_a_fault_that_may_heal(url: str) -> None:
+    with pytest.raises(EnvironmentUnavailable, match="the agent gave it up: no world"):
+        await played(url, lambda agent: agent.end("failed", reason="no world"))
+    with pytest.raises(EnvironmentTimeout, match=r"the agent of episode \w+ was silent"):
+        await played(url, lambda agent: agent.says(HELLO), patience_s=0.2)
+    with pytest.raises(EnvironmentTimeout, match="every agent was silent"):
+        world(url, patience_s=0.1).reset(Instance(environment="gateway", split="test", index=0))
+
+
+def test_recorded_steps_are_played_again_without_a_model(url: str) -> None:
+    def play(agent: Agent) -> list[str]:
+        first = agent.says(HELLO)
+        return [first, agent.says(HELLO, said(first), asked("More."))]
+
+    env = world(url)
+    instance = env.instances("train")[0]
+    with ThreadPoolExecutor(1) as outside:
+        recorded = outside.submit(sent, url, play)
+        first = env.reset(instance)
+        observation = env.step("one").observation
+        assert (first, observation) == ("Hello.", "More.")
+        env.release()
+        with pytest.raises(openai.BadRequestError):
+            recorded.result()
+        again = outside.submit(sent, url, play)
+        assert restore(env, instance, [Step(reply="one", action="one", observation="More.", reward=0.0)]) == "Hello."
+        env.close()
+        with pytest.raises(openai.BadRequestError, match="is over"):
+            again.result()
+
+
+def test_options_that_cannot_be_used_are_told(url: str, tmp_path: Any) -> None:
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"url": ""}, "AGENTR_GATEWAY"),
+        ({"url": "nowhere"}, "must look like"),
+        ({"splits": {}}, "splits"),
+        ({"splits": {"train": 0}}, "splits.train"),
+        ({"repeatability": "often"}, "repeatability"),
+    )
+    for options, sentence in wrong:
+        with pytest.raises(ConfigError, match=sentence):
+            world(**{"url": url, **options})
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"goal": "a bed"}\n{"goal": "a chair"}\n')
+    env = world(url, splits={"train": str(file), "test": 1})
+    assert [env.identity(instance) for instance in env.instances("train")] == ['{"goal":"a bed"}', '{"goal":"a chair"}']
+    env.reach()
