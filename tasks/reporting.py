@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import task
@@ -24,17 +26,15 @@ from agentr_core.stages.report import build_report, finished_at, promoted, roles
 from agentr_core.stages.report_beside import beside, differences
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import trained_iterations
+from agentr_core.store.snapshot import snapshot
 from agentr_core.writing import write_text
-from tasks.wiring import RunRef, find_run, open_store, quiet_workplace
+from tasks.wiring import RunRef, find_run, quiet_workplace
 
 
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
 async def report(run: RunRef, iteration: int) -> str:
     """Write the report of an iteration and the index; return the path of the HTML file."""
-    place = quiet_workplace(run)
-    board = Scoreboard(place)
-    path = write(run, [iteration], board)[-1]
-    built = _score_report(place, iteration, board)
+    path, built = _written(run, [iteration])[-1]
     # Prefect allows no dot in the key of an artifact.
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
@@ -49,7 +49,8 @@ async def report(run: RunRef, iteration: int) -> str:
 @task(task_run_name="report", cache_policy=NO_CACHE, persist_result=False)
 async def compared(run: RunRef) -> str:
     """Write the report of a comparison; return the path of the HTML file."""
-    built = build_comparison(quiet_workplace(run))
+    with _at_once(run) as place:
+        built = build_comparison(place)
     path = _write_comparison(run, built)
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
@@ -72,7 +73,8 @@ async def _leave(page: Path, *, key: str, description: str) -> None:
 
 def arm_table(run: RunRef) -> str:
     """Return the scores of the arms of a comparison, as text for a terminal."""
-    return table_text(arm_scores(build_comparison(quiet_workplace(run))))
+    with _at_once(run) as place:
+        return table_text(arm_scores(build_comparison(place)))
 
 
 def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
@@ -82,25 +84,35 @@ def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
     return html
 
 
-def write(run: RunRef, iterations: Sequence[int], board: Scoreboard | None = None) -> list[Path]:
+def _written(run: RunRef, iterations: Sequence[int]) -> list[tuple[Path, IterationReport]]:
     """Write the reports of some iterations of a run, and the index of all; return the paths of the
-    HTML files.
+    HTML files, each with the report.
     """
     folder = report_folder(run)
-    place = quiet_workplace(run)
-    board = board or Scoreboard(place)
+    with _at_once(run) as place:
+        board = Scoreboard(place)
+        built = [build_report(place, iteration, board) for iteration in iterations]
+        earlier = (i for i in _finished(place) if (folder / f"iteration-{i:02d}.html").exists())
+        reported = sorted({*earlier, *iterations})
+        scores = [_score_report(place, iteration, board) for iteration in reported]
     written = []
-    for iteration in iterations:
-        built = build_report(place, iteration, board)
-        html = folder / f"{report_name(built)}.html"
-        write_text(html, render_html(built))
-        write_text(html.with_suffix(".md"), render_markdown(built))
-        written.append(html)
-    earlier = (i for i in _finished(run) if (folder / f"iteration-{i:02d}.html").exists())
-    reported = sorted({*earlier, *iterations})
-    index = render_index([_score_report(place, iteration, board) for iteration in reported])
-    write_text(folder / "index.html", index)
+    for one in built:
+        html = folder / f"{report_name(one)}.html"
+        write_text(html, render_html(one))
+        write_text(html.with_suffix(".md"), render_markdown(one))
+        written.append((html, one))
+    write_text(folder / "index.html", render_index(scores))
     return written
+
+
+@contextmanager
+def _at_once(run: RunRef) -> Iterator[Workplace]:
+    """Yield what a report is made of, for reading: all that it asks of the store sees one state,
+    and the file is opened once for dozens of questions.
+    """
+    place = quiet_workplace(run)
+    with snapshot(place.store) as state:
+        yield replace(place, store=state)
 
 
 def write_reports(workspace: Path, prefix: str) -> list[Path]:
@@ -112,10 +124,10 @@ def write_reports(workspace: Path, prefix: str) -> list[Path]:
     place = quiet_workplace(run)
     if place.recipe.compare.arms:
         return [_write_comparison(run, build_comparison(place))]
-    finished = _finished(run)
+    finished = _finished(place)
     if not finished:
         raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")
-    return write(run, finished)
+    return [path for path, _ in _written(run, finished)]
 
 
 def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
@@ -139,8 +151,8 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
 
 def score_table(run: RunRef) -> str:
     """Return held-out success for each iteration of a run, as text for a terminal."""
-    place = quiet_workplace(run)
-    return summary_table([_score_report(place, max([0, *_finished(run)]), Scoreboard(place))])
+    with _at_once(run) as place:
+        return summary_table([_score_report(place, max([0, *_finished(place)]), Scoreboard(place))])
 
 
 def report_folder(run: RunRef) -> Path:
@@ -148,9 +160,9 @@ def report_folder(run: RunRef) -> Path:
     return Path(run.workspace) / "reports" / run.run_id
 
 
-def _finished(run: RunRef) -> list[int]:
+def _finished(place: Workplace) -> list[int]:
     """Return the iterations of a run that made a checkpoint, without the base."""
-    return trained_iterations(open_store(Path(run.workspace), must_exist=True), run.run_id)
+    return trained_iterations(place.store, place.run_id)
 
 
 def _score_report(place: Workplace, iteration: int, board: Scoreboard) -> IterationReport:

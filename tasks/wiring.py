@@ -68,6 +68,12 @@ def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
         raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({said}); name another one") from error
     if must_exist and not there:
         raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
+    return _store(path)
+
+
+# Each task of a run asks for it, and a store keeps an instance of DuckDB that takes long to start.
+@lru_cache(maxsize=4)
+def _store(path: Path) -> Store:
     return Store(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,18 @@ _READING_THREADS = 4
 
 
 @contextmanager
-def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
+def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] | None = None) -> Iterator[Any]:
     """Return a connection whose default database is the file at `path`, closed after the body.
 
     Programs that have the file open without our lock, such as the duckdb shell, are waited for
     until `deadline` (`time.monotonic()`).
+
+    Args:
+        path: the database file.
+        deadline: when to give up.
+        read_only: whether the body only reads.
+        idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken
+            and given back. To start an instance costs more than to open the file.
 
     Raises:
         StoreBusy: such a program kept the file for longer.
@@ -38,7 +45,30 @@ def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
     # From the root: DuckDB takes what stands before a first colon for a kind of database.
     name = str(path.absolute()).replace("'", "''")
-    con = duckdb.connect(
+    instance = _taken(idle, path)
+    reusable = False
+    try:
+        _attach(instance, f"attach '{name}' as store ({options})", path, deadline)
+        # Each burst has a connection of its own, so that nothing of it but settings stays behind.
+        with closing(instance.cursor()) as con:
+            con.execute("set enable_progress_bar = false; use store")
+            if read_only:
+                con.execute(f"set threads = {_READING_THREADS}")
+            yield con
+        reusable = idle is not None and _emptied(instance)
+    finally:
+        if idle is not None and reusable:
+            idle.append(instance)
+        else:
+            instance.close()
+
+
+def _taken(idle: list[Any] | None, path: Path) -> Any:
+    # Not asked first whether there is one: another thread may be faster.
+    with suppress(IndexError):
+        if idle is not None:
+            return idle.pop()
+    instance = duckdb.connect(
         config={
             "threads": 1,
             "checkpoint_threshold": _LOG_LIMIT,
@@ -49,15 +79,19 @@ def connected(path: Path, deadline: float, *, read_only: bool) -> Iterator[Any]:
             "python_enable_replacements": False,
         }
     )
+    instance.execute("pragma disable_checkpoint_on_shutdown")
+    return instance
+
+
+def _emptied(instance: Any) -> bool:
+    """Close the file; return whether the instance can open it again. One whose settings a user's
+    question has locked cannot.
+    """
     try:
-        con.execute("pragma disable_checkpoint_on_shutdown; set enable_progress_bar = false")
-        _attach(con, f"attach '{name}' as store ({options})", path, deadline)
-        con.execute("use store")
-        if read_only:
-            con.execute(f"set threads = {_READING_THREADS}")
-        yield con
-    finally:
-        con.close()
+        instance.execute("detach store; set threads = 1")
+    except duckdb.InvalidInputException:
+        return False
+    return True
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class Store:
         self.wait_s = wait_s
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
+        self._idle: list[Any] = []
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -66,7 +67,7 @@ class Store:
             ) from error
         with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
             self._create()
-            with connected(self.path, deadline, read_only=False) as con:
+            with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
                 migrations.migrate(con, self.path, self._migrations)
                 con.begin()
                 try:
@@ -218,7 +219,7 @@ class Store:
             with (
                 lock.held(self.path, exclusive=True, deadline=deadline),
                 storage_faults(self.path),
-                connected(self.path, deadline, read_only=False) as con,
+                connected(self.path, deadline, read_only=False, idle=self._idle) as con,
             ):
                 migrations.migrate(con, self.path, self._migrations)
                 con.execute("checkpoint")
@@ -239,7 +240,7 @@ class Store:
         deadline = time.monotonic() + self.wait_s
         with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
             # Others may have written since; the log must be empty while the file is copied.
-            with connected(self.path, deadline, read_only=False) as con:
+            with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
                 con.execute("checkpoint")
             copies.copy_sound(self.path, target, self._newest)
 
@@ -252,7 +253,7 @@ class Store:
         with (
             lock.held(self.path, exclusive=False, deadline=deadline),
             storage_faults(self.path),
-            connected(self.path, deadline, read_only=True) as con,
+            connected(self.path, deadline, read_only=True, idle=self._idle) as con,
         ):
             con.begin()
             yield con

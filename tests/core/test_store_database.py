@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import psutil
 import pytest
 
 import agentr_core
@@ -142,6 +144,33 @@ def test_query_takes_parameters(store: Store) -> None:
     store.insert("text", [text("a", "one"), text("b", "two")])
     assert store.query("select text from text where text_id = ?", ["b"])["text"].tolist() == ["two"]
     assert store.query("select text from text where text_id = $id", {"id": "a"})["text"].tolist() == ["one"]
+
+
+def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    connect = duckdb.connect
+
+    def counted(**options: Any) -> Any:
+        started.append(connect(**options))
+        return started[-1]
+
+    store.insert("text", [text("a")])
+    monkeypatch.setattr(duckdb, "connect", counted)
+    with store.reading() as con:
+        con.execute("create temp table mine as select 1")
+        assert str(store.path) in {file.path for file in psutil.Process().open_files()}
+    assert str(store.path) not in {file.path for file in psutil.Process().open_files()}
+    with store.transaction() as con, pytest.raises(duckdb.CatalogException):
+        con.execute("from mine")
+    assert store.rows("select text_id from text") == [("a",)]
+    assert not started, "the instance of the first burst serves all"
+
+    # A user's question shuts other files off, and locks what its instance may do.
+    assert store.query("select 1 as one")["one"].tolist() == [1]
+    store.insert("text", [text("b")])
+    assert len(started) == 1
+    assert store.rows("select current_setting('threads'), count(*) from text") == [(4, 2)]
+    assert len(started) == 1
 
 
 def test_reading_a_missing_store_creates_nothing(store: Store) -> None:

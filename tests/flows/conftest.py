@@ -12,7 +12,6 @@ from pathlib import Path
 
 import door
 import pytest
-from servers import served
 from wheel import PATIENCE, environment, sentence, write_recipe
 
 from flows.cli import PREFECT_DEFAULTS, main
@@ -20,7 +19,9 @@ from flows.cli import PREFECT_DEFAULTS, main
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """Prefect with a database of its own for all tests that run flows in this process."""
+    """Prefect with a server and a database of its own for all tests that run flows in this
+    process.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in PREFECT_DEFAULTS.items():
             patch.setenv(name, value)
@@ -75,12 +76,13 @@ def process_env(door_site: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture(scope="session")
-def served_env(process_env: dict[str, str]) -> Iterator[dict[str, str]]:
-    """As `process_env`, with one Prefect server for all runs: starting one takes as long as a
-    run.
+def served_env(process_env: dict[str, str], prefect_server: None) -> dict[str, str]:
+    """As `process_env`, with the Prefect server of this process for all runs: starting one takes as
+    long as a run.
     """
-    with served(process_env) as env:
-        yield env
+    from prefect.settings import PREFECT_API_URL
+
+    return PREFECT_DEFAULTS | process_env | {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
 
 
 @pytest.fixture

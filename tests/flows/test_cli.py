@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from wheel import PATIENCE, agentr, sentence, started, wait_for
 
 from agentr_core.store import Store
+from flows.cli import PREFECT_DEFAULTS
 from tasks import runners, wiring
 
 Answer = Callable[..., str]
@@ -135,15 +137,22 @@ def test_a_workspace_without_a_store(refusal: Answer, tmp_path: Path, words: tup
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", pytest.param("serve", marks=pytest.mark.long)])
-def test_a_prefect_server_that_does_not_answer(recipe: Path, process_env: dict[str, str], command: str) -> None:
+@pytest.fixture
+def readable(refusal: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that Prefect takes, for what `refusal` leaves empty."""
+    for name, value in {**PREFECT_DEFAULTS, "PREFECT_LOGGING_LEVEL": "WARNING"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("readable")
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_a_prefect_server_that_does_not_answer(refusal: Answer, recipe: Path, command: str) -> None:
     address = "http://127.0.0.1:9/api"
 
-    ended = agentr(command, recipe, env=process_env | {"PREFECT_API_URL": address})
+    with temporary_settings({PREFECT_API_URL: address}):
+        said = refusal(command, recipe)
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert sentence(ended.stderr).startswith(f"no Prefect server answers at {address}")
+    assert said.startswith(f"no Prefect server answers at {address}")
 
 
 def test_a_cluster_that_is_not_installed_is_named(
@@ -158,32 +167,35 @@ def test_a_cluster_that_is_not_installed_is_named(
     assert not (recipe.parent / "runs").exists()
 
 
-@pytest.mark.slow
-def test_a_cluster_without_a_server(recipe: Path, process_env: dict[str, str]) -> None:
+@pytest.mark.usefixtures("readable")
+def test_a_cluster_without_a_server(refusal: Answer, recipe: Path) -> None:
     pytest.importorskip("prefect_dask")
 
-    ended = agentr("run", recipe, "-o", "scale.runner=dask", env=process_env)
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        said = refusal("run", recipe, "-o", "scale.runner=dask")
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert sentence(ended.stderr).startswith("scale.runner dask needs a Prefect server that other processes reach")
+    assert said.startswith("scale.runner dask needs a Prefect server that other processes reach")
+
+
+@pytest.mark.usefixtures("readable")
+def test_serving_without_a_server(refusal: Answer, recipe: Path) -> None:
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        said = refusal("serve", recipe)
+
+    assert "start one with `prefect server start`" in said
 
 
 @pytest.mark.slow
-def test_serving_without_a_server(recipe: Path, process_env: dict[str, str]) -> None:
-    ended = agentr("serve", recipe, env=process_env)
-
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "start one with `prefect server start`" in sentence(ended.stderr)
-
-
-@pytest.mark.slow
-def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env: dict[str, str]) -> None:
+def test_a_run_is_alone_can_be_interrupted_and_goes_on(
+    recipe: Path, process_env: dict[str, str], served_env: dict[str, str]
+) -> None:
     words = ("run", recipe, "-o", "environment.options.pause=0.1")
     store = Store(recipe.parent / "runs" / "store.duckdb")
+    # The first run has a Prefect server of its own, which must end with it.
     with started(*words, env=process_env) as first:
         # The lock is older than the store.
         wait_for(first, store.path.exists)
-        second = agentr(*words, env=process_env)
+        second = agentr(*words, env=served_env)
         wait_for(first, lambda: bool(store.query("select count(*) as n from node")["n"][0] >= 8), store)
 
         # To the whole group, as a terminal does.
@@ -201,7 +213,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(recipe: Path, process_env
     kept = set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select * from v_orphans").empty
 
-    again = agentr(*words, env=process_env)
+    again = agentr(*words, env=served_env)
 
     assert (again.returncode, again.stdout.splitlines()[1]) == (0, "Held-out success")
     assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))

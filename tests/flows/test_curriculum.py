@@ -116,10 +116,10 @@ async def _votes_are_asked_again_where_they_are_missing(file: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, model: Path, process_env: dict[str, str]) -> Path:
+def calm(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """The recipe of a stage that nobody disturbed."""
     file = curricula.write(tmp_path_factory.mktemp("calm"), model, grpo=BRANCHING)
-    finish(file, process_env)
+    asyncio.run(curricula.stage(file))
     return file
 
 
@@ -136,12 +136,6 @@ def test_branches_begin_with_the_steps_of_their_parent(calm: Path) -> None:
         assert all(step.logprobs for step in child.steps), "so that what it was given is trained, too"
     sizes = store.query("select count(*) n from rl_rollout group by iteration_id, step, number")
     assert (sizes["n"] == 4).all()
-
-
-def finish(file: Path, env: dict[str, str]) -> None:
-    with launched([sys.executable, "-m", "curricula", str(file)], env=env) as process:
-        _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
 
 
 def alike(file: Path, calm: Path) -> None:
@@ -175,7 +169,7 @@ def test_killed_before_its_training_and_in_it_a_stage_ends_as_if_it_had_not_been
         process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     stored = all_rows(store_of(file))
-    finish(file, process_env)
+    asyncio.run(curricula.stage(file))
 
     assert stored <= all_rows(store_of(file)), "what was stored stays as it was"
     alike(file, calm)

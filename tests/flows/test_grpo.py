@@ -95,17 +95,11 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, door_model: Path, process_env: dict[str, str]) -> Path:
+def calm(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_installed: None) -> Path:
     """The recipe of a training that nobody disturbed."""
     file = groups.write(tmp_path_factory.mktemp("calm"), door_model)
-    finish(file, process_env)
+    asyncio.run(groups.trained(file))
     return file
-
-
-def finish(file: Path, env: dict[str, str]) -> None:
-    with launched([sys.executable, "-m", "groups", str(file)], env=env) as process:
-        _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
 
 
 def kill_when(file: Path, env: dict[str, str], reached: Callable[[], bool]) -> None:
@@ -141,7 +135,7 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     assert left or not Path("/dev/shm").is_dir()
     assert [path.name for path in (tmp_path / "runs" / "checkpoints").glob(".*/checkpoints/*.pt")] == ["step-000002.pt"]
     stored = all_rows(store_of(file))
-    finish(file, process_env)
+    asyncio.run(groups.trained(file))
 
     assert stored <= all_rows(store_of(file)), "what was stored stays as it was"
     assert store_of(file).query("select * from v_orphans").empty
@@ -158,7 +152,7 @@ def test_killed_while_it_samples_it_samples_only_what_is_missing(
     wanted = count(calm, "rl_rollout where step < 2") + 1
     kill_when(file, process_env, partial(sampled, file, wanted))
     stored = all_rows(store_of(file))
-    finish(file, process_env)
+    asyncio.run(groups.trained(file))
 
     assert stored <= all_rows(store_of(file))
     texts = (

@@ -12,6 +12,7 @@ from agentr_core.store.codec.generations import TOKENS_ONLY, Draw, draw_row, has
 from agentr_core.store.codec.steps import COLUMNS, read_step, step_columns
 from agentr_core.store.codec.texts import instance_row, text_id, text_rows
 from agentr_core.store.database import Store
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Row, Rows, merge
 from agentr_core.types import Grading, Instance, Step, StopReason, Trajectory
 
@@ -169,13 +170,11 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
     """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as
     `Store.reading`.
     """
-    rows = store.rows(
-        "select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds, "
-        "i.depth, coalesce(i.origin_id, i.instance_id) from episode e join instance i using (instance_id) "
-        "where e.evaluation_id = ? order by i.environment, i.split, i.instance_index, e.repeat, e.cut",
-        evaluation_id,
-    )
-    trajectories = load_trajectories(store, [row[0] for row in rows])
+    if not store.path.exists():
+        return []
+    with snapshot(store) as state:
+        rows = state.rows(_EPISODES, evaluation_id)
+        trajectories = load_trajectories(state, [row[0] for row in rows]) if rows else {}
     return [
         Episode(
             trajectory_id=key,
@@ -225,6 +224,14 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
         "draw": number if draw is None else draw.number,
     }
 
+
+_EPISODES = """
+    select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds,
+        i.depth, coalesce(i.origin_id, i.instance_id)
+    from episode e join instance i using (instance_id)
+    where e.evaluation_id = ?
+    order by i.environment, i.split, i.instance_index, e.repeat, e.cut
+"""
 
 _CHOSEN = """
 ($ids::varchar[] is null or t.trajectory_id in (select unnest($ids::varchar[])))
