@@ -37,13 +37,11 @@ TREES = (
 
 async def events_of(run_id: str, *names: str) -> list[dict[str, Any]]:
     """Return the events of a run as the server has them, once there are some of each name."""
-    wanted = {"filter": {"resource": {"id": []}, "event": {"prefix": ["agentr."]}}, "limit": 200}
-    del wanted["filter"]["resource"]  # type: ignore[attr-defined]
+    wanted = {"filter": {"related": {"id": [f"agentr.run.{run_id}"]}, "event": {"prefix": ["agentr."]}}}
     deadline = time.monotonic() + PATIENCE
     async with get_client() as client:
         while True:
-            answer = (await client._client.post("/events/filter", json=wanted)).json()["events"]
-            found = [event for event in answer if event["payload"]["run_id"] == run_id]
+            found: list[dict[str, Any]] = (await client._client.post("/events/filter", json=wanted)).json()["events"]
             if set(names) <= {event["event"] for event in found}:
                 return found
             assert time.monotonic() < deadline, found
