@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
@@ -18,18 +18,17 @@ from agentr_core.recipes import Recipe, replace
 from agentr_core.runtime.experience import gathered, has_dataset, next_iteration
 from flows import stages
 from flows.flywheel import prepare
-from flows.parameters import Enough, Overrides, Settings, Units, changes
+from flows.parameters import Enough, Settings, Units, changes
 from flows.preflight.checks import check
 from tasks import events, reporting, runs
 from tasks import stages as steps
-from tasks.progress import tell
 from tasks.wiring import load_recipe, quiet_workplace, reference
 
 
 @flow(name="collect-only", flow_run_name="{recipe}")
 async def collect_only(
     recipe: str,
-    overrides: Overrides = None,
+    overrides: list[str] | None = None,
     limit: Units = None,
     enough: Enough = 1,
     settings: Settings | None = None,
@@ -41,8 +40,8 @@ async def collect_only(
 
     Args:
         recipe: path of the recipe file.
-        overrides: any field of the recipe, each as `section.field=value`.
-        limit: the most trees, episodes or questions to begin.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
+        limit: the most trees, episodes or questions to begin; empty means all.
         enough: how many trajectories of the iteration are enough to train on.
         settings: the fields of the recipe that are changed most often.
 
@@ -56,7 +55,7 @@ async def collect_only(
 
 @flow(name="improve", flow_run_name="{recipe}")
 async def improve(
-    recipe: str, overrides: Overrides = None, enough: Enough = 1, settings: Settings | None = None
+    recipe: str, overrides: list[str] | None = None, enough: Enough = 1, settings: Settings | None = None
 ) -> dict[str, Any]:
     """Train the iteration that a recipe's run is at on what was gathered for it, evaluate and
     report it; return what `flywheel` does and the number of trajectories.
@@ -66,7 +65,7 @@ async def improve(
 
     Args:
         recipe: path of the recipe file.
-        overrides: any field of the recipe, each as `section.field=value`.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
         enough: how many trajectories since the last training are worth another one.
         settings: the fields of the recipe that are changed most often.
 
@@ -103,7 +102,8 @@ async def gather(
         found = gathered(place, iteration)
         place.store.checkpoint()
     if not has_dataset(place, iteration):
-        events.collected(place, iteration, trajectories=found, enough=found >= enough, again=again or {})
+        again = {**(again or {}), "enough": enough}
+        events.collected(place, iteration, trajectories=found, enough=found >= enough, again=again)
     return {"run_id": run.run_id, "iteration": iteration, "trajectories": found, "new": found - before}
 
 
@@ -119,7 +119,9 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
         found = gathered(place, iteration)
         result = {"run_id": run.run_id, "iteration": iteration, "trajectories": found}
         if found < enough:
-            tell(f"iteration {iteration} of run {run.run_id} has {found} of {enough} trajectories; nothing is trained")
+            get_run_logger().info(
+                f"iteration {iteration} of run {run.run_id} has {found} of {enough} trajectories; nothing is trained"
+            )
             return {**result, "trained": False}
         goal = replace(recipe, iterations=iteration)
         await steps.start(run, goal)

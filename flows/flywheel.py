@@ -13,7 +13,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
 from flows import stages
-from flows.parameters import Iterations, Overrides, Settings, changes
+from flows.parameters import Iterations, Settings, changes
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -23,7 +23,7 @@ from tasks.wiring import RunRef, load_recipe, reference
 @flow(name="flywheel", flow_run_name="{recipe}")
 async def flywheel(
     recipe: str,
-    overrides: Overrides = None,
+    overrides: list[str] | None = None,
     iterations: Iterations = None,
     more: Iterations = None,
     settings: Settings | None = None,
@@ -32,7 +32,7 @@ async def flywheel(
 
     Args:
         recipe: path of the recipe file.
-        overrides: any field of the recipe, each as `section.field=value`.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
         iterations: how many iterations the run has in the end, instead of what the recipe says.
         more: how many iterations to add to those that the run has finished, as a nightly schedule
             does. A run that was interrupted is only taken to its end.

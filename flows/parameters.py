@@ -9,21 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Iterations = Annotated[int | None, Field(ge=1)]
 """A number of iterations."""
-Units = Annotated[int | None, Field(ge=1, description="The most trees, episodes or questions to begin; empty: all.")]
+Units = Annotated[int | None, Field(ge=1)]
 """How much one collection gathers."""
-Enough = Annotated[int, Field(ge=1, description="Trajectories of an iteration that are enough to train on.")]
+Enough = Annotated[int, Field(ge=1)]
 """How many trajectories are worth a training."""
-Overrides = Annotated[
-    list[str] | None,
-    Field(title="Advanced: overrides", description="Any field of the recipe, each as section.field=value."),
-]
-"""Changes of a recipe, as after `-o` on the command line."""
 
 
 class Settings(BaseModel):
-    """The fields of a recipe that are changed most often; what is left empty is as the recipe
-    says.
-    """
+    """The fields of a recipe that are changed most often; what is left empty is as it says."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -5,6 +5,7 @@ server is told of both.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ import groups
 import pytest
 from click.testing import CliRunner
 from prefect.client.orchestration import get_client
+from readme import command
 from wheel import PATIENCE
 
 from agentr_core.errors import ConfigError
@@ -83,7 +85,7 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     told = {(event["event"], event["resource"].get("agentr.enough")): event for event in found}
     assert ("agentr.trajectories.collected", "false") in told
     collected = told["agentr.trajectories.collected", "true"]
-    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": []}
+    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": [], "enough": 1}
     (checkpoint,) = store.rows("select checkpoint_out, iteration_id from iteration where iteration = 1")
     published = told["agentr.checkpoint.published", None]
     assert published["resource"]["prefect.resource.id"] == f"agentr.checkpoint.{checkpoint[0]}"
@@ -102,9 +104,12 @@ def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, doo
     assert [each.flow_name for each in deployments([file])][:2].count("collect-only") == 0
 
 
-def test_the_command_line_gathers_and_trains(recipe: Path) -> None:
-    done = CliRunner().invoke(cli, ["collect", str(recipe), "--limit", "2"], catch_exceptions=False)
-    assert "in all for iteration 1" in done.output
-    assert f"agentr improve {recipe}" in done.output
-    done = CliRunner().invoke(cli, ["improve", str(recipe), "--enough", "100000"], catch_exceptions=False)
-    assert "nothing is trained" in done.output
+def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:
+    def ask(start: str) -> str:
+        _, name, _, *options = shlex.split(command(start))
+        return CliRunner().invoke(cli, [name, str(recipe), *options], catch_exceptions=False).output
+
+    told = ask("agentr collect ")
+    assert "in all for iteration 1" in told
+    assert f"agentr improve {recipe}" in told
+    assert "of 400 trajectories are gathered; nothing is trained" in ask("agentr improve ")
