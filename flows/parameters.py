@@ -20,15 +20,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workspace: str | None = Field(None, min_length=1, description="Folder of the store, checkpoints and reports.")
-    seed: int | None = Field(None, ge=0, description="Another seed is another run.")
-    train_limit: int | None = Field(None, ge=0, description="Training instances of an iteration; 0 means all.")
-    draw: Literal["fresh", "fixed"] | None = Field(None, description="Training instances of each iteration.")
-    promote: Literal["last", "best"] | None = Field(None, description="Which checkpoint goes on.")
-    learning_rate: float | None = Field(None, gt=0, le=1)
-    per_device_train_batch_size: int | None = Field(None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16"] | None = Field(None, description="Number format of a local model.")
-    runner: Literal["local", "dask", "ray"] | None = Field(None, description="Who grows trees and plays episodes.")
+    workspace: str | None = Field(
+        default=None, min_length=1, description="Folder of the store, checkpoints and reports."
+    )
+    seed: int | None = Field(default=None, ge=0, description="Another seed is another run.")
+    train_limit: int | None = Field(default=None, ge=0, description="Training instances of an iteration; 0 means all.")
+    draw: Literal["fresh", "fixed"] | None = Field(default=None, description="Training instances of each iteration.")
+    promote: Literal["last", "best"] | None = Field(default=None, description="Which checkpoint goes on.")
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    per_device_train_batch_size: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
+        default=None, description="Number format of a local model."
+    )
+    runner: Literal["local", "dask", "ray"] | None = Field(
+        default=None, description="Who grows trees and plays episodes."
+    )
 
     def overrides(self) -> list[str]:
         """Return what is set as changes of a recipe, `section.field=value`."""
