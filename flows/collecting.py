@@ -15,14 +15,13 @@ from prefect import flow, get_run_logger
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
-from agentr_core.runtime.experience import gathered, has_dataset, next_iteration
 from flows import stages
 from flows.flywheel import prepare
 from flows.parameters import Enough, Settings, Units, changes
 from flows.preflight.checks import check
-from tasks import events, reporting, runs
+from tasks import experience, reporting, runs
 from tasks import stages as steps
-from tasks.wiring import load_recipe, quiet_workplace, reference
+from tasks.wiring import load_recipe, reference
 
 
 @flow(name="collect-only", flow_run_name="{recipe}")
@@ -89,21 +88,16 @@ async def gather(
     for itself.
     """
     run = reference(recipe)
-    place = quiet_workplace(run, recipe)
     with runs.locked(run):
-        iteration = next_iteration(place)
+        iteration = experience.iteration_of(run, recipe)
         wanted = _gathering(recipe, iteration)
         await steps.start(run, recipe, collects=True)
         if recipe.promote == "best":
             await prepare(run, recipe)
-        before = gathered(place, iteration)
+        before = experience.gathered(run, recipe, iteration)
         for name in wanted:
             await steps.perform(run, iteration, name, limit=limit)
-        found = gathered(place, iteration)
-        place.store.checkpoint()
-    if not has_dataset(place, iteration):
-        again = {**(again or {}), "enough": enough}
-        events.collected(place, iteration, trajectories=found, enough=found >= enough, again=again)
+        found = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
     return {"run_id": run.run_id, "iteration": iteration, "trajectories": found, "new": found - before}
 
 
@@ -112,11 +106,10 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
     within a flow run. Raises as `gather`.
     """
     run = reference(recipe)
-    place = quiet_workplace(run, recipe)
     with runs.locked(run):
-        iteration = next_iteration(place)
+        iteration = experience.iteration_of(run, recipe)
         wanted = _gathering(recipe, iteration)
-        found = gathered(place, iteration)
+        found = experience.gathered(run, recipe, iteration)
         result = {"run_id": run.run_id, "iteration": iteration, "trajectories": found}
         if found < enough:
             get_run_logger().info(
