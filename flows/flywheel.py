@@ -5,42 +5,44 @@ over.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
-from pydantic import Field
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
 from flows import stages
+from flows.parameters import Iterations, Settings, changes
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
 from tasks.wiring import RunRef, load_recipe, reference
 
-Iterations = Annotated[int | None, Field(ge=1)]
-"""A number of iterations, as a parameter that Prefect's form checks."""
-
 
 @flow(name="flywheel", flow_run_name="{recipe}")
 async def flywheel(
-    recipe: str, overrides: list[str] | None = None, iterations: Iterations = None, more: Iterations = None
+    recipe: str,
+    overrides: list[str] | None = None,
+    iterations: Iterations = None,
+    more: Iterations = None,
+    settings: Settings | None = None,
 ) -> dict[str, Any]:
     """Run a recipe; return the run's id, the table of its scores and the path of its last report.
 
     Args:
         recipe: path of the recipe file.
-        overrides: a list of `section.field=value`.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
         iterations: how many iterations the run has in the end, instead of what the recipe says.
         more: how many iterations to add to those that the run has finished, as a nightly schedule
             does. A run that was interrupted is only taken to its end.
+        settings: the fields of the recipe that are changed most often.
 
     Raises `UserError`, listing everything that prevents the run, before a model is asked anything.
     """
     if iterations and more:
         raise ConfigError("iterations and more: one says where the run ends, the other how many it adds; give only one")
-    parsed = load_recipe(Path(recipe), overrides or [])
+    parsed = load_recipe(Path(recipe), changes(settings, overrides))
     check(parsed)
     if more:
         parsed = runs.further(parsed, more)

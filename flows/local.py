@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import server
 from flows.base import make_base
+from flows.collecting import gather, learn
 from flows.compare import comparison, run_arms
 from flows.flywheel import turn
 from flows.preflight.checks import check
@@ -101,6 +103,35 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     )
 
 
+def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, enough: int) -> str:
+    """Gather experience for the iteration that the run of a recipe is at, and return what there is
+    as text. Raises `UserError` before anything is started.
+    """
+    recipe = load_recipe(path, list(overrides))
+    again = {"recipe": str(path), "overrides": list(overrides)}
+    result = _run(_collection, recipe, trains=False, limit=limit, enough=enough, again=again)
+    changed = "".join(f" -o {shlex.quote(change)}" for change in overrides)
+    return (
+        f"\n{result['new']} trajectories more, {result['trajectories']} in all for iteration {result['iteration']}\n"
+        f"run     {result['run_id']}\n"
+        f"train   agentr improve {path}{changed}"
+    )
+
+
+def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
+    """Train on what was gathered for the iteration that the run of a recipe is at, and return what
+    it led to as text. Raises `UserError` before anything is started.
+    """
+    result = _run(_improvement, load_recipe(path, list(overrides)), enough=enough)
+    if not result["trained"]:
+        return f"{result['trajectories']} of {enough} trajectories are gathered; nothing is trained"
+    return (
+        f"\nHeld-out success\n{result['table']}\n"
+        f"trained on {result['trajectories']} trajectories\n"
+        f"run     {result['run_id']}\nreport  {result['report']}"
+    )
+
+
 def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> str:
     """Evaluate the model of a recipe on the held-out instances and return the table of its score.
 
@@ -135,6 +166,16 @@ def headroom_of(path: Path, overrides: Sequence[str], *, episodes: int, instance
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _flywheel(recipe: Any) -> dict[str, Any]:
     return await turn(recipe)
+
+
+@flow(name="collect-only", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _collection(recipe: Any, limit: int | None, enough: int, again: dict[str, Any]) -> dict[str, Any]:
+    return await gather(recipe, limit=limit, enough=enough, again=again)
+
+
+@flow(name="improve", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _improvement(recipe: Any, enough: int) -> dict[str, Any]:
+    return await learn(recipe, enough=enough)
 
 
 @flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)

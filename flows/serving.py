@@ -10,9 +10,10 @@ from prefect import serve
 
 from agentr_core import recipes as config
 from agentr_core.errors import ConfigError
-from agentr_core.methods.table import method_of
+from agentr_core.methods.table import method_of, plan_of
 from flows import server, stages
 from flows.base import make_base_from
+from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
 
@@ -21,8 +22,8 @@ FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model":
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
-    """Return a deployment for each recipe, named after it, and one for each stage. Raises
-    `ConfigError`.
+    """Return a deployment for each recipe, named after it, and one for each stage; where experience
+    can be gathered alone, one that gathers and one that trains. Raises `ConfigError`.
     """
     paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
     if not paths:
@@ -30,12 +31,14 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     made = []
     for path in paths:
         recipe = config.load(path)
-        flow = FLOWS[method_of(recipe).flow]
-        made.append(
+        kind = method_of(recipe).flow
+        halves = [collect_only, improve] if kind == "flywheel" and plan_of(recipe, 1).gathering else []
+        made += [
             flow.to_deployment(
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
             )
-        )
+            for flow in (FLOWS[kind], *halves)
+        ]
     made += [each.to_deployment(name="stage", tags=["agentr"]) for each in stages.every()]
     return made
 

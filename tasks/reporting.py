@@ -28,7 +28,7 @@ from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import trained_iterations
 from agentr_core.store.snapshot import snapshot
 from agentr_core.writing import write_text
-from tasks.wiring import RunRef, find_run, quiet_workplace
+from tasks.wiring import RunRef, find_run, quiet_workplace, viewer_page
 
 
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
@@ -39,10 +39,10 @@ async def report(run: RunRef, iteration: int) -> str:
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
         key=f"scores-{name}",
-        markdown=summary_markdown([built]),
+        markdown=f"{_in_viewer(run)}{summary_markdown([built])}",
         description=f"Held-out success up to iteration {iteration}",
     )
-    await _leave(path, key=f"report-{name}-{iteration}", description=f"Report of iteration {iteration}")
+    await _leave(run, path, key=f"report-{name}-{iteration}", description=f"Report of iteration {iteration}")
     return str(path)
 
 
@@ -56,19 +56,27 @@ async def compared(run: RunRef) -> str:
     await acreate_markdown_artifact(
         key=f"arms-{name}", markdown=table_markdown(arm_scores(built)), description="Held-out scores of each arm"
     )
-    await _leave(path, key=f"comparison-{name}", description="Report of the comparison")
+    await _leave(run, path, key=f"comparison-{name}", description="Report of the comparison")
     return str(path)
 
 
-async def _leave(page: Path, *, key: str, description: str) -> None:
+async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None:
     """Leave a report as an artifact: its Markdown twin, for browsers follow no link from a server
     to a file.
     """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
     address = page.resolve().as_uri()
     await acreate_markdown_artifact(
-        key=key, markdown=f"As a page: [{address}]({address})\n\n{text}", description=description
+        key=key,
+        markdown=f"{_in_viewer(run)}As a page: [{address}]({address})\n\n{text}",
+        description=description,
     )
+
+
+def _in_viewer(run: RunRef) -> str:
+    """Return a line with a link to a run's page of the viewer; nothing without a viewer."""
+    address = viewer_page("run", run.run_id)
+    return f"In the viewer: [{address}]({address})\n\n" if address else ""
 
 
 def arm_table(run: RunRef) -> str:

@@ -5,6 +5,7 @@ Tasks never use Prefect's cache: what is done is in the store, and a stage finds
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from prefect import Task, task
 from agentr_core.methods.table import plan_of
 from agentr_core.recipes import Recipe
 from agentr_core.runtime import start as starting
+from agentr_core.runtime.experience import has_dataset
 from agentr_core.runtime.machine import formats
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
+from tasks import events
 from tasks.options import OPTIONS
 from tasks.progress import tell
 from tasks.shards import with_workers
@@ -24,12 +27,12 @@ from tasks.wiring import RunRef, quiet_workplace, stored_recipe, workplace
 
 
 @task(task_run_name="start", **OPTIONS)
-async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False) -> dict[str, Any]:
-    """Write a run and the model it begins with to the store; with `evaluates` it is only
-    evaluated.
+async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collects: bool = False) -> dict[str, Any]:
+    """Write a run and the model it begins with to the store; with `evaluates` it is only evaluated,
+    with `collects` experience is only gathered for it.
     """
     tell(formats(recipe))
-    return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates)
+    return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates, collects=collects)
 
 
 @task(task_run_name="begin-{iteration}", **OPTIONS)
@@ -40,8 +43,10 @@ async def begin(run: RunRef, iteration: int) -> None:
 
 @task(task_run_name="end-{iteration}", **OPTIONS)
 async def end(run: RunRef, iteration: int) -> None:
-    """Write that an iteration is finished."""
-    await starting.end(quiet_workplace(run), iteration)
+    """Write that an iteration is finished, and tell Prefect."""
+    place = quiet_workplace(run)
+    with events.told(place, iteration):
+        await starting.end(place, iteration)
 
 
 @task(task_run_name="headroom", tags=("gpu", "env"), **OPTIONS)
@@ -51,25 +56,35 @@ async def headroom(run: RunRef, *, episodes: int, instances: int) -> Found:
         return await sampled.headroom(with_workers(place), episodes=episodes, instances=instances)
 
 
-async def perform(run: RunRef, iteration: int, name: str) -> Any:
+async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None = None) -> Any:
     """Do a stage of an iteration as a Prefect task and return its summary; the first one also
     begins the iteration.
 
-    Raises `ConfigError` when the iteration has no such stage.
+    A stage that gathers does nothing once the iteration has a dataset, and returns None: what came
+    later would be in no row of it. Raises `ConfigError` when the iteration has no such stage.
+
+    Args:
+        limit: the most trees, episodes or questions that a stage which gathers begins; None: all.
     """
     plan = plan_of(stored_recipe(Path(run.workspace), run.run_id), iteration)
     stage = plan.stage(name)
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
-    return await _task(name, stage.needs)(run, iteration)
+    place = quiet_workplace(run)
+    if stage.gathers and has_dataset(place, iteration):
+        tell(f"iteration {iteration} has its dataset; {name} adds nothing to it")
+        return None
+    with events.told(place, iteration):
+        return await _task(name, stage.needs)(run, iteration, limit)
 
 
 @cache
-def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int], Any]:
+def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], Any]:
     """Return the task of a stage; what it does is looked up on the machine that does it."""
 
-    async def work(run: RunRef, iteration: int) -> Any:
-        async with workplace(run, name, iteration) as place:
+    async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
+        async with workplace(run, name, iteration) as whole:
+            place = replace(whole, limit=limit)
             stage = place.plan(iteration).stage(name)
             return await stage.work(with_workers(place) if stage.spreads else place, iteration)
 

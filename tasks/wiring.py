@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from agentr_core import recipes
 from agentr_core.environments import registry
@@ -257,6 +258,15 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     if door:
         return VllmModel(launch, RemoteFleet(door, launch), at=at)
     return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
+
+
+def viewer_page(kind: str, key: str) -> str:
+    """Return the address of a page of `agentr view`, such as that of a run by its id; empty unless
+    AGENTR_VIEW_URL says where a viewer of the workspace is, as http://127.0.0.1:4280.
+    """
+    # What the viewer prints beyond this machine has its token, which is nobody's else to have.
+    base = os.environ.get("AGENTR_VIEW_URL", "").split("?")[0].rstrip("/")
+    return f"{base}/{kind}/{quote(key, safe='')}" if base else ""
 
 
 def vllm_environment() -> Path:

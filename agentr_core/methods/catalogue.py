@@ -14,6 +14,7 @@ COLLECT = Stage(
     needs=("gpu", "env"),
     roles=("actor",),
     spreads=True,
+    gathers=True,
 )
 CRITIQUE = Stage(
     name="critique",
@@ -42,6 +43,7 @@ DEMONSTRATE = Stage(
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
     check=imported("agentr_core.stages.demonstrate:check_expert"),
+    gathers=True,
 )
 CLONE = replace(
     DEMONSTRATE,
@@ -56,6 +58,7 @@ EXPLORE = Stage(
     needs=("gpu", "env"),
     roles=("actor",),
     spreads=True,
+    gathers=True,
 )
 EXPLORE_AND_KEEP = replace(
     EXPLORE,

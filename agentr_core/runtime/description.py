@@ -67,6 +67,10 @@ class Stage:
     """The roles whose models it asks."""
     spreads: bool = False
     """Whether it hands shards to the workers of a cluster."""
+    gathers: bool = False
+    """Whether it adds to the experience of an iteration, as a collection does. It does no more once
+    the iteration has a dataset.
+    """
     check: Check = nothing_to_check
 
 
@@ -112,6 +116,12 @@ class Plan:
     def pairs(self) -> bool:
         """Whether the dataset is made of preference pairs."""
         return self.training is not None and self.training.objective.rows == "pairs"
+
+    @property
+    def gathering(self) -> tuple[Stage, ...]:
+        """The stages up to the last one that gathers; none where training samples for itself."""
+        last = max((place for place, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
+        return self.stages[:last]
 
     def stage(self, name: str) -> Stage:
         """Return a stage by its name. Raises `ConfigError` when the iteration has none of that

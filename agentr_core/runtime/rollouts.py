@@ -49,7 +49,8 @@ async def play_rollouts(
 
     Raises as `shards.carry_out`.
     """
-    missing = place.store.missing("trajectory", list(wanted))
+    unplayed = place.store.missing("trajectory", list(wanted))
+    missing, left = unplayed[: place.limit], len(unplayed)
     if missing:
         shard = EpisodeShard(
             stage=stage,
@@ -60,8 +61,8 @@ async def play_rollouts(
             plans=tuple(wanted[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,
-            done=len(wanted) - len(missing),
-            total=len(wanted),
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
         )
         shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
         await place.work_through(shard, stage, iteration, f"episodes of {name}")

@@ -89,12 +89,14 @@ def identity(model: ModelConfig) -> str:
     return weights_sha256(Path(model.path))
 
 
-async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
+async def start(place: Workplace, *, evaluates: bool = False, collects: bool = False) -> dict[str, Any]:
     """Write the run, its iteration 0 and the model it begins with to the store; what is there
     already stays.
 
-    With `evaluates` nothing but the model is evaluated: a run that has been begun as a whole keeps
-    its status. Raises `ModelDirectoryError` when the model is unsound.
+    With `evaluates` nothing but the model is evaluated, and with `collects` experience is only
+    gathered: a run that has been begun as a whole keeps its status.
+
+    Raises `ModelDirectoryError` when the model is unsound.
     """
     model = place.recipe.model
     if model.backend != "openai":
@@ -102,10 +104,11 @@ async def start(place: Workplace, *, evaluates: bool = False) -> dict[str, Any]:
     digest = identity(model)
     checkpoint_id = fingerprint("checkpoint", digest)
     config = resolved(place.recipe)
-    status: Status = "evaluating" if evaluates else "running"
+    status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
     ended: datetime | None = None
-    if evaluates and (known := run_state(place.store, place.run_id)) is not None:
-        # How far the run goes, and how it ended, is not the evaluation's to say.
+    if (evaluates or collects) and (known := run_state(place.store, place.run_id)) is not None:
+        # How far the run goes, and how it ended, is neither the evaluation's nor the collection's
+        # to say.
         status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
     now = datetime.now(UTC)
     own = run_rows(

@@ -21,6 +21,8 @@ _ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errn
 """What no code of ours can be at fault for; the sentence names the file."""
 _COMMANDS = [
     recipes.run,
+    recipes.collect,
+    recipes.improve,
     recipes.compare,
     recipes.plan,
     recipes.evaluate,

@@ -30,6 +30,50 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str, more: int | None)
 @click.command()
 @RECIPE
 @OVERRIDE
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Begin at most N trees, episodes or questions; else all."
+)
+@click.option(
+    "--enough", type=click.IntRange(min=1), default=1, show_default=True, help="Trajectories worth a training."
+)
+def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough: int) -> None:
+    """Gather experience with the policy of a recipe's run, for its next iteration, and train
+    nothing.
+
+    The same command again goes on where the last one stopped. `agentr improve` trains on what was
+    gathered; `agentr run` gathers what is missing first.
+    """
+    quiet_prefect()
+    with importing():
+        from flows.local import collect_recipe
+
+    click.echo(collect_recipe(recipe, overrides, limit=limit, enough=enough))
+
+
+@click.command()
+@RECIPE
+@OVERRIDE
+@click.option(
+    "--enough",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Do nothing unless so many trajectories were gathered since the last training.",
+)
+def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
+    """Train the next iteration of a recipe's run on what was gathered for it, evaluate and report
+    it. Nothing is gathered.
+    """
+    quiet_prefect()
+    with importing():
+        from flows.local import improve_recipe
+
+    click.echo(improve_recipe(recipe, overrides, enough=enough))
+
+
+@click.command()
+@RECIPE
+@OVERRIDE
 @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
 @click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Instead of the recipe's seeds.")
 def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], seeds: tuple[int, ...]) -> None:

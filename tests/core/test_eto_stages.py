@@ -267,6 +267,16 @@ async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites
     assert await dataset(calm.place, 1) == await dataset(mended.place, 1)
 
 
+async def test_exploration_in_goes_ends_with_the_same_dataset(site: Sites) -> None:
+    slow = await prepare(site("eto.explore.samples=3"))
+    await demonstrate(slow.place, 1)
+    assert (await explore(replace(slow.place, limit=4), 1))["new"] == 4
+    assert (await explore(slow.place, 1))["new"] > 0
+    calm = site("eto.explore.samples=3", folder="calm")
+    assert await make_pairs(calm) == await prefer(slow.place, 1)
+    assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
+
+
 async def test_an_expert_that_has_played_does_not_play_again(site: Sites) -> None:
     one = await prepare(site())
     told = await demonstrate(one.place, 1)

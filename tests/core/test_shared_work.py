@@ -4,6 +4,7 @@ ends the same.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,30 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
     assert plain.tokens is not None
     assert report.tokens.cut == plain.tokens.cut
     assert report.tokens.completion == 0 < plain.tokens.completion
+
+
+@pytest.mark.slow
+async def test_what_was_gathered_in_goes_is_a_whole_collection_and_is_taken_over(site: Make) -> None:
+    trees = "select count(*) from tree where iteration_id = ? and finished"
+    gathered = site()
+    await start(gathered.place, collects=True)
+    await begin(gathered.place, 1)
+    for limit, grown in ((1, 1), (2, 3)):
+        assert (await collect(dataclasses.replace(gathered.place, limit=limit), 1))["new"] == limit
+        assert gathered.count(trees, gathered.place.iteration_id(1)) == grown
+    await collect(gathered.place, 1)
+    acted = gathered.asked.act
+
+    whole = site(workspace="whole")
+    made = await make_data(whole)
+    assert whole.asked.act == acted
+    assert await make_data(gathered) == made
+    assert gathered.asked == whole.asked
+
+    later = site(RATE)
+    await make_data(later)
+    assert later.asked == Asked(), "another run takes over what was gathered, and what was judged of it"
+    sound(gathered)
 
 
 @pytest.mark.slow

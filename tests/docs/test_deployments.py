@@ -12,9 +12,15 @@ import prefect
 import pytest
 import yaml
 from prefect import Flow
+from prefect.cli.deploy._triggers import _initialize_deployment_triggers
+from prefect.events import DeploymentEventTrigger, EventTrigger, ResourceSpecification
+from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings.models.flows import FlowsSettings
 
+from agentr_core.methods.table import plan_of
 from agentr_core.recipes import load
+from tasks import events
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deployments" / "recipes").glob("*.yaml"))
@@ -56,7 +62,8 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
         return
     recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
     wanted = {"base": "base-model", "compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
-    assert flow_of(deployment).name == wanted
+    name = flow_of(deployment).name
+    assert name == wanted or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering)
 
 
 def test_each_stage_has_a_deployment() -> None:
@@ -72,8 +79,44 @@ def test_a_deployment_names_a_queue_and_says_what_it_is(deployment: dict[str, An
     assert deployment["description"]
     for schedule in deployment.get("schedules", ()):
         assert schedule["active"] is False, "nothing runs by itself before its owner says so"
-        again = {**deployment["parameters"], **schedule["parameters"]}
-        assert inspect.signature(flow_of(deployment).fn).bind(**again).arguments["more"] == 1, "each time does new work"
+        again = {**deployment["parameters"], **schedule.get("parameters", {})}
+        asked = inspect.signature(flow_of(deployment).fn).bind(**again).arguments
+        assert asked.get("more") == 1 or "limit" in asked, "each time does new work"
+
+
+def test_improve_is_started_by_what_collect_only_tells_and_by_nothing_of_its_own() -> None:
+    halves = {flow_of(each).name: each for each in DEPLOYMENTS if each["entrypoint"].startswith("flows/collecting.py:")}
+    assert halves.keys() == {"collect-only", "improve"}
+    (spec,) = halves["improve"]["triggers"]
+    (trigger,) = _initialize_deployment_triggers("improve/textcraft-tiny", [spec])
+    assert isinstance(trigger, DeploymentEventTrigger)
+    assert trigger.expect == {events.COLLECTED}
+    assert not trigger.enabled, "nothing runs by itself before its owner says so"
+    assert trigger.match == ResourceSpecification({"agentr.recipe": "textcraft-tiny", "agentr.enough": "true"})
+    assert load(ROOT / halves["improve"]["parameters"]["recipe"]).name == "textcraft-tiny"
+    assert not any(each.get("triggers") for each in DEPLOYMENTS if each is not halves["improve"])
+    assert halves["collect-only"]["parameters"]["enough"] == halves["improve"]["parameters"]["enough"]
+
+
+def test_the_automations_are_what_prefect_takes() -> None:
+    told = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())["automations"]
+    failed, gone = (AutomationCore.model_validate(each) for each in told)
+    assert isinstance(failed.trigger, EventTrigger)
+    assert isinstance(gone.trigger, EventTrigger)
+    assert [action.type for action in (*failed.actions, *gone.actions)] == [
+        "send-notification",
+        "change-flow-run-state",
+    ]
+    assert failed.trigger.expect == {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}
+    assert gone.trigger.posture.value == "Proactive"
+    # A run that sends signs of life at Prefect's own pace may miss two of them.
+    assert gone.trigger.within.total_seconds() > 3 * (FlowsSettings().heartbeat_frequency or 0)
+    tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
+    for each in (failed, gone):
+        assert isinstance(each.trigger, EventTrigger)
+        assert isinstance(each.trigger.match_related, ResourceSpecification)
+        (tag,) = each.trigger.match_related["prefect.resource.id"]
+        assert tag.removeprefix("prefect.tag.") in tags
 
 
 def test_the_template_of_pods_is_that_of_prefect_with_volumes_and_gpus() -> None:

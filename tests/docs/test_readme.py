@@ -61,6 +61,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("pip install -c constraints.txt -e '.[dask]'", "dask scheduler", "agentr run ")
     several += ("CUDA_VISIBLE_DEVICES=0 dask worker ",)
     several += ("python -m agentr_core.training.join ", ENTER)
+    # These are run by tests/flows/test_collecting.py, on a smaller world.
+    several += ("agentr collect ", "agentr improve ")
     # These need a run: tests/flows/test_flywheel.py.
     several += ("agentr export ", "agentr eval ")
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]

@@ -28,6 +28,7 @@ EVOLVE = Stage(
     needs=("gpu", "env"),
     roles=("actor", "reflector", "editor"),
     spreads=True,
+    gathers=True,
     check=imported("agentr_core.methods.et_agent.stages.evolve:check_operators"),
 )
 SELECT_RFT = Stage(

@@ -17,9 +17,9 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
 from agentr_core.types import Rejection
 
-Status = Literal["running", "evaluating", "finished", "failed"]
+Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
 """`evaluating`: there is nothing of the run but `agentr eval`, which is under way or was
-interrupted.
+interrupted. `collecting`: there is nothing of it but what was gathered.
 """
 Part = Literal["generate", "environment", "train", "store", "other"]
 SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")

@@ -64,7 +64,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
     copied = _take_over(place, iteration, wanted)
-    missing = unfinished_trees(place.store, list(wanted))
+    unfinished = unfinished_trees(place.store, list(wanted))
+    missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         # The lock of the run keeps others out where locks work; the mark does also where they do
         # not.
@@ -80,8 +81,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
                 TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
                 for key in missing
             ),
-            done=len(wanted) - len(missing),
-            total=len(wanted),
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
             writer=mark,
         )
         await place.work_through(shard, STAGE, iteration, "trees")

@@ -44,14 +44,15 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = family_ids(place, iteration, await separate_instances(place, iteration))
-    missing = place.store.missing("family", list(wanted))
+    unfinished = place.store.missing("family", list(wanted))
+    missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         shard = FamilyShard(
             iteration=iteration,
             checkpoint=place.policy(iteration),
             families=_begun(place, iteration, {key: wanted[key] for key in missing}),
-            done=len(wanted) - len(missing),
-            total=len(wanted),
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
         )
         await place.work_through(shard, STAGE, iteration, "questions")
     members = load_members(place.store, place.iteration_id(iteration))

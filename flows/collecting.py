@@ -1,0 +1,142 @@
+"""The wheel in two halves: gather experience with the policy of a run, and train on what is there.
+
+Both work on the iteration that the run is at, under the run's own id. So a later run of the recipe
+finds what was gathered, and so does any run that asks its policy for the same: it copies the trees
+and episodes (`store.codec.copies`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of, plan_of
+from agentr_core.recipes import Recipe, replace
+from flows import stages
+from flows.flywheel import prepare
+from flows.parameters import Enough, Settings, Units, changes
+from flows.preflight.checks import check
+from tasks import experience, reporting, runs
+from tasks import stages as steps
+from tasks.wiring import load_recipe, reference
+
+
+@flow(name="collect-only", flow_run_name="{recipe}")
+async def collect_only(
+    recipe: str,
+    overrides: list[str] | None = None,
+    limit: Units = None,
+    enough: Enough = 1,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Gather experience for the iteration that a recipe's run is at, and train nothing; return the
+    ids of run and iteration and how many trajectories there are.
+
+    The event `agentr.trajectories.collected` says so, with the label `agentr.enough`.
+
+    Args:
+        recipe: path of the recipe file.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
+        limit: the most trees, episodes or questions to begin; empty means all.
+        enough: how many trajectories of the iteration are enough to train on.
+        settings: the fields of the recipe that are changed most often.
+
+    Raises `UserError` as `gather`, or with all that stands against it.
+    """
+    changed = changes(settings, overrides)
+    parsed = load_recipe(Path(recipe), changed)
+    check(parsed, trains=False)
+    return await gather(parsed, limit=limit, enough=enough, again={"recipe": recipe, "overrides": changed})
+
+
+@flow(name="improve", flow_run_name="{recipe}")
+async def improve(
+    recipe: str, overrides: list[str] | None = None, enough: Enough = 1, settings: Settings | None = None
+) -> dict[str, Any]:
+    """Train the iteration that a recipe's run is at on what was gathered for it, evaluate and
+    report it; return what `flywheel` does and the number of trajectories.
+
+    With fewer trajectories than `enough` nothing is done. Nothing is gathered in any case, so that
+    an automation which waits for trajectories never starts itself.
+
+    Args:
+        recipe: path of the recipe file.
+        overrides: advanced: any field of the recipe, each as `section.field=value`.
+        enough: how many trajectories since the last training are worth another one.
+        settings: the fields of the recipe that are changed most often.
+
+    Raises `UserError`, listing everything that prevents the training.
+    """
+    parsed = load_recipe(Path(recipe), changes(settings, overrides))
+    check(parsed)
+    return await learn(parsed, enough=enough)
+
+
+async def gather(
+    recipe: Recipe, *, limit: int | None = None, enough: int = 1, again: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Do what gathers experience of the iteration that the run of a parsed recipe is at, within a
+    flow run.
+
+    Args:
+        again: the parameters with which `improve` finds the same recipe, for the event.
+
+    Raises `RunBusy` if another process is at the same run, and `ConfigError` where training samples
+    for itself.
+    """
+    run = reference(recipe)
+    with runs.locked(run):
+        iteration = experience.iteration_of(run, recipe)
+        wanted = _gathering(recipe, iteration)
+        await steps.start(run, recipe, collects=True)
+        if recipe.promote == "best":
+            await prepare(run, recipe)
+        before = experience.gathered(run, recipe, iteration)
+        for name in wanted:
+            await steps.perform(run, iteration, name, limit=limit)
+        found = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
+    return {"run_id": run.run_id, "iteration": iteration, "trajectories": found, "new": found - before}
+
+
+async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
+    """Do the stages after the gathering of the iteration that the run of a parsed recipe is at,
+    within a flow run. Raises as `gather`.
+    """
+    run = reference(recipe)
+    with runs.locked(run):
+        iteration = experience.iteration_of(run, recipe)
+        wanted = _gathering(recipe, iteration)
+        found = experience.gathered(run, recipe, iteration)
+        result = {"run_id": run.run_id, "iteration": iteration, "trajectories": found}
+        if found < enough:
+            get_run_logger().info(
+                f"iteration {iteration} of run {run.run_id} has {found} of {enough} trajectories; nothing is trained"
+            )
+            return {**result, "trained": False}
+        goal = replace(recipe, iterations=iteration)
+        await steps.start(run, goal)
+        async with runs.recorded(run):
+            await prepare(run, goal)
+            for stage in plan_of(goal, iteration).stages:
+                if stage.name not in wanted or not stage.gathers:
+                    await stages.of(stage.name)(run.run_id, iteration, run.workspace)
+            await steps.end(run, iteration)
+            report = await stages.report(run.run_id, iteration, run.workspace)
+    return {**result, "trained": True, "table": reporting.score_table(run), "report": report}
+
+
+def _gathering(recipe: Recipe, iteration: int) -> tuple[str, ...]:
+    """Return the names of the stages that gather experience for an iteration. Raises `ConfigError`
+    if there are none.
+    """
+    method = method_of(recipe)
+    found = plan_of(recipe, iteration).gathering if method.flow == "flywheel" else ()
+    if not found:
+        raise ConfigError(
+            f"iteration {iteration} of recipe {recipe.name} ({method.title}) gathers nothing before it trains; "
+            f"run it with `agentr {'compare' if method.flow == 'compare' else 'run'}`"
+        )
+    return tuple(stage.name for stage in found)

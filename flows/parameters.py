@@ -1,0 +1,57 @@
+"""The parameters of deployments, with choices and ranges: Prefect makes a form of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Iterations = Annotated[int | None, Field(ge=1)]
+"""A number of iterations."""
+Units = Annotated[int | None, Field(ge=1)]
+"""How much one collection gathers."""
+Enough = Annotated[int, Field(ge=1)]
+"""How many trajectories are worth a training."""
+
+
+class Settings(BaseModel):
+    """The fields of a recipe that are changed most often; what is left empty is as it says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workspace: str | None = Field(
+        default=None, min_length=1, description="Folder of the store, checkpoints and reports."
+    )
+    seed: int | None = Field(default=None, ge=0, description="Another seed is another run.")
+    train_limit: int | None = Field(default=None, ge=0, description="Training instances of an iteration; 0 means all.")
+    draw: Literal["fresh", "fixed"] | None = Field(default=None, description="Training instances of each iteration.")
+    promote: Literal["last", "best"] | None = Field(default=None, description="Which checkpoint goes on.")
+    learning_rate: float | None = Field(default=None, gt=0, le=1)
+    per_device_train_batch_size: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
+        default=None, description="Number format of a local model."
+    )
+    runner: Literal["local", "dask", "ray"] | None = Field(
+        default=None, description="Who grows trees and plays episodes."
+    )
+
+    def overrides(self) -> list[str]:
+        """Return what is set as changes of a recipe, `section.field=value`."""
+        given = self.model_dump(exclude_none=True)
+        return [f"{_FIELDS.get(name, name)}={json.dumps(value)}" for name, value in given.items()]
+
+
+_FIELDS = {
+    "train_limit": "instances.train_limit",
+    "draw": "instances.draw",
+    "learning_rate": "training.learning_rate",
+    "per_device_train_batch_size": "training.per_device_train_batch_size",
+    "dtype": "model.dtype",
+    "runner": "scale.runner",
+}
+
+
+def changes(settings: Settings | None, overrides: list[str] | None) -> list[str]:
+    """Return all changes of a recipe, the free ones last, so that they have the last word."""
+    return [*(settings.overrides() if settings else []), *(overrides or [])]

@@ -1,0 +1,100 @@
+"""Events: what Prefect's server is told of a run, for its page `Event Feed` and for automations.
+
+Prefect adds what it knows of the present run: flow run, flow, deployment, work queue, tags. An
+event is sent in the background, and a server that does not listen holds nothing up; what a killed
+process did not send is not sent later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from prefect.events import emit_event
+
+from agentr_core.runtime.place import Workplace
+from agentr_core.store.queries.published import Published, published
+from tasks.wiring import viewer_page
+
+DATASET = "agentr.dataset.published"
+CHECKPOINT = "agentr.checkpoint.published"
+FINISHED = "agentr.iteration.finished"
+COLLECTED = "agentr.trajectories.collected"
+
+
+@contextmanager
+def told(place: Workplace, iteration: int) -> Iterator[None]:
+    """Tell Prefect what the block published of an iteration: a dataset, a checkpoint, its end.
+
+    What was there before is not told again. Iteration 0 publishes nothing, for it begins with a
+    model that is there.
+    """
+    before = _published(place, iteration)
+    yield
+    after = _published(place, iteration)
+    if after.dataset_id is not None and before.dataset_id is None:
+        more = {
+            "dataset_id": after.dataset_id,
+            "hash": after.dataset_hash,
+            "page": viewer_page("dataset", after.dataset_id),
+        }
+        _emit(DATASET, f"agentr.dataset.{after.dataset_id}", place, iteration, more)
+    if after.checkpoint_id is not None and after.checkpoint_id != before.checkpoint_id:
+        where = viewer_page("checkpoint", after.checkpoint_id)
+        more = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": where}
+        _emit(CHECKPOINT, f"agentr.checkpoint.{after.checkpoint_id}", place, iteration, more)
+    if after.finished and not before.finished:
+        more = {"checkpoint_id": after.checkpoint_id, "page": viewer_page("run", place.run_id)}
+        _emit(FINISHED, _iteration(place, iteration), place, iteration, more)
+
+
+def collected(place: Workplace, iteration: int, *, trajectories: int, enough: bool, again: dict[str, Any]) -> None:
+    """Tell Prefect that trajectories were gathered for an iteration which is still to be trained.
+
+    Args:
+        trajectories: how many the iteration has by now.
+        enough: whether that is as many as were asked for, as the label `agentr.enough`.
+        again: the parameters with which a deployment trains on them.
+    """
+    more = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
+    label = {"agentr.enough": "true" if enough else "false"}
+    # How much there is tells one such event from the others of its iteration.
+    key = f"{_iteration(place, iteration)}/{trajectories}/{enough}"
+    _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
+
+
+def _published(place: Workplace, iteration: int) -> Published:
+    return published(place.store, place.iteration_id(iteration)) if iteration else Published()
+
+
+def _iteration(place: Workplace, iteration: int) -> str:
+    return f"agentr.iteration.{place.iteration_id(iteration)}"
+
+
+def _emit(
+    event: str,
+    resource: str,
+    place: Workplace,
+    iteration: int,
+    more: dict[str, Any],
+    *,
+    labels: dict[str, str] | None = None,
+    key: str = "",
+) -> None:
+    """Send an event. Its id is made of what it is about, so that the server keeps it once."""
+    recipe = place.recipe.name
+    name = f"{recipe}, iteration {iteration}"
+    about = {"prefect.resource.id": resource, "prefect.resource.name": name, "agentr.recipe": recipe, **(labels or {})}
+    store = str(Path(place.store.path).absolute())
+    related = [
+        {"prefect.resource.id": f"agentr.run.{place.run_id}", "prefect.resource.role": "run"},
+        {"prefect.resource.id": f"agentr.store.{store}", "prefect.resource.role": "store"},
+    ]
+    if resource != _iteration(place, iteration):
+        related.append({"prefect.resource.id": _iteration(place, iteration), "prefect.resource.role": "iteration"})
+    payload = {"run_id": place.run_id, "recipe": recipe, "iteration": iteration, "store": store, **more}
+    once = uuid5(NAMESPACE_URL, f"{event}/{store}/{key or resource}")
+    emit_event(event, about, related=related, payload=payload, id=once)

@@ -1,0 +1,80 @@
+"""What Prefect is told of an iteration, and that nobody has to listen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.recipes import parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, end, start
+from agentr_core.store.codec import checkpoint_rows, dataset_rows
+from tasks import events
+from tasks.wiring import RunRef, quiet_workplace, viewer_page
+
+DEAF = """
+from prefect.events import emit_event
+assert emit_event("agentr.test", {"prefect.resource.id": "agentr.test"}) is not None
+print("goes on")
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workplace:
+    """A run whose first iteration has begun."""
+    server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
+    recipe = parse({"name": "r", "model": server})
+    found = quiet_workplace(RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=1), recipe)
+    asyncio.run(start(found))
+    asyncio.run(begin(found, 1))
+    return found
+
+
+def publish(place: Workplace) -> None:
+    own = place.iteration_id(1)
+    place.store.write(dataset_rows("d", [], iteration_id=own, content_hash="h", counts={}))
+    place.store.write(checkpoint_rows("c", path="p", weights_sha256="w", config={}, iteration_id=own))
+    place.store.update("iteration", {"iteration_id": own, "checkpoint_out": "c"})
+
+
+def test_each_thing_is_told_once_with_where_it_belongs(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: sent.append((name, resource, more)))
+    monkeypatch.setenv("AGENTR_VIEW_URL", "http://viewer:4280/?token=secret")
+    for _ in range(2):
+        with events.told(place, 1):
+            publish(place)
+        with events.told(place, 1):
+            asyncio.run(end(place, 1))
+    with events.told(place, 0):
+        asyncio.run(end(place, 0))
+    assert [name for name, *_ in sent] == [events.DATASET, events.CHECKPOINT, events.FINISHED]
+    assert len({more["id"] for *_, more in sent}) == 3
+    for _, resource, more in sent:
+        related = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in more["related"]}
+        own = f"agentr.iteration.{place.iteration_id(1)}"
+        assert related["run"] == "agentr.run.r"
+        assert related["store"] == f"agentr.store.{place.store.path}"
+        assert own in (related.get("iteration"), resource["prefect.resource.id"])
+        assert more["payload"]["page"].startswith("http://viewer:4280/")
+        assert "secret" not in str(more)
+
+
+def test_without_a_viewer_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTR_VIEW_URL", raising=False)
+    assert viewer_page("run", "r") == ""
+    monkeypatch.setenv("AGENTR_VIEW_URL", "http://127.0.0.1:4280/")
+    assert viewer_page("run", "a/b") == "http://127.0.0.1:4280/run/a%2Fb"
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_listen_holds_nothing_up(tmp_path: Path) -> None:
+    env = os.environ | {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run([sys.executable, "-c", DEAF], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr

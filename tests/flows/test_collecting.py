@@ -1,0 +1,115 @@
+"""The wheel in two halves: experience is gathered, in several goes, and trained on later; Prefect's
+server is told of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import groups
+import pytest
+from click.testing import CliRunner
+from prefect.client.orchestration import get_client
+from readme import command
+from wheel import PATIENCE
+
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from flows.cli import cli
+from flows.collecting import collect_only, improve
+from flows.flywheel import flywheel
+from flows.serving import deployments
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    # Prefect leaves the sockets of its event clients to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+TREES = (
+    "select i.iteration, count(*) from tree t join iteration i using (iteration_id) where t.finished group by 1 "
+    "order by 1"
+)
+
+
+async def events_of(run_id: str, *names: str) -> list[dict[str, Any]]:
+    """Return the events of a run as the server has them, once there are some of each name."""
+    wanted = {"filter": {"related": {"id": [f"agentr.run.{run_id}"]}, "event": {"prefix": ["agentr."]}}}
+    deadline = time.monotonic() + PATIENCE
+    async with get_client() as client:
+        while True:
+            found: list[dict[str, Any]] = (await client._client.post("/events/filter", json=wanted)).json()["events"]
+            if set(names) <= {event["event"] for event in found}:
+                return found
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.5)
+
+
+def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) -> None:
+    store = Store(recipe.parent / "runs" / "store.duckdb")
+    first = asyncio.run(collect_only(str(recipe), limit=2, enough=1000))
+    assert first["iteration"] == 1
+    assert first["new"] == first["trajectories"] > 0
+    assert store.rows(TREES) == [(1, 2)]
+    assert store.rows("select status from run") == [("collecting",)]
+    second = asyncio.run(collect_only(str(recipe), limit=2))
+    assert second["trajectories"] - second["new"] == first["trajectories"]
+    assert store.rows(TREES) == [(1, 4)]
+    assert not store.rows("select * from dataset")
+
+    untrained = asyncio.run(improve(str(recipe), enough=second["trajectories"] + 1))
+    assert not untrained["trained"]
+    assert store.rows("select count(*) from critique") == [(0,)]
+    trained = asyncio.run(improve(str(recipe), enough=second["trajectories"]))
+    assert trained["trained"]
+    assert store.rows(TREES) == [(1, 4)], "improve gathers nothing"
+    assert store.rows("select iteration, status from iteration order by 1") == [(0, "finished"), (1, "finished")]
+    assert store.rows("select status from run") == [("finished",)]
+
+    asyncio.run(flywheel(str(recipe), iterations=1))
+    assert store.rows(TREES) == [(1, 4)], "what has a dataset is complete"
+    assert not asyncio.run(improve(str(recipe)))["trained"], "nothing was gathered since"
+
+    found = asyncio.run(events_of(first["run_id"], "agentr.iteration.finished", "agentr.trajectories.collected"))
+    assert Counter(event["event"] for event in found) == {
+        "agentr.trajectories.collected": 2,
+        "agentr.dataset.published": 1,
+        "agentr.checkpoint.published": 1,
+        "agentr.iteration.finished": 1,
+    }
+    told = {(event["event"], event["resource"].get("agentr.enough")): event for event in found}
+    assert ("agentr.trajectories.collected", "false") in told
+    collected = told["agentr.trajectories.collected", "true"]
+    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": [], "enough": 1}
+    (checkpoint,) = store.rows("select checkpoint_out, iteration_id from iteration where iteration = 1")
+    published = told["agentr.checkpoint.published", None]
+    assert published["resource"]["prefect.resource.id"] == f"agentr.checkpoint.{checkpoint[0]}"
+    related = {each["prefect.resource.role"]: each["prefect.resource.id"] for each in published["related"]}
+    assert related["run"] == f"agentr.run.{first['run_id']}"
+    assert related["iteration"] == f"agentr.iteration.{checkpoint[1]}"
+    assert related["store"] == f"agentr.store.{store.path}"
+    assert related["flow-run"].startswith("prefect.flow-run.")
+
+
+def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, door_model: Path) -> None:
+    file = groups.write(tmp_path, door_model)
+    for half in (collect_only, improve):
+        with pytest.raises(ConfigError, match=r"iteration 1 of recipe groups .* gathers nothing before it trains"):
+            asyncio.run(half(str(file)))
+    assert [each.flow_name for each in deployments([file])][:2].count("collect-only") == 0
+
+
+def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:
+    def ask(start: str) -> str:
+        _, name, _, *options = shlex.split(command(start))
+        return CliRunner().invoke(cli, [name, str(recipe), *options], catch_exceptions=False).output
+
+    told = ask("agentr collect ")
+    assert "in all for iteration 1" in told
+    assert f"agentr improve {recipe}" in told
+    assert "of 400 trajectories are gathered; nothing is trained" in ask("agentr improve ")
