@@ -10,9 +10,9 @@ COLLECT = Stage(
     name="collect",
     about="Grow the trees of an iteration.",
     work=imported("agentr_core.methods.agent_r.stages.collect:collect"),
-    reads=("environment", "model", "instances", "search", "errors", "scale"),
+    reads=("environment", "model", "models.teacher", "teacher_iterations", "instances", "search", "errors", "scale"),
     needs=("gpu", "env"),
-    roles=("actor",),
+    roles=("actor", "teacher"),
     spreads=True,
 )
 CRITIQUE = Stage(
@@ -52,9 +52,18 @@ EXPLORE = Stage(
     name="explore",
     about="Let the policy play the training instances of an iteration.",
     work=imported("agentr_core.methods.eto.stages.explore:explore"),
-    reads=("environment", "model", "instances", "eto.explore", "errors", "scale"),
+    reads=(
+        "environment",
+        "model",
+        "models.teacher",
+        "teacher_iterations",
+        "instances",
+        "eto.explore",
+        "errors",
+        "scale",
+    ),
     needs=("gpu", "env"),
-    roles=("actor",),
+    roles=("actor", "teacher"),
     spreads=True,
 )
 EXPLORE_AND_KEEP = replace(

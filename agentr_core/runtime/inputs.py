@@ -54,6 +54,10 @@ def input_ids(
     if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
         # Rewards and observations are made with these as well.
         acting = (*acting, {role: model(role) for role in recipe.own_models() if role != "actor"})
+    elif recipe.models.teacher is not None:
+        acting = (*acting, {"teacher": model("teacher")})
+    if recipe.models.teacher is not None:
+        acting = (*acting, recipe.teacher_iterations)
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     limits = recipe.grpo.max_steps, recipe.grpo.max_new_tokens, recipe.grpo.repeats

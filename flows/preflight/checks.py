@@ -46,7 +46,8 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
         with faults.noted():
             raise ConfigError(
                 f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in "
-                "model.path and give the served model a role in models, or only evaluate it with `agentr eval`"
+                "model.path and give the served model a role in models (as models.teacher it collects), or only "
+                "evaluate it with `agentr eval`"
             )
     elif trains:
         training_requirements(recipe, faults)
@@ -73,11 +74,13 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
         if recipe.evaluation.repeats and not isinstance(env, Stateful):
             raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop
-        if keeps_stop and recipe.model.backend == "openai" and not recipe.model.server.continues:
-            raise ConfigError(
-                f"in environment {env.name} the model goes on with its own turn and keeps stop strings, which OpenAI's "
-                "protocol does not know; if the server has vLLM's fields for it, set model.server.continues"
-            )
+        for section, model in (("model", recipe.model), ("models.teacher", recipe.models.teacher)):
+            if keeps_stop and model and model.backend == "openai" and not model.server.continues:
+                raise ConfigError(
+                    f"in environment {env.name} the model goes on with its own turn and keeps stop strings, which "
+                    f"OpenAI's protocol does not know; if the server has vLLM's fields for it, set "
+                    f"{section}.server.continues"
+                )
         if recipe.environment.transcript == "native":
             check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
         instances = training_instances(recipe, env, 1)

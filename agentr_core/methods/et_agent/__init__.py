@@ -24,9 +24,9 @@ EVOLVE = Stage(
     name="evolve",
     about="Let the policy answer the training questions of an iteration, and vary what it wrote.",
     work=imported("agentr_core.methods.et_agent.stages.evolve:evolve"),
-    reads=("environment", "model", "models", "instances", "et_agent.flywheel", "errors", "scale"),
+    reads=("environment", "model", "models", "teacher_iterations", "instances", "et_agent.flywheel", "errors", "scale"),
     needs=("gpu", "env"),
-    roles=("actor", "reflector", "editor"),
+    roles=("actor", "teacher", "reflector", "editor"),
     spreads=True,
     check=imported("agentr_core.methods.et_agent.stages.evolve:check_operators"),
 )

@@ -81,6 +81,7 @@ def iteration_rows(
     iteration: int,
     checkpoint_in: str | None = None,
     checkpoint_out: str | None = None,
+    collected_by: str | None = None,
     status: Status = "running",
     finished_at: datetime | None = None,
 ) -> Rows:
@@ -95,6 +96,7 @@ def iteration_rows(
                 "iteration": iteration,
                 "checkpoint_in": checkpoint_in,
                 "checkpoint_out": checkpoint_out,
+                "collected_by": collected_by,
                 "status": status,
                 "finished_at": None if finished_at is None else _utc(finished_at),
             }
