@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.environments import WorldConfig, worlds_faults
+from agentr_core.recipes.environments import WorldConfig, prompt_faults, worlds_faults
 from agentr_core.recipes.evaluation import development_faults, evaluation_faults
 from agentr_core.recipes.execution import ScaleConfig
 from agentr_core.recipes.instances import instances_faults
@@ -53,6 +53,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     faults += instances_faults(recipe.instances)
+    faults += prompt_faults("environment", recipe.environment.prompt, recipe.environment.transcript)
     faults += _faults_of_worlds(recipe)
     faults += splice_faults(recipe.splice)
     faults += evaluation_faults(recipe.evaluation)

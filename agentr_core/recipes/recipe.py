@@ -129,7 +129,11 @@ class Recipe:
             self,
             environments={},
             environment=_with(
-                EnvironmentConfig(), name=world.name or name, options=world.options, transcript=world.transcript
+                EnvironmentConfig(),
+                name=world.name or name,
+                options=world.options,
+                transcript=world.transcript,
+                prompt=world.prompt,
             ),
             instances=world.instances,
             search=_with(self.search, world.search),

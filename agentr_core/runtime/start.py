@@ -20,6 +20,7 @@ from agentr_core.runtime.identity import identity, teacher_of
 from agentr_core.runtime.inputs import input_ids
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.prompts import prompt_files
 from agentr_core.store import Store
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
 from agentr_core.store.codec.ledger import Status
@@ -45,7 +46,7 @@ def run_id_of(recipe: Recipe) -> str:
     }
     files = _files(recipe)
     models = {role: identity(model) for role, model in own.items()}
-    further = files, recipe.compare.pool, _changed_worlds(recipe)
+    further = files, recipe.compare.pool, _changed_worlds(recipe), prompt_files(recipe)
     return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
 
 
@@ -189,7 +190,9 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
         return []
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
-    known = input_ids(recipe, asked_for(recipe), weights=weights, files=_files(recipe), at=now)
+    known = input_ids(
+        recipe, asked_for(recipe), weights=weights, files=_files(recipe), prompts=prompt_files(recipe), at=now
+    )
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 

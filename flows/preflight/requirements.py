@@ -17,11 +17,11 @@ from agentr_core.lifetime import importing
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of, has_chat_template
 from agentr_core.models.openai.endpoint import context_length, endpoint
+from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.rendering import load_renderer, load_tokenizer
-from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.store import Store
 from agentr_core.store.queries.revision_states import revision_states
 from agentr_core.store.queries.runs import count_trees
