@@ -96,10 +96,10 @@ def iteration_rows(
                 "iteration": iteration,
                 "checkpoint_in": checkpoint_in,
                 "checkpoint_out": checkpoint_out,
-                "collected_by": collected_by,
                 "status": status,
                 "finished_at": None if finished_at is None else _utc(finished_at),
             }
+            | ({} if collected_by is None else {"collected_by": collected_by})
         ]
     }
 
