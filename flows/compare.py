@@ -1,5 +1,5 @@
-"""The comparison: one pool of trajectories, and each arm trained on what it takes of it, with each
-seed.
+"""The comparison: each arm with each seed, trained on what it takes of one pool of trajectories, or
+a whole run of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from prefect import flow
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
-from agentr_core.methods.table import method_of
+from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe
-from flows.flywheel import iterate, prepare
+from flows.flywheel import iterate, prepare, turn
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -65,7 +65,8 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
         await steps.start(pool, recipe)
         async with runs.recorded(pool):
             await prepare(pool, recipe)
-            await iterate(pool, recipe, 1)
+            if plan_of(recipe, 1).stages:
+                await iterate(pool, recipe, 1)
             for arm in arms_of(recipe, pool.run_id):
                 await _learn(arm)
             report = await reporting.compared(pool)
@@ -75,6 +76,9 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
 async def _learn(arm: Arm) -> None:
     run = reference(arm.recipe)
     tell(f"arm {arm.name}, seed {arm.seed}: run {run.run_id}")
+    if arm.whole:
+        await turn(arm.recipe)
+        return
     with runs.locked(run):
         await steps.start(run, arm.recipe)
         async with runs.recorded(run):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Natural, record
 
 Use = Literal["revision", "good", "both", "expert", "successes", "rft", "preferences"]
@@ -17,22 +18,27 @@ explored episodes, `rft` the expert's episodes and these successes together (as 
 `preferences` the pairs that section `eto` asks for.
 """
 
+Metric = Annotated[str, Field(pattern=r"^\S+$")]
 ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 @record
 class CompareConfig:
-    """Which ways of learning are held against each other. Each starts from the recipe's model, is
-    trained on `training.max_tokens` trained tokens or for `training.max_seconds`, and is evaluated
-    on the same instances."""
+    """Which ways of learning are compared. Each starts from the recipe's model and is evaluated on
+    the same instances. The arms of method `compare` are trained on `training.max_tokens` trained
+    tokens or for `training.max_seconds`."""
 
     arms: dict[ArmName, tuple[str, ...]] = field(default_factory=dict)
     """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`.
-    Its `data.use` says what it is trained on."""
+    Its `data.use` says what it is trained on. With method `compare-runs` an arm is a whole run: it
+    names its `method` and may change any field that collects or trains."""
     seeds: tuple[Natural, ...] = (0, 1, 2)
     """Each arm is trained once with each of these; the pool is collected with the recipe's own
-    seed.
+    seed, and a whole run with its arm's.
     """
+    metrics: tuple[Metric, ...] = later(())
+    """Further columns of the table of scores, by their names in view `v_metrics`, such as
+    `efficiency`; those of a further set as `set:name`, such as `renamed:success_clustered`."""
     pool: str = ""
     """The comparison whose samples the run of an arm is trained on. Comparisons set it; recipes do
     not.

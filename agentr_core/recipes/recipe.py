@@ -37,8 +37,8 @@ class Recipe:
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     method: str = "agent-r"
-    """A shipped one (agent-r, eto, grpo, et-agent, compare, base) or that another package
-    adds."""
+    """A shipped one (agent-r, eto, grpo, et-agent, compare, compare-runs, base) or that another
+    package adds."""
     description: str = ""
     workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
@@ -26,6 +26,12 @@ TIME_NOTE = (
 )
 
 
+WHOLE_NOTE = (
+    "Every arm is a run of its own, which collects for itself. Sampled tokens are those that models wrote in searches, "
+    "judgements, rollouts and edits, without evaluations; the time is that of training."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedMean:
     """A mean over `n` seeds; `low` and `high` are its 95% interval, None where one seed gives
@@ -40,17 +46,23 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """One training of an arm and where to find it. `seconds` were spent in training."""
+    """One training of an arm and where to find it. `seconds` were spent in training.
+
+    A whole run tells the tokens that it sampled, and one on a pool its rows and how often each was
+    passed over.
+    """
 
     seed: int
     run_id: str
     checkpoint_id: str
     dataset_hash: str
-    rows: int
     trained_tokens: int
-    passes: float
     seconds: float
     score: IterationScore
+    rows: int = 0
+    passes: float = 0.0
+    sampled_tokens: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +81,13 @@ class ArmReport:
     steps: SeedMean | None = None
     revision: SeedMean | None = None
     against: SeedMean | None = None
+    metrics: Mapping[str, SeedMean | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
     """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other
-    one is 0.
+    one is 0, and both are for whole runs.
 
     `base` is the score of the model they all start from.
     """
@@ -89,7 +102,14 @@ class ComparisonReport:
     seeds: tuple[int, ...]
     base: IterationScore | None
     arms: tuple[ArmReport, ...]
+    metrics: tuple[str, ...] = ()
+    """Names of further columns."""
     recipe_yaml: str = ""
+
+    @property
+    def of_runs(self) -> bool:
+        """Whether the arms are whole runs."""
+        return not (self.max_tokens or self.max_seconds)
 
 
 def sections(report: ComparisonReport) -> tuple[Section, ...]:
@@ -115,9 +135,10 @@ def scores(report: ComparisonReport) -> Table:
         Column(f"Reward {wording.TIMES}100"),
         Column("Steps to success"),
         Column("Recovered %"),
+        *(Column(metric) for metric in report.metrics),
         Column("Seeds"),
     )
-    base = [] if report.base is None else [Row(("base", *_base(report.base), ""))]
+    base = [] if report.base is None else [Row(("base", *_base(report.base), *("" for _ in report.metrics), ""))]
     rows = [
         Row(
             (
@@ -128,6 +149,7 @@ def scores(report: ComparisonReport) -> Table:
                 _cell(arm.reward, wording.percent),
                 _cell(arm.steps, _steps),
                 _cell(arm.revision, wording.percent),
+                *(_cell(arm.metrics.get(metric), _number) for metric in report.metrics),
                 _seeds(len(arm.runs), len(report.seeds)),
             )
         )
@@ -138,6 +160,8 @@ def scores(report: ComparisonReport) -> Table:
 
 def budget(report: ComparisonReport) -> Table:
     """Return what each arm was trained on and what was spent on it, as means over its runs."""
+    if report.of_runs:
+        return _experience(report)
     columns = (
         Column("Arm", "text"),
         Column("Trained on", "text"),
@@ -154,6 +178,31 @@ def budget(report: ComparisonReport) -> Table:
                 wording.count(round(_mean([run.rows for run in arm.runs]))),
                 wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
                 wording.decimal(_mean([run.passes for run in arm.runs]), 1),
+                wording.duration(_mean([run.seconds for run in arm.runs])),
+            )
+        )
+        for arm in report.arms
+        if arm.runs
+    )
+    return Table(columns, tuple(rows))
+
+
+def _experience(report: ComparisonReport) -> Table:
+    """Return what whole runs sampled and trained, as means over the runs of each arm."""
+    columns = (
+        Column("Arm", "text"),
+        Column("Method", "text"),
+        Column("Sampled tokens"),
+        Column("Trained tokens"),
+        Column("Time"),
+    )
+    rows = (
+        Row(
+            (
+                arm.name,
+                arm.trains_on,
+                wording.count(round(_mean([run.sampled_tokens for run in arm.runs]))),
+                wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
                 wording.duration(_mean([run.seconds for run in arm.runs])),
             )
         )
@@ -197,7 +246,9 @@ def runs(report: ComparisonReport) -> Table:
 
 
 def _spent(report: ComparisonReport) -> Section:
-    if report.max_seconds:
+    if report.of_runs:
+        title, note = "What each arm sampled and trained", WHOLE_NOTE
+    elif report.max_seconds:
         title, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
     else:
         title, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
@@ -226,6 +277,10 @@ def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
 
 def _points(difference: float) -> str:
     return wording.points(difference)
+
+
+def _number(value: float) -> str:
+    return wording.decimal(value, 3)
 
 
 def _steps(number: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
@@ -52,6 +53,8 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
         ConfigError: the adapter in the directory has another shape than the settings say.
     """
     base = adapter_base(model_dir)
+    # Stages show their own progress, when they load and when they save.
+    disable_progress_bar()
     with _faults(model_dir):
         model, dtype = read_weights(base or model_dir, config, zero3=zero3)
         tokenizer = AutoTokenizer.from_pretrained(model_dir)

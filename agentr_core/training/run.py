@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import set_seed
-from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import TrainingFault
 from agentr_core.models.cpu_memory import keep_freed_memory
@@ -49,7 +48,6 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     if not torch.cuda.is_available():
         keep_freed_memory()
     check_requirements(job.config)
-    disable_progress_bar()
     set_seed(job.seed)
     rows = _rows(job)
     steps = _planned(job, rows)

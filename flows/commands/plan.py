@@ -85,13 +85,18 @@ def _world_line(name: str, train: int, test: int, *, share: float) -> str:
 def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any]) -> list[str]:
     run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
+    head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
+    done = f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings"
+    named = [f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()]
+    if not made:
+        return [head, f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds", *named, done]
     sections = dict.fromkeys(section for stage in made for section in stage.reads)
     lines = [
-        f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}",
+        head,
         f"the pool: {', '.join(stage.name for stage in made)} on {train} instances, once",
         f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
-        *(f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()),
-        f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings",
+        *named,
+        done,
         *_section("pool", tuple(sections), plain),
     ]
     for stage in plan_of(arms[0].recipe, 1).stages:

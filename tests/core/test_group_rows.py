@@ -11,6 +11,7 @@ import torch
 from growing import GrowingLine
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss
@@ -245,6 +246,13 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     for _ in range(2):
         second.update(rows())
     assert all(torch.equal(weight, second.policy.model.state_dict()[name]) for name, weight in whole.items())
+
+
+@pytest.mark.slow
+def test_loading_draws_no_progress_bar_of_its_own(tiny_model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.enable_progress_bar()
+    learner(tiny_model_dir)
+    assert not "".join(capfd.readouterr()).strip()
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
     if path is None:
         return
     recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
-    wanted = {"base": "base-model", "compare": "compare"}.get(recipe.method, "flywheel")
+    wanted = {"base": "base-model", "compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
     assert flow_of(deployment).name == wanted
 
 

@@ -1,8 +1,9 @@
 """The arms of a comparison: a recipe of its own for each arm and seed, and what their pool must
 hold for them.
 
-All arms take their samples from one pool: the comparison's own run, in which they were made once.
-So arms differ in what they are trained on and how, and in nothing else.
+The arms of method `compare` take their samples from one pool: the comparison's own run, in which
+they were made once. So they differ in what they are trained on and how, and in nothing else. Those
+of method `compare-runs` collect for themselves, each in a run of a method of its own.
 """
 
 from __future__ import annotations
@@ -12,23 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_named, names
 from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
 from agentr_core.recipes.comparison import Use
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
 from agentr_core.runtime.machine import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
+RUNS = "compare-runs"
+SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
+"""Fields, or beginnings of them, that no arm of `compare-runs` may change."""
 OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One training of a comparison: the recipe of its run."""
+    """One training of a comparison: the recipe of its run.
+
+    `whole` tells a run that collects for itself from one that trains on the pool.
+    """
 
     name: str
     seed: int
     recipe: Recipe
+    whole: bool = False
 
 
 def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
@@ -39,7 +49,11 @@ def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
 
     Raises `ConfigError`, which lists every fault of the comparison.
     """
-    faults = _faults(recipe)
+    return _whole_arms(recipe) if recipe.method == RUNS else _pool_arms(recipe, pool)
+
+
+def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
+    faults = [*_faults_of_seeds(recipe), *_faults(recipe)]
     arms: list[Arm] = []
     for name, changes in recipe.compare.arms.items():
         strange = [change for change in changes if not change.startswith(OPEN) or change.startswith(BUDGET)]
@@ -88,7 +102,48 @@ def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
     return settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
 
 
-def _faults(recipe: Recipe) -> list[str]:
+def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
+    faults = _faults_of_seeds(recipe)
+    arms: list[Arm] = []
+    for name, changes in recipe.compare.arms.items():
+        strange = [change for change in changes if change.startswith(SAME)]
+        faults += [
+            f"compare.arms.{name}: {change!r} is the same for all arms, or comes from compare.seeds; leave it out"
+            for change in strange
+        ]
+        if not strange:
+            try:
+                arms += [
+                    Arm(name=name, seed=seed, recipe=_whole(recipe, name, seed), whole=True)
+                    for seed in recipe.compare.seeds
+                ]
+            except ConfigError as error:
+                faults.append(str(error))
+    if faults:
+        raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
+    return tuple(arms)
+
+
+def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
+    """Return the recipe of an arm's run: the comparison's, without the sections that its method
+    does not read, and with its changes. Raises `ConfigError`.
+    """
+    changes = recipe.compare.arms[name]
+    chosen = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
+    possible = [one for one in names() if one not in ("compare", RUNS, "base")]
+    if len(chosen) != 1 or chosen[0] not in possible:
+        raise ConfigError(
+            f"compare.arms.{name}: name the method of its run once, as method=NAME, one of {', '.join(possible)}"
+        )
+    read = method_named(chosen[0]).sections
+    plain, untouched = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
+    plain |= {section: untouched[section] for section in OPTIONAL if section not in read}
+    plain |= {"name": f"{recipe.name}.{name}", "seed": seed}
+    return settled(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
+
+
+def _faults_of_seeds(recipe: Recipe) -> list[str]:
+    """Return what is wrong with names and seeds, in a comparison of either kind."""
     compare, faults = recipe.compare, []
     if compare.pool:
         faults.append("compare.pool: comparisons set it for their arms; leave it out")
@@ -98,6 +153,11 @@ def _faults(recipe: Recipe) -> list[str]:
         faults.append("compare.seeds: name at least one")
     if len(set(compare.seeds)) < len(compare.seeds):
         faults.append("compare.seeds: a seed comes twice, and would count twice")
+    return faults
+
+
+def _faults(recipe: Recipe) -> list[str]:
+    faults = []
     if not (recipe.training.max_tokens or recipe.training.max_seconds):
         faults.append(
             "training.max_tokens: give the number of trained tokens that every arm gets, or its time as "

@@ -113,6 +113,12 @@ def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
     return None
 
 
+def trained_by(store: Store, run_id: str) -> tuple[int, float]:
+    """Return the trained tokens and the seconds of training of all iterations of a run."""
+    ((tokens, seconds),) = store.rows(_TRAINED, run_id)
+    return int(tokens), float(seconds)
+
+
 def iterations_of(store: Store, run_id: str) -> list[int]:
     """Return the numbers of a run's iterations that have begun, 0 among them, in their order."""
     rows = store.rows("select iteration from iteration where run_id = ? order by 1", run_id)
@@ -156,6 +162,16 @@ join run using (run_id)
 where run_id = ? and status = 'finished'
 order by iteration desc
 limit 1
+"""
+_TRAINED = """
+select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0)
+from (
+    select max(t.trained_tokens) as tokens, max(t.seconds) as seconds
+    from iteration i
+    join training_step t on t.checkpoint_id = i.checkpoint_out
+    where i.run_id = ? and i.iteration > 0
+    group by i.iteration
+)
 """
 _TRAINING = """
 select c.checkpoint_id, d.hash, d.counts, max(t.trained_tokens), max(t.seconds)

@@ -112,6 +112,11 @@ def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
     return dict(rows)
 
 
+def configs_of_all(store: Store) -> dict[str, str]:
+    """Return the resolved recipes, as JSON, of all runs, by run and the oldest first."""
+    return dict(store.rows("select run_id, config from run order by started_at"))
+
+
 def count_finished_runs(store: Store, run_ids: Sequence[str]) -> int:
     """Return how many of some runs are finished."""
     return store.count(

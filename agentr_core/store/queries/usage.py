@@ -53,6 +53,16 @@ def token_use(store: Store, iteration_id: str) -> TokenUse:
     return TokenUse(prompt=int(prompt), completion=int(completion))
 
 
+def experience_tokens(store: Store, run_id: str) -> int:
+    """Return the tokens that models wrote in the experience of a run: in its searches, judgements,
+    rollouts, revisions and edits, not in its evaluations.
+
+    What was copied from another run counts as if it had been asked for, so that runs on one
+    workspace and runs on several are told alike.
+    """
+    return store.count(_EXPERIENCE, run_id)
+
+
 def request_use(
     store: Store, iteration_id: str, *, role: ModelRole, per_request: int, taught: bool = False
 ) -> RequestUse:
@@ -110,6 +120,27 @@ select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from
     select prompt_tokens, completion_tokens from answer where {_ANSWERED}
     union all
     select prompt_tokens, completion_tokens from edit where iteration_id = $1
+)
+"""
+# Every role's tokens in what run $1 made its training data of.
+_EXPERIENCE = """
+with own as (select iteration_id from iteration where run_id = $1 and iteration > 0),
+tree_id_of as (select tree_id as id from tree where iteration_id in (from own)),
+trajectory_id_of as (
+    select trajectory_id as id from trajectory
+    where iteration_id in (from own) and source in ('rollout', 'flywheel')
+)
+select coalesce(sum(completion_tokens), 0)::bigint from (
+    select completion_tokens from generation
+    where (kind in ('node', 'judgement') and owner_id in (from tree_id_of))
+        or (kind = 'step' and seed is not null and owner_id in (from trajectory_id_of))
+    union all
+    select completion_tokens from answer
+    where given is not true and (
+        (kind = 'node' and owner_id in (from tree_id_of)) or (kind = 'step' and owner_id in (from trajectory_id_of))
+    )
+    union all
+    select completion_tokens from edit where iteration_id in (from own)
 )
 """
 # The replies to one request share owner and seed. A request for more than $3 replies was sent in
