@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from agentr_core import recipes
 from agentr_core.environments import registry
+from agentr_core.episodes.opening import open_with
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.methods.table import method_of
 from agentr_core.models.local.worker_messages import Loading
@@ -31,6 +32,7 @@ from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.prompts import opening_of
 from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
@@ -189,11 +191,14 @@ def _unseen(done: int, total: int, note: str) -> None:
 
 
 def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
-    """Return a new environment of a recipe of one world; answers of its tools are kept in `store`,
-    where there is one.
+    """Return a new environment of a recipe of one world, whose episodes begin as its prompt says;
+    answers of its tools are kept in `store`, where there is one.
     """
     world = recipe.environment
     env = named_environment(world.name, world.options, transcript=world.transcript)
+    opening = opening_of(recipe)
+    if opening is not None:
+        open_with(env, opening)
     if store is not None and isinstance(env, Keeping):
         env.keep_answers(AnsweredCalls(store))
     return env

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from agentr_core.episodes.transcript import OPENING
+from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.types import Message, Step
 
 HEAD = OPENING + 1
-"""Turns that a window keeps at the beginning."""
+"""Turns that a window keeps at the beginning, and a system turn before them."""
 
 Fits = Callable[[tuple[Message, ...]], bool]
 """Returns whether a prompt leaves room for a whole reply."""
@@ -28,14 +28,15 @@ def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]
     """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
     `droppable`.
     """
-    return messages[:HEAD] + messages[HEAD + 2 * dropped :]
+    head = opening_length(messages) + 1
+    return messages[:head] + messages[head + 2 * dropped :]
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
     """Return how many exchanges of a prompt may be left out: all but its last observation; none
     where a turn was grown by continuation.
     """
-    return 0 if is_grown(messages) else max(0, (len(messages) - HEAD - 1) // 2)
+    return 0 if is_grown(messages) else max(0, (len(messages) - opening_length(messages) - 2) // 2)
 
 
 def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:

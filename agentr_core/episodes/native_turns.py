@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentr_core.episodes.native_calls import NativeCall, Tool, definitions, read_call
+from agentr_core.episodes.opening import instruction_of, with_system
 from agentr_core.episodes.transcript import reply_turn
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Environment
@@ -56,7 +57,7 @@ class NativeTurns:
     ) -> tuple[Message, ...]:
         opening = (
             Message(role="tools", text=definitions(self.tools)),
-            Message(role="system", text="\n\n".join(filter(None, (env.instruction, self.note)))),
+            Message(role="system", text=with_system(env, "\n\n".join(filter(None, (instruction_of(env), self.note))))),
             Message(role="user", text=first_observation),
         )
         later = (

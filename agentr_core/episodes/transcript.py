@@ -18,20 +18,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from agentr_core.episodes.opening import instruction_of, system_turns, with_system
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 OPENING = 3
-"""Turns before the first reply where turns alternate."""
+"""Turns before the first reply where turns alternate, unless a system turn stands before them."""
+
+
+def opening_length(messages: Sequence[Message]) -> int:
+    """Return how many turns stand before the first reply of a conversation whose turns
+    alternate.
+    """
+    return OPENING + bool(messages and messages[0].role == "system")
 
 
 @dataclass(frozen=True, slots=True)
 class AlternatingTurns:
     """Reply and observation in turns, after instruction, acknowledgement and first observation.
 
-    There is no system turn. Source: Agent-R (arXiv 2501.11425), the set-up of its search and its
-    evaluation.
+    There is no system turn unless the recipe has one. Source: Agent-R (arXiv 2501.11425), the
+    set-up of its search and its evaluation.
     """
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
@@ -55,7 +63,8 @@ class AlternatingTurns:
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
         opening = (
-            Message(role="user", text=env.instruction),
+            *system_turns(env),
+            Message(role="user", text=instruction_of(env)),
             Message(role="assistant", text=env.acknowledgement),
             Message(role="user", text=first_observation),
         )
@@ -108,7 +117,8 @@ class Continuation:
         return replace(sampling, stop=tuple(dict.fromkeys((*self.stop, *sampling.stop))), include_stop=True)
 
     def _opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
-        return Message(role="system", text=env.instruction), Message(role="user", text=first_observation)
+        instruction = with_system(env, instruction_of(env))
+        return Message(role="system", text=instruction), Message(role="user", text=first_observation)
 
     def _spans(self, steps: Sequence[Step], train: Sequence[bool]) -> list[Span]:
         return [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentr_core.episodes.transcript import OPENING
+from agentr_core.episodes.transcript import opening_length
 from agentr_core.samples.export import Tokens
 from agentr_core.types import Message, Preference, Sample
 
@@ -90,4 +90,4 @@ def opening(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     grown; else instruction, acknowledgement and first observation.
     """
     grown = next((position for position, message in enumerate(messages) if message.spans), None)
-    return messages[: OPENING if grown is None else grown]
+    return messages[: opening_length(messages) if grown is None else grown]

@@ -46,7 +46,7 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
     files = weight_files(path)
     if not any((path / name).is_file() for name in _VOCABULARIES):
         raise ModelDirectoryError(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained")
-    if not _has_chat_template(path):
+    if not has_chat_template(path):
         raise ModelDirectoryError(f"{path} has no chat template; add the model's chat_template.jinja")
     return files
 
@@ -106,7 +106,8 @@ def context_length_of(path: Path, wanted: int) -> int:
     return int(wanted or own)
 
 
-def _has_chat_template(path: Path) -> bool:
+def has_chat_template(path: Path) -> bool:
+    """Return whether a model directory has a chat template."""
     if (path / "chat_template.jinja").is_file() or (path / "chat_template.json").is_file():
         return True
     config = path / "tokenizer_config.json"

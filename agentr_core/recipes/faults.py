@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.environments import WorldConfig, worlds_faults
+from agentr_core.recipes.environments import WorldConfig, prompt_faults, worlds_faults
 from agentr_core.recipes.evaluation import development_faults, evaluation_faults
 from agentr_core.recipes.execution import ScaleConfig
 from agentr_core.recipes.instances import instances_faults
@@ -41,6 +41,8 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults = _faults_of_models(recipe) if method.acts else []
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
+    if not faults and method.acts:
+        faults += _faults_of_teacher(recipe)
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
@@ -51,6 +53,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     faults += instances_faults(recipe.instances)
+    faults += prompt_faults("environment", recipe.environment.prompt, recipe.environment.transcript)
     faults += _faults_of_worlds(recipe)
     faults += splice_faults(recipe.splice)
     faults += evaluation_faults(recipe.evaluation)
@@ -68,6 +71,27 @@ def _faults_of_models(recipe: Recipe) -> list[str]:
     models = {_section_of(role): model for role, model in recipe.own_models().items()}
     faults = [fault for section, model in models.items() for fault in model_faults(section, model)]
     return [*faults, *gpu_faults(models), *_faults_of_served_adapters(recipe), *served_sampling_faults(recipe)]
+
+
+def _faults_of_teacher(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a teacher; the recipe is right otherwise."""
+    from agentr_core.methods.table import method_of, plans_of
+
+    if recipe.models.teacher is None:
+        return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
+    # A comparison chooses its stages by arms that are not settled yet.
+    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
+    if not plans or any("teacher" in stage.roles for plan in plans for stage in plan.stages):
+        return []
+    online = any(plan.training and plan.training.objective.rows == "episodes" for plan in plans)
+    why = (
+        "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
+        "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
+        "with model.from_run"
+        if online
+        else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
+    )
+    return [f"models.teacher: {why}"]
 
 
 def _faults_of_scale(scale: ScaleConfig) -> list[str]:

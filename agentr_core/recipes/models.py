@@ -22,7 +22,7 @@ _SET_BY_US = frozenset(
     ("model", "messages", "n", "seed", "stop", "temperature", "top_p", "logprobs", "stream", "return_token_ids")
 )
 
-ModelRole = Literal["actor", "judge", "reflector", "editor", "summariser"]
+ModelRole = Literal["actor", "judge", "reflector", "editor", "summariser", "teacher"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -181,6 +181,10 @@ class ModelsConfig:
     """Finds steps of trajectories and rewrites them (method et-agent)."""
     summariser: ModelConfig | None = None
     """Shortens what a search tool found. No stage of the present methods asks it."""
+    teacher: ModelConfig | None = later(None)
+    """Plays the training instances in the actor's place where experience is collected, and answers
+    there for roles without a model of their own. The actor is trained on the text of its replies,
+    tokenised as its own, and evaluated. `teacher_iterations` says for how long."""
 
 
 def model_faults(section: str, model: ModelConfig) -> list[str]:
@@ -208,6 +212,8 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         if model.server != ServerConfig():
             faults.append(f"{section}.server: only backend openai has a server; set {section}.backend")
         return faults
+    if section == "models.teacher" and model.server.token_ids:
+        faults.append(f"{section}.server.token_ids: the trained model has a tokenizer of its own; leave it out")
     if not model.server.model:
         faults.append(f"{section}.server.model: name the model as its server does")
     if model.from_run:

@@ -55,6 +55,9 @@ class Recipe:
     model: ModelConfig = ModelConfig()
     """The actor: the model that is improved."""
     models: ModelsConfig = ModelsConfig()
+    teacher_iterations: Natural = later(0)
+    """In how many iterations, from the first on, `models.teacher` collects before the actor takes
+    over; 0: in all."""
     instances: InstancesConfig = InstancesConfig()
     context: Literal["stop", "window"] = later("stop")
     """What becomes of an episode or a path whose history outgrows the model's context: it ends
@@ -95,6 +98,7 @@ class Recipe:
             "reflector": self.models.reflector,
             "editor": self.models.editor,
             "summariser": self.models.summariser,
+            "teacher": self.models.teacher,
         }
         return {role: model for role, model in named.items() if model is not None}
 
@@ -125,7 +129,11 @@ class Recipe:
             self,
             environments={},
             environment=_with(
-                EnvironmentConfig(), name=world.name or name, options=world.options, transcript=world.transcript
+                EnvironmentConfig(),
+                name=world.name or name,
+                options=world.options,
+                transcript=world.transcript,
+                prompt=world.prompt,
             ),
             instances=world.instances,
             search=_with(self.search, world.search),
@@ -150,6 +158,10 @@ class Recipe:
             *(self.agent_r.phases, self.eto.phases, self.et_agent.phases),
         )
         return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
+
+    def taught(self, iteration: int) -> bool:
+        """Return whether the teacher collects in an iteration, counted from 1, that collects."""
+        return self.models.teacher is not None and iteration <= (self.teacher_iterations or iteration)
 
     def alpha(self, iteration: int) -> float:
         """Return the least reward of a good path in an iteration, counted from 1."""

@@ -8,15 +8,17 @@ from agentr_core.recipes.sampling import SamplingFields
 
 
 def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFields]]:
-    """Return each section of a recipe that asks a model, by name, with the role that it asks."""
+    """Return each section of a recipe that asks a model, by name, with the role that it asks; a
+    teacher's is the actor's where a recipe has none.
+    """
     flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
     return {
-        "search": ("actor", recipe.search),
+        "search": ("teacher", recipe.search),
         "critique": ("judge", recipe.critique),
-        "splice.continuation": ("actor", recipe.splice.continuation),
-        "eto.explore": ("actor", recipe.eto.explore),
+        "splice.continuation": ("teacher", recipe.splice.continuation),
+        "eto.explore": ("teacher", recipe.eto.explore),
         "grpo": ("actor", recipe.grpo),
-        "et_agent.flywheel": ("actor", flywheel),
+        "et_agent.flywheel": ("teacher", flywheel),
         "et_agent.flywheel.reflector": ("reflector", flywheel.reflector),
         "et_agent.flywheel.editor": ("editor", flywheel.editor),
         "evaluation": ("actor", evaluation),

@@ -65,7 +65,10 @@ class EpisodeShard:
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
         path = self.checkpoint.path
-        async with equipment.sampling(path) as batcher, helpers(equipment, path, batcher, sink) as aside:
+        async with (
+            equipment.sampling(path, self.checkpoint.role) as batcher,
+            helpers(equipment, path, batcher, sink) as aside,
+        ):
             effort = await self.play(equipment, sink, batcher, aside.ask)
             return effort + sampled(batcher) + aside.effort()
 

@@ -40,11 +40,16 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model directory that the store knows. The model a run starts from is a checkpoint too."""
+    """A model that the store knows, as a rule a directory. The model a run starts from is a
+    checkpoint too, and so is a teacher: for a served one, `path` is its name and `weights_sha256`
+    tells names apart.
+    """
 
     id: str
     path: Path
     weights_sha256: str
+    role: ModelRole = "actor"
+    """Whose model of the recipe plays: the actor's, with the weights at `path`, or the teacher."""
 
     def absolute(self) -> Checkpoint:
         """Return the same checkpoint with a path that does not depend on the working directory."""

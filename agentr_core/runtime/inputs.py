@@ -8,7 +8,7 @@ reported does not change a tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ def input_ids(
     *,
     weights: Mapping[ModelRole, str],
     files: Mapping[str, str],
+    prompts: Mapping[str, str],
     at: datetime,
 ) -> dict[str, str]:
     """Return, for each stage, the hash of what determines its replies.
@@ -36,6 +37,7 @@ def input_ids(
         asked: what the recipe asks for, as plain data (`start.asked_for`).
         weights: what tells the models apart, by role.
         files: the SHA-256 of files that the recipe names.
+        prompts: those of files of prompts (`prompts.prompt_files`).
         at: when the run starts; its date counts if a chat template prints it.
     """
 
@@ -50,10 +52,7 @@ def input_ids(
         return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
     world, train = _worlds(recipe, asked)
-    acting: tuple[Any, ...] = VERSION, recipe.seed, world, model("actor"), recipe.context, train
-    if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
-        # Rewards and observations are made with these as well.
-        acting = (*acting, {role: model(role) for role in recipe.own_models() if role != "actor"})
+    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *_besides(recipe, model, prompts)
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     limits = recipe.grpo.max_steps, recipe.grpo.max_new_tokens, recipe.grpo.repeats
@@ -66,6 +65,21 @@ def input_ids(
     }
 
 
+def _besides(
+    recipe: Recipe, model: Callable[[ModelRole], tuple[Any, ...]], prompts: Mapping[str, str]
+) -> Iterator[Any]:
+    """Yield what decides how a recipe acts beside the actor and its world, where there is such."""
+    if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
+        # Rewards and observations are made with these as well.
+        yield {role: model(role) for role in recipe.own_models() if role != "actor"}
+    elif recipe.models.teacher is not None:
+        yield {"teacher": model("teacher")}
+    if recipe.models.teacher is not None:
+        yield recipe.teacher_iterations
+    if prompts:
+        yield prompts
+
+
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return what is asked of the world of a recipe, or of all its worlds, and the splits that are
     collected from.
@@ -76,7 +90,7 @@ def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
     }
     if not recipe.environments:
         return (asked["environment"], versions[recipe.environment.name]), asked["instances"]["train"]
-    acting = ("name", "options", "transcript", "search", "explore")
+    acting = ("name", "options", "transcript", "prompt", "search", "explore")
     worlds = {
         name: {field: world[field] for field in acting if field in world}
         for name, world in asked["environments"].items()

@@ -17,6 +17,7 @@ from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.description import Method, Plan
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress
+from agentr_core.runtime.identity import teacher_of
 from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out
 from agentr_core.store import Store, Writer
 from agentr_core.store.codec import started_at, timing_rows
@@ -69,6 +70,14 @@ class Workplace(Equipment):
                 f"run {self.run_id} has promoted no checkpoint in iteration {before} yet; evaluate it first"
             )
         return _known(promoted)
+
+    def collector(self, iteration: int) -> Checkpoint:
+        """Return the checkpoint that plays the training instances of an iteration: the teacher
+        while it collects, else the policy. Raises as `policy`.
+        """
+        asked = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
+        teacher = teacher_of(self.recipe) if asked and self.recipe.taught(iteration) else None
+        return teacher or self.policy(iteration)
 
     def trained(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that an iteration made; for 0, the model that the run starts from.

@@ -16,7 +16,7 @@ def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, Episode
     """Store which rollouts an iteration means to play, by the id of the trajectory; those that runs
     with the same inputs of a stage have played are copied.
     """
-    iteration_id, policy = place.iteration_id(iteration), place.policy(iteration)
+    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     planned = [
         PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, forced=len(plan.prefix))
         for key, plan in wanted.items()
@@ -25,7 +25,7 @@ def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, Episode
     for run in runs_alike(place.store, place.run_id, stage):
         theirs = replace(place, run_id=run).iteration_id(iteration)
         missing = place.store.missing("trajectory", list(wanted))
-        originals = {key: rollout_id(theirs, policy.id, wanted[key]) for key in missing}
+        originals = {key: rollout_id(theirs, collector.id, wanted[key]) for key in missing}
         copy_rollouts(place.store, originals, iteration_id=iteration_id)
 
 
@@ -57,7 +57,7 @@ async def play_rollouts(
             evaluation_id="",
             name=name,
             iteration=iteration,
-            checkpoint=place.policy(iteration),
+            checkpoint=place.collector(iteration),
             plans=tuple(wanted[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,

@@ -15,11 +15,12 @@ from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.models.files import weights_sha256
-from agentr_core.recipes import ModelConfig, ModelRole, Recipe, identifying, replace, resolved
+from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
+from agentr_core.runtime.identity import identity, teacher_of
 from agentr_core.runtime.inputs import input_ids
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.prompts import prompt_files
 from agentr_core.store import Store
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
 from agentr_core.store.codec.ledger import Status
@@ -45,7 +46,7 @@ def run_id_of(recipe: Recipe) -> str:
     }
     files = _files(recipe)
     models = {role: identity(model) for role, model in own.items()}
-    further = files, recipe.compare.pool, _changed_worlds(recipe)
+    further = files, recipe.compare.pool, _changed_worlds(recipe), prompt_files(recipe)
     return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
 
 
@@ -76,17 +77,6 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
         del section["prices"], section["prefix_cache_gib"], section["workers"]
         section["vllm"].pop("gpus", None)
     return plain
-
-
-def identity(model: ModelConfig) -> str:
-    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its
-    name on the server.
-
-    Raises `ModelDirectoryError` when there are no sound weights.
-    """
-    if model.backend == "openai":
-        return fingerprint("served", model.server.model)
-    return weights_sha256(Path(model.path))
 
 
 async def start(place: Workplace, *, evaluates: bool = False, collects: bool = False) -> dict[str, Any]:
@@ -130,7 +120,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # A phase after another run: its model is a checkpoint of that one.
         parent_id=checkpoint_with(place.store, digest),
     )
-    place.store.write(merge([own, base_model, *_inputs(place, now)]))
+    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now)]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -151,12 +141,14 @@ def goal_with(store: Store, run_id: str, more: int) -> int:
 async def begin(place: Workplace, iteration: int) -> None:
     """Write that an iteration runs; an iteration that is finished stays so."""
     if iteration_state(place.store, place.iteration_id(iteration)) is None:
+        policy, collector = place.policy(iteration), place.collector(iteration)
         place.store.write(
             iteration_rows(
                 place.iteration_id(iteration),
                 run_id=place.run_id,
                 iteration=iteration,
-                checkpoint_in=place.policy(iteration).id,
+                checkpoint_in=policy.id,
+                collected_by=None if collector.role == "actor" else collector.id,
             )
         )
 
@@ -177,6 +169,21 @@ async def finish(place: Workplace, status: Literal["finished", "failed"], *, eva
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
 
 
+def _teacher(place: Workplace) -> list[Rows]:
+    teacher = teacher_of(place.recipe)
+    if teacher is None:
+        return []
+    return [
+        checkpoint_rows(
+            teacher.id,
+            path=str(teacher.path),
+            weights_sha256=teacher.weights_sha256,
+            config={},
+            parent_id=checkpoint_with(place.store, teacher.weights_sha256),
+        )
+    ]
+
+
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     """Return the rows of what decides a new run's replies; none for one that is stored, or takes
     those of a pool.
@@ -186,7 +193,9 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
         return []
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
-    known = input_ids(recipe, asked_for(recipe), weights=weights, files=_files(recipe), at=now)
+    known = input_ids(
+        recipe, asked_for(recipe), weights=weights, files=_files(recipe), prompts=prompt_files(recipe), at=now
+    )
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 

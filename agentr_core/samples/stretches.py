@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agentr_core.episodes.conversation import Fits, fewest_dropped, is_grown, windowed
-from agentr_core.episodes.transcript import OPENING
+from agentr_core.episodes.transcript import opening_length
 from agentr_core.types import Message, Rejection, Sample
 
 Way = Literal["stretches", "reject"]
@@ -27,7 +27,7 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
     if is_grown(messages):
         return ()
     found: list[int] = []
-    for reply in range(OPENING, len(messages), 2):
+    for reply in range(opening_length(messages), len(messages), 2):
         found.append(fewest_dropped(messages[:reply], fits, least=found[-1] if found else 0))
     return tuple(found)
 
@@ -63,9 +63,10 @@ def _stretch(messages: tuple[Message, ...], start: int, end: int, dropped: int) 
     """Return what was read and said from reply `start` up to, not including, reply `end`; it ends
     with a reply.
     """
-    first = OPENING + 2 * start
+    opening = opening_length(messages)
+    first = opening + 2 * start
     before = tuple(replace(message, train=False) for message in messages[:first])
-    return windowed(before + messages[first : OPENING + 2 * end - 1], dropped)
+    return windowed(before + messages[first : opening + 2 * end - 1], dropped)
 
 
 def _numbered(sample: Sample, messages: tuple[Message, ...], *, number: int, dropped: int) -> Sample:

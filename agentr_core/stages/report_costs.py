@@ -20,13 +20,18 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     server's own bill as well. Copies of another run's replies are on that run's bill.
     """
     recipe = place.recipe
+    taught = iteration > 0 and place.collector(iteration).role == "teacher"
     found = []
     for role in get_args(ModelRole):
         model = recipe.model_of(role)
         if model.backend != "openai":
             continue
         used = request_use(
-            place.store, place.iteration_id(iteration), role=role, per_request=model.server.n_per_request
+            place.store,
+            place.iteration_id(iteration),
+            role=role,
+            per_request=model.server.n_per_request,
+            taught=taught,
         )
         if used.requests:
             cost = (used.prompt * model.prices.prompt + used.completion * model.prices.completion) / _MILLION

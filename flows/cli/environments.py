@@ -1,9 +1,10 @@
-"""Commands on environments: list them, check them, play one, serve one."""
+"""Commands on environments: list them, check them, play one, write examples, serve one."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 
@@ -63,6 +64,21 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
         return str(click.prompt("Action", default="", show_default=False))
 
     play_by_hand(name, options_of(options), split, index, read=read, write=click.echo)
+
+
+@env.command("examples")
+@click.argument("name")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_option
+@click.option("--split", default="train", show_default=True)
+@click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="How many examples.")
+def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, count: int) -> None:
+    """Write episodes of the environment's expert to a new file, for environment.prompt of a
+    recipe.
+    """
+    from flows.commands.environments import examples, options_of
+
+    click.echo(f"{examples(name, options_of(options), split, count, file)} examples in {file}")
 
 
 @env.command("serve")

@@ -1,20 +1,30 @@
 """Environments on the command line: which there are, whether they work, playing one by hand,
-serving one.
+examples of its expert, serving one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from agentr_core import answers
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
+from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
 from agentr_core.recipes.yaml_text import read_yaml
+from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import visible
+from agentr_core.types import Message
 from tasks.wiring import named_environment
 
+_LOOKED_AT = 60
+"""The most instances whose expert episodes are played to choose examples from."""
+_CHOICE = 4
+"""Successful episodes that each example is chosen from."""
 MAX_SERVED = 1_000_000
 """A split with more instances is served only where it is named."""
 
@@ -83,6 +93,48 @@ def play(
                 return
     finally:
         env.close()
+
+
+def examples(name: str, options: Mapping[str, Any], split: str, count: int, file: Path) -> int:
+    """Write successful episodes of an environment's expert, of two steps or more, as conversations
+    to a new file, and return how many they are.
+
+    Of the first of a split, the shortest are taken. Raises `ConfigError` when the file exists, or
+    the expert has fewer such episodes.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists already; name a new file")
+    env = named_environment(name, options)
+    try:
+        played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
+        several = (one for one in played if one and one.success and len(one.steps) > 1)
+        won = sorted(islice(several, _CHOICE * count), key=lambda one: len(one.steps))
+        if len(won) < count:
+            raise ConfigError(
+                f"the expert of {name} wins {len(won)} of the first {_LOOKED_AT} instances of split {split} in two "
+                f"steps or more, and {count} are wanted; lower --count, or write examples by hand"
+            )
+        records = [
+            {"id": one.instance.key, "conversations": _turns(_after_instruction(whole_episode(env, one)))}
+            for one in won[:count]
+        ]
+    finally:
+        env.close()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    return len(records)
+
+
+def _after_instruction(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return a conversation from the problem's turn on: without system turn, or without instruction
+    and acknowledgement.
+    """
+    return messages[1:] if messages[0].role == "system" else messages[2:]
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
+    names = {"assistant": "gpt"}
+    return [{"from": names.get(message.role, "human"), "value": message.text} for message in messages]
 
 
 def serve(

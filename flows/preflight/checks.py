@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.protocols import Served, Stateful
+from agentr_core.protocols import Environment, Served, Stateful
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import held_out_instances, training_instances
+from agentr_core.runtime.prompts import opening_of
 from agentr_core.types import Sampling
 from flows.preflight.requirements import (
     Faults,
@@ -46,7 +48,8 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
         with faults.noted():
             raise ConfigError(
                 f"model {recipe.model.label} is served, and a run trains its actor; name a model directory in "
-                "model.path and give the served model a role in models, or only evaluate it with `agentr eval`"
+                "model.path and give the served model a role in models (as models.teacher it collects), or only "
+                "evaluate it with `agentr eval`"
             )
     elif trains:
         training_requirements(recipe, faults)
@@ -73,13 +76,16 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
         if recipe.evaluation.repeats and not isinstance(env, Stateful):
             raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop
-        if keeps_stop and recipe.model.backend == "openai" and not recipe.model.server.continues:
-            raise ConfigError(
-                f"in environment {env.name} the model goes on with its own turn and keeps stop strings, which OpenAI's "
-                "protocol does not know; if the server has vLLM's fields for it, set model.server.continues"
-            )
-        if recipe.environment.transcript == "native":
+        for section, model in (("model", recipe.model), ("models.teacher", recipe.models.teacher)):
+            if keeps_stop and model and model.backend == "openai" and not model.server.continues:
+                raise ConfigError(
+                    f"in environment {env.name} the model goes on with its own turn and keeps stop strings, which "
+                    f"OpenAI's protocol does not know; if the server has vLLM's fields for it, set "
+                    f"{section}.server.continues"
+                )
+        if recipe.environment.transcript == "native" or recipe.environment.prompt.system:
             check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
+        _check_opening(env, opening_of(recipe))
         instances = training_instances(recipe, env, 1)
         held_out_instances(recipe, env)
         if trains:
@@ -87,3 +93,17 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
                 stage.check(recipe, env, instances)
     finally:
         env.close()
+
+
+def _check_opening(env: Environment, opening: Opening | None) -> None:
+    """Raise `ConfigError` when the transcript of an environment is one of its own that leaves out
+    what a recipe puts before the first observation.
+    """
+    if opening is None:
+        return
+    said = "\n".join(message.text for message in transcript_of(env).prompt(env, "?", ()))
+    if opening.system not in said or instruction_of(env) not in said:
+        raise ConfigError(
+            f"environment {env.name} has a transcript of its own, which does not say what environment.prompt asks for; "
+            "leave it out, or let the transcript use agentr_core.episodes.opening"
+        )

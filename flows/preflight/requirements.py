@@ -15,8 +15,9 @@ from agentr_core import estimates
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault, UserError
 from agentr_core.lifetime import importing
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of
+from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of, has_chat_template
 from agentr_core.models.openai.endpoint import context_length, endpoint
+from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.samples.chat_file import read_chat
@@ -72,7 +73,7 @@ def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
         if not asks and weights_missing(model):
             continue
         with faults.noted():
-            check_model_directory(Path(model.path))
+            _check_directory(Path(model.path))
             with faults.noted():
                 _check_context(model)
             _check_template(Path(model.path), trains=trains and role == "actor")
@@ -169,19 +170,30 @@ def _check_context(model: ModelConfig) -> None:
     attention_of(Path(model.path), text_config(Path(model.path)), context)
 
 
+def _check_directory(path: Path) -> None:
+    try:
+        check_model_directory(path)
+    except ModelDirectoryError as fault:
+        lacks_template = path.is_dir() and not has_chat_template(path)
+        raise ModelDirectoryError(f"{fault}{_way_out(path) if lacks_template else ''}") from fault
+
+
 def _check_template(path: Path, *, trains: bool) -> None:
     """Raise `ModelDirectoryError` if nothing could be sampled, or if several turns could be sampled
     but not trained on.
     """
-    turns = [Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant") * 2]
+    now = datetime.now(UTC)
     try:
-        renderer = load_renderer(path, at=datetime.now(UTC))
-        renderer.render_prompt(turns[:1])
+        renderer = load_renderer(path, at=now)
+        renderer.render_prompt(TWO_TURNS[:1])
         if trains:
-            renderer.render_sample(turns)
-    except DataFault as fault:
+            renderer.render_sample(TWO_TURNS)
+    except (DataFault, ModelDirectoryError) as fault:
         way = "trained" if trains else "asked"
-        raise ModelDirectoryError(f"the model in {path} cannot be {way}: {fault}") from fault
+        refused = (
+            str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {way}: {fault}"
+        )
+        raise ModelDirectoryError(refused + _way_out(path)) from fault
     if trains:
         tokenizer = load_tokenizer(path)
         # What the trainers of TRL fill rows up with.
@@ -190,6 +202,22 @@ def _check_template(path: Path, *, trains: bool) -> None:
                 f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
                 "tokenizer_config.json"
             )
+
+
+def _way_out(path: Path) -> str:
+    """Return the end of a sentence: which shipped template fits the model in a directory, if any
+    does.
+    """
+    try:
+        shipped = fitting_template(path, at=datetime.now(UTC))
+    except ModelDirectoryError:
+        # What is wrong with the directory beside that is told as it is.
+        return ""
+    if shipped is None:
+        return ""
+    file = shipped.path()
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"; {shown} fits it: cp {shown} {path / 'chat_template.jinja'}"
 
 
 def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:

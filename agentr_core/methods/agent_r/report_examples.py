@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from agentr_core.episodes.transcript import OPENING
+from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.fingerprint import derive_seed
 from agentr_core.reports.document import RevisionExample, Turn, TurnPart
 from agentr_core.runtime.place import Workplace
@@ -73,7 +73,9 @@ def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
     """Yield the turns of a sample with their numbers; the spans of a grown turn as if they were
     turns after an opening.
     """
-    for number, message in enumerate(sample.messages):
+    # A system turn before the instruction has a number before the first.
+    before = 0 if any(message.spans for message in sample.messages) else opening_length(sample.messages) - OPENING
+    for number, message in enumerate(sample.messages, start=-before):
         if message.spans:
             for place, span in enumerate(message.spans):
                 yield OPENING + place, "user" if place % 2 else "assistant", span

@@ -70,8 +70,8 @@ with made_by as (
 )
 select 'i' || iteration_id as needs, 'r' || run_id as needed from old.iteration
 union select 'i' || iteration_id, maker from (
-    unpivot (select iteration_id, checkpoint_in, checkpoint_out, promoted from old.iteration)
-    on checkpoint_in, checkpoint_out, promoted into name role value checkpoint_id
+    unpivot (select iteration_id, checkpoint_in, checkpoint_out, promoted, collected_by from old.iteration)
+    on checkpoint_in, checkpoint_out, promoted, collected_by into name role value checkpoint_id
 ) join made_by using (checkpoint_id)
 union select m.maker, p.maker from old.checkpoint c join made_by m using (checkpoint_id)
     join made_by p on p.checkpoint_id = c.parent_id

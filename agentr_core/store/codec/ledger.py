@@ -81,6 +81,7 @@ def iteration_rows(
     iteration: int,
     checkpoint_in: str | None = None,
     checkpoint_out: str | None = None,
+    collected_by: str | None = None,
     status: Status = "running",
     finished_at: datetime | None = None,
 ) -> Rows:
@@ -98,6 +99,7 @@ def iteration_rows(
                 "status": status,
                 "finished_at": None if finished_at is None else _utc(finished_at),
             }
+            | ({} if collected_by is None else {"collected_by": collected_by})
         ]
     }
 

@@ -29,7 +29,8 @@ where c.checkpoint_id = $1""",
     "dataset": """
 select d.hash, (select count(*) from dataset_row where dataset_id = d.dataset_id) as rows,
     (select list(distinct policy order by policy) from (
-        select case when t.source = 'expert' then null else coalesce(g.checkpoint_id, i.checkpoint_in) end as policy
+        select case when t.source = 'expert' then null
+            else coalesce(g.checkpoint_id, i.collected_by, i.checkpoint_in) end as policy
         from dataset_row w join sample s using (sample_id) join iteration i on i.iteration_id = s.iteration_id
         left join tree g on g.tree_id = s.tree_id left join trajectory t on t.trajectory_id = s.trajectory_id
         where w.dataset_id = d.dataset_id) where policy is not null) as "checkpoint: collected by"
@@ -61,7 +62,8 @@ from tree t where tree_id = $1""",
     "trajectory": """
 select source, t.instance_id as instance, t.reward, success, stop, num_steps as steps, operator, g.policy,
     d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
-    case when source <> 'expert' then coalesce(e.checkpoint_id, i.checkpoint_in) end as "checkpoint: played by"
+    case when source <> 'expert'
+        then coalesce(e.checkpoint_id, i.collected_by, i.checkpoint_in) end as "checkpoint: played by"
 from trajectory t left join derivation d on d.child_id = t.trajectory_id
 left join evaluation e using (evaluation_id) left join iteration i on i.iteration_id = t.iteration_id
 left join rl_rollout o using (trajectory_id)

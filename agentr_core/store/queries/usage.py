@@ -63,13 +63,17 @@ def experience_tokens(store: Store, run_id: str) -> int:
     return store.count(_EXPERIENCE, run_id)
 
 
-def request_use(store: Store, iteration_id: str, *, role: ModelRole, per_request: int) -> RequestUse:
+def request_use(
+    store: Store, iteration_id: str, *, role: ModelRole, per_request: int, taught: bool = False
+) -> RequestUse:
     """Return what the model of a role was asked in an iteration.
 
     Args:
+        taught: whether the teacher collected, and not the actor.
         per_request: the most replies to one HTTP request; 0 for no limit.
     """
-    kinds = _KINDS.get(role, [])
+    collector: ModelRole = "teacher" if taught else "actor"
+    kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
     found = store.rows(_REQUESTS, iteration_id, kinds, per_request, role) or [(0, 0, 0)]
     ((requests, prompt, completion),) = found
     return RequestUse(requests=requests or 0, prompt=prompt or 0, completion=completion or 0)
@@ -83,7 +87,9 @@ def cut_replies(store: Store, iteration_id: str) -> list[CutReplies]:
     ]
 
 
-_KINDS: dict[ModelRole, list[str]] = {"actor": ["node", "step"], "judge": ["judgement"]}
+_COLLECTED = ["node", "played"]
+"""The kinds of generations of collection; `played` are steps of episodes on training instances."""
+_KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
 """The kinds of generations by the role that they come from; answers on the side name their role."""
 
 # Rows of `generation` that were asked for in iteration $1 and are no copies of another run's. A
@@ -106,6 +112,7 @@ _ANSWERED = """
         where iteration_id = $1 and source <> 'ungraded' and copied_from is null
     ) and given is not true)
 """
+_PLAYED = "select trajectory_id from trajectory where iteration_id = $1 and source in ('rollout', 'flywheel')"
 _TOKENS = f"""
 select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from (
     select prompt_tokens, completion_tokens from generation where {_ASKED}
@@ -143,7 +150,8 @@ with request as (
     select if($3 = 0, 1, ceil(count(*) / $3)) as parts, max(prompt_tokens) as prompt,
         sum(completion_tokens) as completion
     from generation
-    where seed is not null and kind in (select unnest($2::varchar[])) and ({_ASKED})
+    where seed is not null and ({_ASKED})
+        and if(kind = 'step' and owner_id in ({_PLAYED}), 'played', kind) in (select unnest($2::varchar[]))
     group by kind, owner_id, seed
     union all
     select 1, prompt_tokens, completion_tokens from answer where role = $4 and ({_ANSWERED})

@@ -31,8 +31,8 @@ def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) ->
     """Return the instance of each tree that an iteration needs, by tree id. Raises `DataFault` if
     there is no policy.
     """
-    policy = place.policy(iteration)
-    wanted = {tree_id(place, iteration, policy.id, instance): instance for instance in instances}
+    collector = place.collector(iteration)
+    wanted = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
     return dict(zip(latest_restarts(place.store, list(wanted)), wanted.values(), strict=True))
 
 
@@ -47,8 +47,8 @@ def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
     """Return the trees of an iteration whose search is finished, by id; trees lost to errors are
     left out.
     """
-    policy = place.policy(iteration)
-    return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), policy.id))
+    collector = place.collector(iteration)
+    return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), collector.id))
 
 
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -72,11 +72,11 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
-        policy = place.policy(iteration)
-        first_ids = {key: tree_id(place, iteration, policy.id, wanted[key]) for key in missing}
+        collector = place.collector(iteration)
+        first_ids = {key: tree_id(place, iteration, collector.id, wanted[key]) for key in missing}
         shard = TreeShard(
             iteration=iteration,
-            checkpoint=place.policy(iteration),
+            checkpoint=place.collector(iteration),
             trees=tuple(
                 TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
                 for key in missing
@@ -94,14 +94,14 @@ def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance])
     their number.
     """
     others = runs_alike(place.store, place.run_id, STAGE)
-    policy, copied = place.policy(iteration), 0
+    collector, copied = place.collector(iteration), 0
     for run in others:
         begun = stored_trees(place.store, list(wanted))
         missing = {key: instance for key, instance in wanted.items() if key not in begun}
         if not missing:
             break
         other = replace(place, run_id=run)
-        theirs = [tree_id(other, iteration, policy.id, instance) for instance in missing.values()]
+        theirs = [tree_id(other, iteration, collector.id, instance) for instance in missing.values()]
         originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
         copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
     return copied

@@ -85,7 +85,7 @@ def _plans(
 ) -> dict[str, tuple[str, EpisodePlan]]:
     """Return pair and plan of each try, by the id of its trajectory."""
     samples = place.recipe.splice.continuation.samples
-    iteration_id, policy = place.iteration_id(iteration), place.policy(iteration)
+    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     found: dict[str, tuple[str, EpisodePlan]] = {}
     for index, pair in enumerate(pairs):
         key = pair_id(pair)
@@ -101,5 +101,5 @@ def _plans(
                 seed=derive_seed(place.recipe.seed, STAGE, iteration, pair_stream(pair), number),
                 prefix=prefix,
             )
-            found[rollout_id(iteration_id, policy.id, plan)] = key, plan
+            found[rollout_id(iteration_id, collector.id, plan)] = key, plan
     return found

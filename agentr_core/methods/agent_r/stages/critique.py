@@ -104,7 +104,9 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
-    for run in runs_alike(place.store, place.run_id, STAGE):
+    # Two policies may have trees of the same teacher, and each judges for itself.
+    judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
+    for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
         copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     with place.timed(STAGE, iteration) as clock:

@@ -89,7 +89,7 @@ class TreeShard:
         recipe = equipment.recipe
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
             async with (
-                equipment.sampling(self.checkpoint.path) as sampler,
+                equipment.sampling(self.checkpoint.path, self.checkpoint.role) as sampler,
                 helpers(equipment, self.checkpoint.path, sampler, sink) as aside,
             ):
                 trees = _Trees(

@@ -30,8 +30,8 @@ def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) 
     """Return the instance of each family that an iteration wants, by its id. Raises `DataFault`
     without a policy.
     """
-    policy, iteration_id = place.policy(iteration), place.iteration_id(iteration)
-    return {fingerprint("family", VERSION, iteration_id, policy.id, each.key): each for each in instances}
+    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
+    return {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
 
 
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     if missing:
         shard = FamilyShard(
             iteration=iteration,
-            checkpoint=place.policy(iteration),
+            checkpoint=place.collector(iteration),
             families=_begun(place, iteration, {key: wanted[key] for key in missing}),
             done=len(wanted) - left,
             total=len(wanted) - left + len(missing),

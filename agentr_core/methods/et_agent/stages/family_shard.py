@@ -51,7 +51,10 @@ class FamilyShard:
             equipment.progress(done, self.total, f"questions, {speed(sampler)}")
 
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
-            async with equipment.sampling(path) as sampler, helpers(equipment, path, sampler, sink) as aside:
+            async with (
+                equipment.sampling(path, self.checkpoint.role) as sampler,
+                helpers(equipment, path, sampler, sink) as aside,
+            ):
                 maker = FamilyMaker(
                     self.iteration, self.checkpoint, equipment, sink, environments, sampler, aside.ask, timer
                 )

@@ -32,10 +32,10 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
     Raises `DataFault` without a policy.
     """
     iteration_id = place.iteration_id(iteration)
-    policy = place.policy(iteration)
+    collector = place.collector(iteration)
     experts = _experts(place, iteration)
     plans = [plan for instance in instances for plan in _plans(place, iteration, instance, experts.get(instance.key))]
-    return {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
+    return {rollout_id(iteration_id, collector.id, plan): plan for plan in plans}
 
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:

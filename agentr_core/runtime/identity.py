@@ -1,0 +1,34 @@
+"""What tells the models of a recipe from others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentr_core.fingerprint import fingerprint
+from agentr_core.models.files import weights_sha256
+from agentr_core.recipes import ModelConfig, Recipe
+from agentr_core.runtime.equipment import Checkpoint
+
+
+def identity(model: ModelConfig) -> str:
+    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its
+    name on the server.
+
+    Raises `ModelDirectoryError` when there are no sound weights.
+    """
+    if model.backend == "openai":
+        return fingerprint("served", model.server.model)
+    return weights_sha256(Path(model.path))
+
+
+def teacher_of(recipe: Recipe) -> Checkpoint | None:
+    """Return the teacher of a recipe as the store knows it, or None where it has none. Raises as
+    `identity`.
+    """
+    model = recipe.models.teacher
+    if model is None:
+        return None
+    digest = identity(model)
+    return Checkpoint(
+        id=fingerprint("checkpoint", digest), path=Path(model.label), weights_sha256=digest, role="teacher"
+    )

@@ -1,0 +1,95 @@
+"""The prompts of a recipe's worlds: what their files hold."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from agentr_core.data_files import data_path
+from agentr_core.episodes.opening import Opening, example_text
+from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.fingerprint import file_sha256
+from agentr_core.recipes import Recipe
+from agentr_core.recipes.environments import PromptConfig
+from agentr_core.samples.json_lines import conversation, records
+
+FOLDER = "examples"
+"""Of the shipped data: a file of examples for each world that has some."""
+
+
+def opening_of(recipe: Recipe) -> Opening | None:
+    """Return what the prompt of a recipe of one world puts before the first observation; None where
+    the world speaks for itself.
+
+    Raises:
+        ConfigError: no examples come along for the world, or there are fewer than wanted.
+        DataFileError: a file cannot be read, or is not one of examples.
+    """
+    prompt = recipe.environment.prompt
+    return None if prompt == PromptConfig() else _read(prompt, recipe.environment.name)
+
+
+def prompt_files(recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of each file that the prompts of a recipe name, by world and kind, for the
+    run's id. Raises as `opening_of`.
+    """
+    found: dict[str, str] = {}
+    for name, world in recipe.worlds().items():
+        prompt = world.environment.prompt
+        if prompt.instruction_file:
+            found[f"instruction of {name}"] = _sha256(Path(prompt.instruction_file))
+        if prompt.examples:
+            found[f"examples of {name}"] = _sha256(_examples_file(prompt, world.environment.name))
+    return found
+
+
+# Hundreds of environments of a world are opened at once.
+@lru_cache(maxsize=64)
+def _read(prompt: PromptConfig, environment: str) -> Opening:
+    return Opening(
+        system=prompt.system,
+        instruction=_text(Path(prompt.instruction_file)) if prompt.instruction_file else None,
+        examples=_examples(prompt, environment) if prompt.examples else (),
+    )
+
+
+def _examples(prompt: PromptConfig, environment: str) -> tuple[str, ...]:
+    file = _examples_file(prompt, environment)
+    found: list[str] = []
+    for number, record in records(file, setting="environment.prompt.examples_file"):
+        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role != "system"]
+        if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
+            raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
+        found.append(example_text(turns))
+    if len(found) < prompt.examples:
+        raise ConfigError(
+            f"environment.prompt.examples is {prompt.examples}, and {file} has {len(found)}; lower it, or name another "
+            "file in environment.prompt.examples_file"
+        )
+    return tuple(found[: prompt.examples])
+
+
+def _examples_file(prompt: PromptConfig, environment: str) -> Path:
+    if prompt.examples_file:
+        return Path(prompt.examples_file)
+    try:
+        return data_path(FOLDER, f"{environment}.jsonl")
+    except DataFileError as error:
+        raise ConfigError(
+            f"no examples come along for {environment}; make some with `agentr env examples {environment} FILE`, and "
+            "name the file in environment.prompt.examples_file"
+        ) from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFileError(f"file {file} of environment.prompt cannot be read: {error}") from error
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return file_sha256(file)
+    except OSError as error:
+        raise DataFileError(f"file {file} of environment.prompt cannot be read: {error}") from error

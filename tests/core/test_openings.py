@@ -1,0 +1,164 @@
+"""What a recipe puts before the first observation: read, trained without loss, part of what a run
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.episodes.conversation import droppable, windowed
+from agentr_core.episodes.opening import Opening, instruction_of, open_with
+from agentr_core.episodes.transcript import opening_length, transcript_of, whole_episode
+from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.exchange.training_set import opening
+from agentr_core.recipes import Recipe, parse
+from agentr_core.runtime.prompts import opening_of
+from agentr_core.runtime.start import asked_for, run_id_of
+from agentr_core.samples.rendering import Renderer
+from agentr_core.samples.stretches import drops, split
+from agentr_core.stages.demonstrate import expert_trajectory
+from agentr_core.types import Message, Sample
+from flows.commands.environments import examples
+from flows.preflight.checks import check
+from tasks.wiring import make_environment
+
+PROMPT = "environment.prompt"
+
+
+@pytest.fixture
+def recipe(tiny_model_dir: Path, tmp_path: Path) -> Callable[..., Recipe]:
+    def make(*overrides: str) -> Recipe:
+        data: dict[str, Any] = {
+            "name": "opened",
+            "workspace": str(tmp_path / "runs"),
+            "model": {"path": str(tiny_model_dir), "device": "cpu"},
+            "instances": {"train_limit": 2, "test_limit": 2},
+        }
+        return parse(data, overrides)
+
+    return make
+
+
+def episode(recipe: Recipe) -> tuple[Message, ...]:
+    env = make_environment(recipe)
+    found = expert_trajectory(env, env.instances("train")[0])
+    assert found is not None
+    return whole_episode(env, found)
+
+
+def test_an_example_and_a_system_turn_are_read_and_carry_no_loss(
+    recipe: Callable[..., Recipe], make_tiny_tokenizer: Callable[..., Any]
+) -> None:
+    plain, told = episode(recipe()), episode(recipe(f"{PROMPT}={{examples: 1, system: 'Be brief.'}}"))
+    assert told[0] == Message(role="system", text="Be brief.")
+    assert told[2:] == plain[1:]
+    assert told[1].text.startswith(f"{plain[0].text}\n\nHere is an example of an episode.\n\nCrafting commands:")
+    assert "\n\nThought: " in told[1].text
+    assert "\n\nObservation: Got " in told[1].text
+    tokenizer = make_tiny_tokenizer()
+    renderer = Renderer(tokenizer)
+    trained = [[one for one in renderer.render_sample(each).labels if one >= 0] for each in (plain, told)]
+    assert trained[0] == trained[1] != []
+
+
+def test_two_examples_are_counted(recipe: Callable[..., Recipe]) -> None:
+    said = episode(recipe(f"{PROMPT}.examples=2"))[0].text
+    assert "Here are 2 examples of episodes." in said
+    assert said.count("Goal: ") == 2
+
+
+def test_a_file_takes_the_place_of_the_instruction(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    file = tmp_path / "instruction.txt"
+    file.write_text("Make things.\n", encoding="utf-8")
+    made = recipe(f"{PROMPT}.instruction_file={file}")
+    assert episode(made)[0] == Message(role="user", text="Make things.")
+    before = run_id_of(made)
+    file.write_text("Make other things.\n", encoding="utf-8")
+    assert run_id_of(made) != before, "what the file holds is part of the run"
+
+
+def test_where_the_instruction_is_the_system_turn_the_system_text_begins_it(recipe: Callable[..., Recipe]) -> None:
+    env = make_environment(recipe("environment.name=reasoning", f"{PROMPT}={{system: 'Be brief.', examples: 1}}"))
+    first, problem = transcript_of(env).prompt(env, "How many?", ())
+    assert (first.role, problem.text) == ("system", "How many?")
+    assert first.text.startswith(f"Be brief.\n\n{env.instruction}\n\nHere is an example")
+    assert "</think>\n<python>" in first.text
+
+
+def test_a_recipe_without_a_prompt_asks_for_what_it_did(recipe: Callable[..., Recipe]) -> None:
+    assert "prompt" not in asked_for(recipe())["environment"]
+    ids = {run_id_of(one) for one in (recipe(), recipe(f"{PROMPT}.examples=1"), recipe(f"{PROMPT}.system=Act."))}
+    assert len(ids) == 3
+
+
+def test_a_window_keeps_the_system_turn(recipe: Callable[..., Recipe]) -> None:
+    made = recipe(f"{PROMPT}.system=Act.")
+    messages = episode(made)
+    assert opening_length(messages) == 4
+    assert opening(messages) == messages[:4]
+    assert droppable(messages[:-1]) == droppable(episode(recipe())[:-1])
+    assert windowed(messages, 1)[:5] == messages[:5]
+    short = drops(messages, lambda prompt: len(prompt) <= 6)
+    assert len(short) == sum(message.role == "assistant" for message in messages) - 1
+    whole = Sample(kind="good", messages=messages, instance=None)
+    read = split(whole, short, "stretches", stage="s", subject="x")
+    assert isinstance(read, tuple)
+    assert {one.messages[0] for one in read} == {messages[0]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        ([f"{PROMPT}.examples=9"], ConfigError, r"examples is 9, and .*textcraft\.jsonl has 3; lower it"),
+        ([f"{PROMPT}.examples_file=x"], ConfigError, "say how many of examples_file are shown"),
+        (
+            [f"{PROMPT}.examples=1", "environment.transcript=native"],
+            ConfigError,
+            "examples are texts and show no calls",
+        ),
+        ([f"{PROMPT}.instruction_file=nowhere"], DataFileError, "file nowhere of environment.prompt cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt_is_told(
+    recipe: Callable[..., Recipe], overrides: list[str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        check(recipe(*overrides))
+
+
+def test_a_world_without_examples_names_the_command_that_makes_some(recipe: Callable[..., Recipe]) -> None:
+    made = recipe("environment.name=alfworld", f"{PROMPT}.examples=1")
+    with pytest.raises(ConfigError, match="no examples come along for alfworld; make some with `agentr env examples"):
+        opening_of(made)
+
+
+def test_the_command_makes_what_comes_along(tmp_path: Path) -> None:
+    file = tmp_path / "made.jsonl"
+    assert examples("textcraft", {}, "train", 3, file) == 3
+    shipped = Path(__file__).parents[2] / "data" / "examples" / "textcraft.jsonl"
+    assert file.read_bytes() == shipped.read_bytes()
+    with pytest.raises(ConfigError, match="exists already"):
+        examples("textcraft", {}, "train", 3, file)
+
+
+def test_a_transcript_that_leaves_the_prompt_out_is_refused() -> None:
+    from toy import Line
+
+    from flows.preflight.checks import _check_opening
+
+    class Own(Line):
+        class transcript:
+            @staticmethod
+            def prompt(env: Any, first_observation: str, steps: Any) -> tuple[Message, ...]:
+                return (Message(role="user", text=env.instruction),)
+
+    env = Own()
+    told = Opening(system="Act.")
+    open_with(env, told)
+    assert instruction_of(env) == Line.instruction
+    with pytest.raises(ConfigError, match="has a transcript of its own, which does not say"):
+        _check_opening(env, told)

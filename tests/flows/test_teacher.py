@@ -1,0 +1,168 @@
+"""A teacher collects and another model is trained: over HTTP as from a directory, mask for mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from served import Served, serving
+
+from agentr_core.errors import ConfigError
+from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.agent_r.stages.splice import keep_good_paths
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.recipes import Recipe, parse
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.rendering import load_tokenizer
+from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.stages.report import build_report
+from agentr_core.stages.train import train
+from agentr_core.store.queries.lineage import ancestry
+from flows.preflight.checks import check
+from tasks import wiring
+
+TEACHER = Path(__file__).parents[2] / "data" / "models" / "textcraft-tiny"
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Iterator[Served]:
+    with serving(lambda: TransformersModel.load(TEACHER, device="cpu")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def student(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with another tokenizer than the teacher's."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "student", context=4096)
+
+
+@pytest.fixture
+def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    monkeypatch.setenv("TEACHER_KEY", "none")
+    teacher.forget()
+    served = {"model": TEACHER.name, "base_url": teacher.url, "api_key_env": "TEACHER_KEY", "connect_seconds": 600.0}
+
+    def make(*overrides: str, taught: bool = True) -> Recipe:
+        data: dict[str, Any] = {
+            "name": "distilled",
+            "workspace": str(tmp_path / "runs"),
+            "iterations": 2,
+            "model": {"path": str(student), "device": "cpu", "max_batch": 16},
+            "models": {"teacher": {"backend": "openai", "server": served}} if taught else {},
+            "instances": {"train_limit": 4, "test_limit": 2},
+            "search": {"dives": 3, "width": 2, "depth": 8, "max_new_tokens": 48},
+            "pairs": {"alpha": [0.5]},
+            "data": {"use": "good", "max_length": 0},
+            "training": {"per_device_train_batch_size": 4},
+            "evaluation": {"max_steps": 2, "max_new_tokens": 8, "revision_test": {"enabled": False}},
+        }
+        return parse(data, overrides)
+
+    return make
+
+
+async def collected(made: Recipe) -> Workplace:
+    place = wiring.quiet_workplace(wiring.reference(made), made)
+    await start(place)
+    await begin(place, 1)
+    await collect(place, 1)
+    await keep_good_paths(place, 1)
+    await dataset(place, 1)
+    return place
+
+
+def rows(place: Workplace) -> list[dict[str, list[int]]]:
+    table = pq.read_table(dataset_file(place, 1)).select(["input_ids", "labels"])
+    return sorted(table.to_pylist(), key=str)
+
+
+def trained_texts(place: Workplace, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode([one for one in row["labels"] if one != IGNORED]) for row in rows(place)]
+
+
+async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory(
+    recipe: Callable[..., Recipe], teacher: Served, student: Path
+) -> None:
+    made = recipe()
+    check(made)
+    place = await collected(made)
+    assert teacher.bodies
+    assert not any("return_token_ids" in body for body in teacher.bodies)
+    near = await collected(recipe(f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
+    assert rows(place) == rows(near) != []
+    own = load_tokenizer(student)
+    replies = {row for (row,) in place.store.rows("select distinct reply from v_nodes where reply <> ''")}
+    for text in trained_texts(place, own):
+        said = [part for part in text.split("<|im_end|>") if part]
+        assert said
+        assert replies.issuperset(said)
+
+
+async def test_a_student_with_the_teachers_tokenizer_learns_what_it_would_have_sampled_itself(
+    recipe: Callable[..., Recipe],
+) -> None:
+    own = f"model.path={TEACHER}"
+    taught, alone = await collected(recipe(own)), await collected(recipe(own, taught=False))
+    assert rows(taught) == rows(alone) != []
+
+
+async def test_the_student_is_trained_and_evaluated_and_the_store_says_who_collected(
+    recipe: Callable[..., Recipe], teacher: Served, student: Path
+) -> None:
+    made = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
+    place = await collected(made)
+    ((path, policy),) = place.store.rows(
+        "select c.path, p.path from iteration i join checkpoint c on c.checkpoint_id = i.collected_by "
+        "join checkpoint p on p.checkpoint_id = i.checkpoint_in where i.iteration = 1"
+    )
+    assert (path, policy) == (TEACHER.name, str(student))
+    asked = len(teacher.bodies)
+    trained = await train(place, 1)
+    await evaluate(place, 1)
+    assert len(teacher.bodies) == asked, "the trained model is the one that is evaluated"
+    lines = ancestry(place.store, trained["checkpoint"], "checkpoint")
+    assert [line.facts["model"] for line in lines if line.relation == "collected by"] == [TEACHER.name]
+    assert {line.facts["model"] for line in lines if line.relation == "grown by"} <= {TEACHER.name}
+    report = build_report(place, 1)
+    assert report.tokens is not None
+    (bill,) = report.tokens.bills
+    assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, asked)
+    assert bill.cost is not None
+    assert not place.store.rows("select * from v_orphans")
+    assert place.collector(2) == place.policy(2), "from the second iteration on the trained model collects"
+
+
+def test_a_teacher_is_part_of_a_runs_identity(recipe: Callable[..., Recipe]) -> None:
+    ids = [
+        run_id_of(one)
+        for one in (recipe(), recipe("teacher_iterations=1"), recipe("models.teacher.server.model=other"))
+    ]
+    assert len({*ids, run_id_of(recipe(taught=False))}) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["agent_r.phases=[rl]"], r"models\.teacher: reinforcement learning trains on what the trained model samples"),
+        (["data.use=expert"], r"models\.teacher: no stage of method agent-r with these settings collects"),
+        (["models={}", "teacher_iterations=1"], r"teacher_iterations: name models\.teacher"),
+        (["models.teacher.server.token_ids=true"], r"models\.teacher\.server\.token_ids: the trained model has a"),
+        (["search.top_k=3"], r"search\.top_k: .* models\.teacher\.server\.sampling_fields"),
+    ],
+)
+def test_where_a_teacher_cannot_help_a_recipe_says_so(
+    recipe: Callable[..., Recipe], overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(*overrides)
+
+
+async def test_a_teacher_that_is_not_there_is_told_before_the_run(recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(Exception, match="has no model 'nix'; it has textcraft-tiny"):
+        check(recipe("models.teacher.server.model=nix"))
