@@ -30,19 +30,29 @@ def report(run: str, beside: str, workspace: Path) -> None:
 
 
 @click.command()
-@click.argument("query")
+@click.argument("query", default="")
 @WORKSPACE
-@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", show_default=True
+)
+@click.option(
+    "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the answer to FILE."
+)
+@click.option("--example", default="", metavar="NAME", help="Ask one of the examples in place of QUERY.")
+@click.option("--examples", is_flag=True, help="List the examples, and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
-def sql(query: str, workspace: Path, form: str, files: bool) -> None:
+def sql(query: str, workspace: Path, form: str, output: Path | None, example: str, examples: bool, files: bool) -> None:
     """Ask the store a question in SQL; it answers while a run is writing.
 
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
     hexadecimal digits.
     """
-    from flows.commands.questions import answer
+    from flows.commands.questions import answer, example_list
 
-    click.echo(answer(workspace, query, form, files=files), nl=False)
+    if examples:
+        click.echo(example_list(), nl=False)
+        return
+    click.echo(answer(workspace, query, form, named=example, output=output, files=files), nl=False)
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentr_core.methods.agent_r import report_sections
 from agentr_core.methods.agent_r.oracle import agreement
+from agentr_core.methods.agent_r.report_audit import audit
 from agentr_core.methods.agent_r.report_examples import examples
 from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, SpliceSurvival
 from agentr_core.reports.document import Section
@@ -40,9 +41,13 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return how splices and judge did; nothing where nothing was searched."""
     if not _searches(place, iteration):
         return ()
+    judged = judge_record(place, iteration)
+    # After the judge's record, which asks the oracle what it had not been asked.
+    source = place.source_id(iteration)
     return (
         report_sections.survival(survival_record(place, iteration)),
-        report_sections.judge(judge_record(place, iteration)),
+        report_sections.judge(judged),
+        audit(judging.path_audits(place.store, source), judging.judged_steps(place.store, source)),
     )
 
 
