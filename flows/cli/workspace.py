@@ -10,22 +10,39 @@ from flows.cli.options import WORKSPACE
 
 
 @click.command()
-@click.argument("run")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--beside",
     default="",
     metavar="RUN,...",
     help="Show a run of several worlds beside runs of one world each, and write nothing.",
 )
+@click.option(
+    "--viewer",
+    metavar="URL",
+    help="Where `agentr view` shows the workspace, for links to it; empty for none.  [default: where it does]",
+)
 @WORKSPACE
-def report(run: str, beside: str, workspace: Path) -> None:
-    """Write the reports of a run anew and print where they are."""
-    from tasks.reporting import compare_worlds, write_reports
+def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Path) -> None:
+    """Write the reports of a run anew, a page an iteration and one of the whole run, and print
+    where they are.
 
+    Of several runs: write one page that compares them with the first on the same episodes, and
+    print its table.
+    """
+    from tasks.reporting import VIEWER, compare_runs, compare_worlds, write_reports
+
+    where = VIEWER if viewer is None else viewer.rstrip("/")
+    if beside and len(runs) > 1:
+        raise click.UsageError("--beside takes the further runs; give one RUN before it")
     if beside:
-        click.echo(compare_worlds(workspace, run, [name.strip() for name in beside.split(",")]))
+        click.echo(compare_worlds(workspace, runs[0], [name.strip() for name in beside.split(",")]))
         return
-    for path in write_reports(workspace, run):
+    if len(runs) > 1:
+        table, path = compare_runs(workspace, runs, viewer=where)
+        click.echo(f"{table}\n{path}")
+        return
+    for path in write_reports(workspace, runs[0], viewer=where):
         click.echo(path)
 
 

@@ -214,7 +214,7 @@ def test_with_files_the_store_is_no_target_however_it_is_written(store: Store, s
     path = str(store.path)
     before = store.path.read_bytes()
     named = target.format(path=path, folder=store.path.parent, half=path[:6], rest=path[6:])
-    with pytest.raises(ConfigError, match="the store itself|in single quotes"):
+    with pytest.raises(ConfigError, match=r"the store itself|in single quotes"):
         store.answer(start + named, files=True)
     assert store.path.read_bytes() == before
 

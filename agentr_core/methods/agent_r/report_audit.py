@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from agentr_core.methods.agent_r.oracle import rate
@@ -39,6 +39,20 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
         "first error is the same where they name the same step, or none. View v_critic_audit has each path."
     )
     return Section("audit", TITLE, tuple(_blocks(paths, steps)), note)
+
+
+def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
+    """Return the section of a run: how often the witnesses agree, by iteration."""
+    some = [one for found in paths.values() for one in found]
+    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, some)}
+    rows = (
+        Row((wording.iteration(number), wording.count(len(found)), *_same(found, compared)))
+        for number, found in paths.items()
+    )
+    titles = (f"Same: {name}, %" for name in compared)
+    table = Table((Column("Iteration", "text"), Column("Judged paths"), *map(Column, titles)), tuple(rows))
+    note = "How often two witnesses name the same first error of a bad path, or both none; 95% intervals."
+    return Section("audit-run", f"{TITLE} over the run", (table,), note)
 
 
 def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
@@ -75,7 +89,7 @@ def _known(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
     return [one for one in paths if one.has_oracle] if "oracle" in name else list(paths)
 
 
-def _agreement(paths: Sequence[PathAudit], compared: dict[str, Witnesses]) -> Table:
+def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
     titles = ("Same first error, %", "Within one step, %", "Mean distance, steps", "Both name one", "Paths")
     rows = []
     for name, pick in compared.items():
@@ -140,16 +154,19 @@ def _drops(steps: Sequence[JudgedStep]) -> Table:
     return Table((Column("Verdict", "text"), *map(Column, titles)), tuple(rows))
 
 
-def _by_depth(paths: Sequence[PathAudit], compared: dict[str, Witnesses]) -> Table:
+def _by_depth(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
     depths = sorted({one.depth for one in paths}, key=lambda depth: (depth is None, depth or 0))
     rows = []
     for depth in depths:
         some = [one for one in paths if one.depth == depth]
-        cells = []
-        for name, pick in compared.items():
-            pairs = [pick(one) for one in _known(name, some)]
-            same = rate([one == other for one, other in pairs]) if pairs else None
-            cells.append(None if same is None else Measured(wording.percent(same.value), wording.interval(same)))
-        rows.append(Row(("none" if depth is None else str(depth), wording.count(len(some)), *cells)))
+        rows.append(Row(("none" if depth is None else str(depth), wording.count(len(some)), *_same(some, compared))))
     titles = (f"Same: {name}, %" for name in compared)
     return Table((Column("Depth", "text"), Column("Paths"), *map(Column, titles)), tuple(rows))
+
+
+def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
+    """Yield how often each two witnesses name the same first error."""
+    for name, pick in compared.items():
+        pairs = [pick(one) for one in _known(name, paths)]
+        same = rate([one == other for one, other in pairs]) if pairs else None
+        yield None if same is None else Measured(wording.percent(same.value), wording.interval(same))
