@@ -30,19 +30,19 @@ def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Pa
     Of several runs: write one page that compares them with the first on the same episodes, and
     print its table.
     """
-    from tasks.reporting import VIEWER, compare_runs, compare_worlds, write_reports
+    from tasks.reporting import compare_runs, compare_worlds, write_reports
 
-    where = VIEWER if viewer is None else viewer.rstrip("/")
+    where = {} if viewer is None else {"viewer": viewer.rstrip("/")}
     if beside and len(runs) > 1:
         raise click.UsageError("--beside takes the further runs; give one RUN before it")
     if beside:
         click.echo(compare_worlds(workspace, runs[0], [name.strip() for name in beside.split(",")]))
         return
     if len(runs) > 1:
-        table, path = compare_runs(workspace, runs, viewer=where)
+        table, path = compare_runs(workspace, runs, **where)
         click.echo(f"{table}\n{path}")
         return
-    for path in write_reports(workspace, runs[0], viewer=where):
+    for path in write_reports(workspace, runs[0], **where):
         click.echo(path)
 
 

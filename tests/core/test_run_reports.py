@@ -73,8 +73,7 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["agent-r", "eto", "grpo"])
 def test_every_method_has_the_page_of_a_run(tmp_path: Path, method: str) -> None:
-    recipe = {"grpo": {"evaluation": {"development": ""}}}.get(method, {})
-    finish(tmp_path, FIRST, [set(), {1, 2}], method=method, **recipe)
+    finish(tmp_path, FIRST, [set(), {1, 2}], method=method)
     *_, index = write_reports(tmp_path, FIRST)
     html = index.read_text()
     assert html.count("<h1>") == 1
