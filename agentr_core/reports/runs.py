@@ -111,7 +111,7 @@ def _paired(one: PairedScore, *, first: bool) -> tuple[Cell, ...]:
     value = one.success
     own = (Measured(wording.percent(value.value), wording.interval(value)), Whisker(value.low, value.value, value.high))
     if first:
-        return (*own, None, None, None, wording.count(value.n))
+        return (*own, *(wording.NOTHING,) * 3, wording.count(value.n))
     return (
         *own,
         difference(one.difference),
