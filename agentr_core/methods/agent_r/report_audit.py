@@ -133,8 +133,8 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
 
 
 def _distance(steps: int) -> str:
-    beyond = {-_FARTHEST: " or less", _FARTHEST: " or more"}
-    return "0" if not steps else f"{wording.signed(steps, 0)}{'' if abs(steps) < _FARTHEST else beyond[steps]}"
+    beyond = {-_FARTHEST: "\N{LESS-THAN OR EQUAL TO}", _FARTHEST: "\N{GREATER-THAN OR EQUAL TO}"}
+    return f"{beyond.get(steps, '')}{wording.signed(steps, 0)}"
 
 
 def _drops(steps: Sequence[JudgedStep]) -> Table:
