@@ -29,11 +29,18 @@ def write_text(path: Path, text: str) -> None:
     """Write a text to a file all at once, so that no half of it is ever seen; its folder is made.
     Raises `DiskError`.
     """
+    with writing(path):
+        content = text.encode("utf-8")
+    write_bytes(path, content)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file all at once, as `write_text` does."""
     draft = path.with_name(f".{path.name}.new-{os.getpid()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_bytes(content)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

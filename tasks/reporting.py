@@ -14,27 +14,36 @@ from prefect.cache_policies import NO_CACHE
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.reports import wording
+from agentr_core.reports.addresses import VIEWER
 from agentr_core.reports.beside import beside_table
 from agentr_core.reports.comparison import ComparisonReport
 from agentr_core.reports.comparison import scores as arm_scores
-from agentr_core.reports.html import render_comparison, render_html, render_index
-from agentr_core.reports.markdown import render_comparison_markdown, render_markdown, table_markdown
+from agentr_core.reports.html import render_comparison, render_html, render_index, render_runs
+from agentr_core.reports.markdown import (
+    render_comparison_markdown,
+    render_markdown,
+    render_run_markdown,
+    render_runs_markdown,
+    table_markdown,
+)
 from agentr_core.reports.records import IterationReport
+from agentr_core.reports.runs import paired_table
 from agentr_core.reports.summary import report_name, summary_markdown, summary_table, table_text
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report import build_report, finished_at, promoted, roles
+from agentr_core.stages.report import build_outline, build_report, finished_at, promoted, roles, with_run
 from agentr_core.stages.report_beside import beside, differences
+from agentr_core.stages.report_runs import build_runs
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import trained_iterations
 from agentr_core.store.snapshot import snapshot
 from agentr_core.writing import write_text
-from tasks.wiring import RunRef, find_run, quiet_workplace, viewer_page
+from tasks.wiring import RunRef, find_run, quiet_workplace, viewer_address, viewer_page
 
 
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
 async def report(run: RunRef, iteration: int) -> str:
     """Write the report of an iteration and the index; return the path of the HTML file."""
-    path, built = _written(run, [iteration])[-1]
+    (path, _), built = _written(run, [iteration], viewer=viewer_address() or VIEWER)
     # Prefect allows no dot in the key of an artifact.
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
@@ -92,25 +101,31 @@ def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
     return html
 
 
-def _written(run: RunRef, iterations: Sequence[int]) -> list[tuple[Path, IterationReport]]:
-    """Write the reports of some iterations of a run, and the index of all; return the paths of the
-    HTML files, each with the report.
+def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[list[Path], IterationReport]:
+    """Write the reports of some iterations of a run, and the page of the whole run; return the
+    paths of the HTML files, that of the run last, and the last report.
+
+    Args:
+        viewer: where `agentr view` shows the workspace; empty for pages without links there.
     """
     folder = report_folder(run)
     with _at_once(run) as place:
         board = Scoreboard(place)
-        built = [build_report(place, iteration, board) for iteration in iterations]
+        built = [build_report(place, iteration, board, viewer=viewer) for iteration in iterations]
         earlier = (i for i in _finished(place) if (folder / f"iteration-{i:02d}.html").exists())
         reported = sorted({*earlier, *iterations})
-        scores = [_score_report(place, iteration, board) for iteration in reported]
+        outlines = [build_outline(place, iteration, board, viewer=viewer) for iteration in reported]
+        pages = [*outlines[:-1], with_run(place, outlines[-1])]
     written = []
     for one in built:
         html = folder / f"{report_name(one)}.html"
         write_text(html, render_html(one))
         write_text(html.with_suffix(".md"), render_markdown(one))
-        written.append((html, one))
-    write_text(folder / "index.html", render_index(scores))
-    return written
+        written.append(html)
+    index = folder / "index.html"
+    write_text(index, render_index(pages))
+    write_text(index.with_suffix(".md"), render_run_markdown(pages))
+    return [*written, index], built[-1]
 
 
 @contextmanager
@@ -123,8 +138,12 @@ def _at_once(run: RunRef) -> Iterator[Workplace]:
         yield replace(place, store=state)
 
 
-def write_reports(workspace: Path, prefix: str) -> list[Path]:
-    """Write all reports of the run whose id begins with `prefix`; return their paths.
+def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list[Path]:
+    """Write all reports of the run whose id begins with `prefix`; return their paths, that of the
+    page of the whole run last.
+
+    Args:
+        viewer: where `agentr view` shows the workspace; empty for pages without links there.
 
     Raises `ConfigError` if there is no such run, or several, or nothing to report.
     """
@@ -135,7 +154,22 @@ def write_reports(workspace: Path, prefix: str) -> list[Path]:
     finished = _finished(place)
     if not finished:
         raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")
-    return [path for path, _ in _written(run, finished)]
+    return _written(run, finished, viewer=viewer)[0]
+
+
+def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:
+    """Write the page of runs beside each other; return its table as text for a terminal, and its
+    path. Differences are to the first run; ids may be cut short.
+
+    Raises `ConfigError` if there is no such run, or one has no evaluated model.
+    """
+    ids = [find_run(workspace, prefix) for prefix in prefixes]
+    places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=one, iterations=0)) for one in ids]
+    built = build_runs(places, viewer=viewer)
+    html = workspace / "reports" / f"{'-'.join(one[:8] for one in ids)}.html"
+    write_text(html, render_runs(built))
+    write_text(html.with_suffix(".md"), render_runs_markdown(built))
+    return table_text(paired_table(built)), html
 
 
 def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
@@ -174,7 +208,7 @@ def _finished(place: Workplace) -> list[int]:
 
 
 def _score_report(place: Workplace, iteration: int, board: Scoreboard) -> IterationReport:
-    """Return a report with nothing but the scores, for tables and the index."""
+    """Return a report with nothing but the scores, for tables."""
     return IterationReport(
         recipe_name=place.recipe.name,
         run_id=place.run_id,

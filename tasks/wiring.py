@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from agentr_core import recipes
 from agentr_core.environments import registry
@@ -29,6 +28,7 @@ from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.start import make_launch, start
 from agentr_core.protocols import ChatModel, Environment, Keeping
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
+from agentr_core.reports.addresses import page_of
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
@@ -265,13 +265,20 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
 
 
-def viewer_page(kind: str, key: str) -> str:
-    """Return the address of a page of `agentr view`, such as that of a run by its id; empty unless
-    AGENTR_VIEW_URL says where a viewer of the workspace is, as http://127.0.0.1:4280.
+def viewer_address() -> str:
+    """Return where a viewer of the workspace is, as http://127.0.0.1:4280: AGENTR_VIEW_URL, or
+    nothing.
     """
     # What the viewer prints beyond this machine has its token, which is nobody's else to have.
-    base = os.environ.get("AGENTR_VIEW_URL", "").split("?")[0].rstrip("/")
-    return f"{base}/{kind}/{quote(key, safe='')}" if base else ""
+    return os.environ.get("AGENTR_VIEW_URL", "").split("?")[0].rstrip("/")
+
+
+def viewer_page(kind: str, key: str) -> str:
+    """Return the address of a page of `agentr view`, such as that of a run by its id; nothing
+    without a viewer.
+    """
+    base = viewer_address()
+    return f"{base}{page_of(kind, key)}" if base else ""
 
 
 def vllm_environment() -> Path:

@@ -57,7 +57,19 @@ class Meter:
     share: float
 
 
-Cell = str | Bar | Whisker | Measured | Meter | None
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A text that leads to an address; an empty address leads nowhere."""
+
+    text: str
+    address: str
+
+    def __str__(self) -> str:
+        """Return the text alone."""
+        return self.text
+
+
+Cell = Link | str | Bar | Whisker | Measured | Meter | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,8 @@ class RevisionExample:
     tree_id: str
     good_reward: float
     bad_reward: float
+    viewer: str = ""
+    """Where the viewer is, whose pages have the whole sample and tree; empty for no links."""
     split: int
     """Steps that both paths share."""
     cut: int
@@ -196,7 +210,14 @@ class Listing:
     text: str
 
 
-Block = Table | Figure | Paragraph | Stack | Headline | Transcripts | Listing
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """What the lines of the figure before it are, each with its mark."""
+
+    names: tuple[str, ...]
+
+
+Block = Legend | Table | Figure | Paragraph | Stack | Headline | Transcripts | Listing
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from agentr_core.reports import comparison, document, sections, summary, wording
-from agentr_core.reports.records import IterationReport
+from agentr_core.reports import addresses, comparison, document, plots, run_page, runs, sections, wording
+from agentr_core.reports.records import IterationReport, of_one_run
 
 
 def render_html(report: IterationReport) -> str:
@@ -22,11 +22,13 @@ def render_index(reports: Sequence[IterationReport]) -> str:
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
     """
-    ordered = summary.of_one_run(reports)
-    entries = [(report, summary.report_name(report), sections.headline(report)) for report in ordered]
-    last = ordered[-1]
-    parts = [section for section in sections.sections(last) if section.key in ("headline", "scores")]
-    return _render("index.html.jinja", report=last, entries=entries, sections=parts)
+    parts = run_page.sections(reports)
+    return _render("index.html.jinja", report=of_one_run(reports)[-1], sections=parts)
+
+
+def render_runs(report: runs.RunsReport) -> str:
+    """Return the page of runs beside each other."""
+    return _render("runs.html.jinja", report=report, sections=runs.sections(report))
 
 
 def render_comparison(report: comparison.ComparisonReport) -> str:
@@ -53,7 +55,8 @@ def environment(package: str) -> Environment:
 
 def _render(template: str, **values: object) -> str:
     templates = environment("agentr_core.reports")
-    templates.filters.update(inline_svg=_inline_svg, kind=lambda block: type(block).__name__)
+    templates.globals.update(page_of=addresses.page_of)
+    templates.filters.update(inline_svg=_inline_svg, mark=_mark, kind=lambda block: type(block).__name__)
     return templates.get_template(template).render(**values)
 
 
@@ -62,6 +65,10 @@ def _finalize(value: object) -> object:
     return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)
 
 
+def _mark(place: int) -> Markup:
+    return Markup(plots.mark(place))
+
+
 def _inline_svg(figure: document.Figure) -> Markup:
-    # The only unescaped value of a page: markup made by `plots` from numbers.
+    # With `_mark` the only unescaped value of a page: markup made by `plots` from numbers.
     return Markup(figure.svg)

@@ -5,11 +5,11 @@ drawings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from agentr_core.reports import comparison, document, wording
+from agentr_core.reports import comparison, document, run_page, runs, wording
 from agentr_core.reports.document import RevisionExample, Turn
-from agentr_core.reports.records import IterationReport
+from agentr_core.reports.records import IterationReport, of_one_run
 from agentr_core.reports.sections import sections
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
@@ -36,6 +36,24 @@ def render_comparison_markdown(report: comparison.ComparisonReport) -> str:
         f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)} · {escape(report.date)}\n"
     )
     return head + "".join(_section(section) for section in comparison.sections(report))
+
+
+def render_run_markdown(reports: Sequence[IterationReport]) -> str:
+    """Return the page of a whole run as Markdown. Raises `ValueError` unless all reports are of
+    one run.
+    """
+    last = of_one_run(reports)[-1]
+    head = (
+        f"# {escape(last.recipe_name)}, run\n\n"
+        f"Run {_code(last.run_id)} · {escape(last.environment)} · {escape(last.model)} · {escape(last.date)}\n"
+    )
+    return head + "".join(_section(section) for section in run_page.sections(reports))
+
+
+def render_runs_markdown(report: runs.RunsReport) -> str:
+    """Return a comparison of runs as Markdown."""
+    head = f"# {escape(' and '.join(run.recipe_name for run in report.runs))}\n"
+    return head + "".join(_section(section) for section in runs.sections(report))
 
 
 def escape(text: str) -> str:
@@ -80,7 +98,7 @@ def _block(block: document.Block) -> str:
             return "\n".join(map(_block, block.instead))
         case document.Paragraph():
             return f"{escape(block.text)}\n"
-        case document.Stack():
+        case document.Stack() | document.Legend():
             return ""
         case document.Listing():
             return fence(block.text, block.language)
@@ -102,6 +120,9 @@ def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, fi
             return f"{escape(cell.text)} ({escape(cell.note)})"
         case document.Measured():
             return escape(str(cell))
+        case document.Link():
+            text = _code(cell.text) if column.kind == "code" else escape(cell.text)
+            return f"[{text}](<{cell.address}>)" if cell.address else text
         case str():
             text = _code(cell) if column.kind == "code" and cell else escape(cell)
             if first and row.tone == "minor":

@@ -24,6 +24,17 @@ _LONGEST = 20
 _LARGEST = 7.0
 """The radius of the largest dot of a scatter."""
 Point = tuple[float, float]
+_KINDS = 6
+"""Kinds of lines that a style sheet tells apart."""
+_CORNERS: tuple[tuple[Point, ...], ...] = (
+    (),
+    ((-4, -4), (4, -4), (4, 4), (-4, 4)),
+    ((0, -5), (4.6, 3.6), (-4.6, 3.6)),
+    ((0, -5), (5, 0), (0, 5), (-5, 0)),
+    ((0, 5), (4.6, -3.6), (-4.6, -3.6)),
+    ((-2, -5), (2, -5), (2, -2), (5, -2), (5, 2), (2, 2), (2, 5), (-2, 5), (-2, 2), (-5, 2), (-5, -2), (-2, -2)),
+)
+"""The corners of the mark of each kind, around its place; the first is a circle."""
 
 
 def success(scores: Sequence[IterationScore], current: int) -> str:
@@ -53,6 +64,47 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
         _text(mark, x, y(score.success.high) - 7, wording.percent(score.success.value), "middle", "number")
         name = wording.iteration(score.iteration)
         _text(mark, x, height - 8, name if len(scores) <= _NAMED else name.split()[-1], "middle", "tick")
+    return _markup(svg)
+
+
+def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str) -> str:
+    """Return shares in percent over iterations with 95% error bars, a line for each name; lines
+    differ in dashes and marks as well as in colour, and stand beside each other where they meet.
+    """
+    height, right = 230.0, 12.0
+    top = _ceiling(max(one.high for points in series.values() for _, one in points))
+    last = max(number for points in series.values() for number, _ in points)
+    slot = (_WIDTH - _LEFT - right) / (last + 1)
+
+    def y(share: float) -> float:
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * share / top
+
+    told = (f"{name}: {', '.join(_point(number, one) for number, one in points)}" for name, points in series.items())
+    svg = _canvas(height, f"{spoken}: {'; '.join(told)}")
+    for tick in range(5):
+        _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
+    for number in range(last + 1):
+        name = wording.iteration(number)
+        shown = name if last < _NAMED else name.split()[-1]
+        _text(svg, _LEFT + slot * (number + 0.5), height - 8, shown, "middle", "tick")
+    for place, points in enumerate(series.values()):
+        aside = (place - (len(series) - 1) / 2) * min(9.0, slot / (len(series) + 1))
+        group = ET.SubElement(svg, "g", {"class": f"s{place % _KINDS}"})
+        centres = [(_LEFT + slot * (number + 0.5) + aside, one) for number, one in points]
+        joined = " ".join(f"{_at(x)},{_at(y(one.value))}" for x, one in centres)
+        ET.SubElement(group, "polyline", {"class": "line", "points": joined})
+        for x, one in centres:
+            _error_bar(group, x, one, y)
+            _mark(group, place % _KINDS, x, y(one.value))
+    return _markup(svg)
+
+
+def mark(place: int) -> str:
+    """Return the mark of a line of `set_curves` alone, for a legend."""
+    svg = ET.Element("svg", {"viewBox": "0 0 22 12", "class": "mark", "aria-hidden": "true"})
+    group = ET.SubElement(svg, "g", {"class": f"s{place % _KINDS}"})
+    _line(group, "line", 0, 6, 22, 6)
+    _mark(group, place % _KINDS, 11, 6)
     return _markup(svg)
 
 
@@ -101,7 +153,7 @@ def bars(items: Sequence[Tally], spoken: str) -> str:
 
 def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1) -> str:
     """Return curves over steps 1, 2, ..., or over each multiple of `every`, on one scale, each with
-    its name at its end: the first solid, others dashed.
+    its name at its end: the first solid, others dashed and in other colours.
 
     All have the same number of points, at least two.
     """
@@ -118,12 +170,13 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
     for tick in range(4):
         value = low + room * tick / 3
         _line(svg, "axis" if tick == 0 else "grid", left, y(value), _WIDTH - right, y(value))
-        _text(svg, left - 7, y(value) + 4, f"{value:.3g}", "end", "tick")
+        _text(svg, left - 7, y(value) + 4, _tick(value), "end", "tick")
     for number, (name, values) in enumerate(series.items()):
         across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
         points = " ".join(f"{_at(x)},{_at(y(value))}" for x, value in zip(across, values, strict=True))
         dashes = {"stroke-dasharray": "4 3"} if number else {}
-        ET.SubElement(svg, "polyline", {"class": "line", "points": points, **dashes})
+        group = ET.SubElement(svg, "g", {"class": f"s{number % _KINDS}"})
+        ET.SubElement(group, "polyline", {"class": "line", "points": points, **dashes})
         _text(svg, across[-1] + 5, y(values[-1]) + 4, name, "start", "tick")
     _text(svg, left, height - 8, str(every), "middle", "tick")
     _text(svg, _WIDTH - right, height - 8, str(steps * every), "middle", "tick")
@@ -190,9 +243,25 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: s
     return _markup(svg)
 
 
+def _mark(parent: ET.Element, kind: int, x: float, y: float) -> None:
+    if not kind:
+        ET.SubElement(parent, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y), "r": "4.2"})
+        return
+    points = " ".join(f"{_at(x + across)},{_at(y + down)}" for across, down in _CORNERS[kind])
+    ET.SubElement(parent, "polygon", {"class": "dot", "points": points})
+
+
+def _tick(value: float) -> str:
+    """Return a number that fits beside an axis."""
+    return f"{value:.3g}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+
+
+def _point(number: int, estimate: Estimate) -> str:
+    return f"{wording.iteration(number)} {wording.percent(estimate.value)}% ({wording.interval(estimate)})"
+
+
 def _spoken(score: IterationScore) -> str:
-    estimate = score.success
-    return f"{wording.iteration(score.iteration)} {wording.percent(estimate.value)}% ({wording.interval(estimate)})"
+    return _point(score.iteration, score.success)
 
 
 def _ceiling(share: float) -> float:

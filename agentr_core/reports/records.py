@@ -9,6 +9,7 @@ is None, or an empty tuple, and its section of the report says so in one line.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -282,11 +283,27 @@ class IterationReport:
     errors: ErrorRecord | None = None
     samples: tuple[Section, ...] = ()
     """What the method shows of its samples; stands before the recipe."""
+    run: tuple[Section, ...] = ()
+    """What the method says on the page of the whole run, up to this iteration."""
     recipe_yaml: str = ""
     versions: tuple[NamedText, ...] = ()
     hashes: tuple[NamedText, ...] = ()
     """Expected names: checkpoint, parent, dataset, weights, store."""
+    viewer: str = ""
+    """Where `agentr view` shows the workspace; empty for a page without links there."""
+    rows: tuple[Tally, ...] = ()
+    """How many rows each list of the viewer has of the iteration."""
 
     def score(self, iteration: int) -> IterationScore | None:
         """Return the score of an iteration, or None when it was not evaluated."""
         return next((score for score in self.scores if score.iteration == iteration), None)
+
+
+def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
+    """Return reports in the order of their iterations. Raises `ValueError` unless they are of one
+    run.
+    """
+    runs = sorted({report.run_id for report in reports})
+    if len(runs) != 1:
+        raise ValueError(f"expected reports of one run, got {', '.join(runs) or 'none'}: call once for each run")
+    return tuple(sorted(reports, key=lambda report: report.iteration))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore
+from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore, of_one_run
 from agentr_core.reports.score_tables import gain, played_once, promoted, worlds
 
 
@@ -49,16 +49,6 @@ def table_text(table: Table) -> str:
 def report_name(report: IterationReport) -> str:
     """Return the file name of a report without its ending, `iteration-02`."""
     return f"iteration-{report.iteration:02d}"
-
-
-def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:
-    """Return reports in the order of their iterations. Raises `ValueError` unless they are of one
-    run.
-    """
-    runs = sorted({report.run_id for report in reports})
-    if len(runs) != 1:
-        raise ValueError(f"expected reports of one run, got {', '.join(runs) or 'none'}: call once for each run")
-    return tuple(sorted(reports, key=lambda report: report.iteration))
 
 
 def _table(reports: Sequence[IterationReport]) -> Table:

@@ -58,6 +58,11 @@ def decimal(number: float | None, digits: int = 2) -> str:
     return NOTHING if number is None else f"{number:,.{digits}f}"
 
 
+def signed(number: float, digits: int = 1) -> str:
+    """Return a number with its sign and fixed decimals; a true minus sign, and none for zero."""
+    return f"{number:+,.{digits}f}".replace("-", MINUS) if round(number, digits) else f"{0:.{digits}f}"
+
+
 def share(part: float, whole: float) -> float | None:
     """Return part / whole, or None when the whole is 0."""
     return part / whole if whole else None

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 Need = Literal["gpu", "env"]
 """What a stage takes up, as a tag that Prefect limits: a model on a GPU, environments."""
-Position = Literal["data", "samples"]
-"""Where sections stand on a page: after the funnel of data construction, or before the recipe."""
+Position = Literal["data", "samples", "run"]
+"""Where sections stand: after the funnel of data construction, before the recipe, or on the page of
+the whole run, which has those of its last iteration."""
 Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
 """Raises `UserError` for what would stop a stage; is given training instances."""
 

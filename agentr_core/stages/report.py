@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import yaml
@@ -9,7 +10,7 @@ import yaml
 from agentr_core.recipes import Recipe, shown
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.reports import wording
-from agentr_core.reports.document import Section
+from agentr_core.reports.document import Section, Transcripts
 from agentr_core.reports.records import (
     CutCount,
     ErrorRecord,
@@ -32,23 +33,41 @@ from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries import outcomes, usage
 from agentr_core.store.queries.datasets import dataset_of
 from agentr_core.store.queries.iterations import checkpoint_made, iteration_state, promotion_of
+from agentr_core.store.queries.overview import iteration_lines
 from agentr_core.store.queries.runs import run_versions
 from agentr_core.store.queries.worlds import made_by_world
 
+_LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
+"""Lists of the viewer that are narrowed by run and iteration."""
 INTERVALS = (
     "success by Wilson's score, reward by bootstrap; differences are paired by instance, and clustered where several "
     "instances are one under different names"
 )
 
 
-def build_report(place: Workplace, iteration: int, board: Scoreboard | None = None) -> IterationReport:
+def build_report(
+    place: Workplace, iteration: int, board: Scoreboard | None = None, *, viewer: str = ""
+) -> IterationReport:
     """Return the report of an iteration; parts that were not measured are left out.
 
     Args:
         board: the scores of the run, for a caller that writes several reports.
+        viewer: where `agentr view` shows the workspace; empty for a page without links there.
     """
-    recipe, board = place.recipe, board or Scoreboard(place)
-    funnel = place.plan(iteration).funnel
+    return replace(
+        build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
+        worlds=_worlds(place, iteration),
+        data=_said_by_method(place, iteration, "data"),
+        errors=_errors(place, iteration),
+        samples=tuple(_linked(section, viewer) for section in _said_by_method(place, iteration, "samples")),
+        hashes=_hashes(place, iteration),
+    )
+
+
+def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
+    """Return of the report of an iteration what the page of the whole run shows, and tables do."""
+    recipe = place.recipe
+    funnel = place.plan(iteration).funnel if iteration else None
     return IterationReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
@@ -64,16 +83,38 @@ def build_report(place: Workplace, iteration: int, board: Scoreboard | None = No
         promoted=promoted(place, iteration),
         funnel_title=funnel.title if funnel else "Training data",
         funnel=funnel.stages(place, iteration) if funnel else (),
-        worlds=_worlds(place, iteration),
-        data=_said_by_method(place, iteration, "data"),
         time=_time(place, iteration),
         tokens=_tokens(place, iteration),
-        errors=_errors(place, iteration),
-        samples=_said_by_method(place, iteration, "samples"),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
         versions=_versions(place),
-        hashes=_hashes(place, iteration),
+        viewer=viewer,
+        rows=_rows(place, iteration),
     )
+
+
+def with_run(place: Workplace, report: IterationReport) -> IterationReport:
+    """Return the outline of the last iteration of a run with what its method says of all."""
+    return replace(report, run=_said_by_method(place, report.iteration, "run"))
+
+
+def _linked(section: Section, viewer: str) -> Section:
+    """Return a section whose samples lead to the viewer."""
+    blocks = (
+        Transcripts(tuple(replace(one, viewer=viewer) for one in block.examples))
+        if isinstance(block, Transcripts)
+        else block
+        for block in section.blocks
+    )
+    return replace(section, blocks=tuple(blocks))
+
+
+def _rows(place: Workplace, iteration: int) -> tuple[Tally, ...]:
+    """Return how many rows each list of the viewer has of an iteration."""
+    for line in iteration_lines(place.store, place.run_id):
+        if line.iteration == iteration:
+            counts = {name: getattr(line, name) for name in _LISTS}
+            return tuple(Tally(name=name, count=count) for name, count in counts.items() if count)
+    return ()
 
 
 def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:
@@ -122,7 +163,9 @@ def _time(place: Workplace, iteration: int) -> tuple[TimeSpent, ...]:
 def _tokens(place: Workplace, iteration: int) -> TokenCounts:
     used = usage.token_use(place.store, place.iteration_id(iteration))
     built = dataset_of(place.store, place.iteration_id(iteration))
-    trained = built.counts["trained_tokens"] if built else {}
+    online = usage.trained_online(place.store, place.iteration_id(iteration))
+    # An objective that samples while it trains has no dataset.
+    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
     return TokenCounts(
         prompt=used.prompt,
         completion=used.completion,
@@ -171,5 +214,4 @@ def _hashes(place: Workplace, iteration: int) -> tuple[NamedText, ...]:
         "dataset": made.dataset_hash,
         "weights": made.weights_sha256,
     }
-    # An objective that samples while it trains has no dataset.
     return tuple(NamedText(name=name, text=text) for name, text in hashes.items() if text)

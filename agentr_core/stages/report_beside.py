@@ -72,10 +72,17 @@ def differences(place: Workplace, others: Sequence[Workplace]) -> list[str]:
     told = []
     for other in others:
         (name,) = other.recipe.world_names
-        mine, theirs = (_asked(one.recipe.in_world(name)) for one in (place, other))
-        if differing := sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)):
+        if differing := differing_sections(place.recipe.in_world(name), other.recipe.in_world(name)):
             told.append(f"run {other.run_id} also differs in {', '.join(differing)}")
     return told
+
+
+def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
+    """Return the names of the sections in which two recipes differ, sorted; names, descriptions and
+    what changes no result are left out.
+    """
+    mine, theirs = _asked(recipe), _asked(other)
+    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
 
 
 def _asked(recipe: Recipe) -> dict[str, object]:

@@ -14,10 +14,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentr_core.writing import write_bytes
 
 _GAP = "  "
 
@@ -51,6 +55,13 @@ def to_table(answer: pa.Table) -> str:
         for row in (heads, *rows)
     ]
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def write_parquet(answer: pa.Table, path: Path) -> None:
+    """Write an answer to a Parquet file, types and all; its folder is made. Raises `DiskError`."""
+    rows = io.BytesIO()
+    pq.write_table(answer, rows, compression="zstd")
+    write_bytes(path, rows.getvalue())
 
 
 FORMATS: Mapping[str, Callable[[pa.Table], str]] = MappingProxyType(

@@ -50,20 +50,42 @@ def ask(
 
 
 def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
-    own = {str(path.resolve()) for path in store.parent.glob(f"{store.name}*")}
     for statement in statements:
         kind = statement.type.name
-        if kind in _USES_FILES:
+        if kind in _USES_FILES or (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(_masked(statement.query))):
             if not files:
                 raise ConfigError(f"SQL: {_FILES_ARE_SHUT}")
-            # Also an escape of quotes is a quote: no file of the store has one in its name alone.
-            named = re.findall(r"'((?:[^']|'')*)'", statement.query)
-            if any(str(Path(name.replace("''", "'")).resolve()) in own for name in named):
-                raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
+            _check_names(statement.query, store)
         elif kind not in _ASKS:
             raise ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
 
 
+def _check_names(query: str, store: Path) -> None:
+    """Raise `ConfigError` for a statement that may write the store: its files and the folders they
+    lie in are no targets, and only a name that can be read here is one.
+    """
+    masked = _masked(query)
+    if _OBSCURE.search(masked) or any(
+        not masked[found.end() :].lstrip().startswith("''") for found in _TO.finditer(masked)
+    ):
+        raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
+    for literal in re.findall(r"'((?:[^']|'')*)'", query):
+        named = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
+        if named in (store.parent.resolve(), *store.parent.resolve().parents) or (
+            named.parent == store.parent.resolve() and named.name.startswith(store.name)
+        ):
+            raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
+
+
+def _masked(query: str) -> str:
+    """Return a statement with nothing in its quotes."""
+    return re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda found: found[0][0] * 2, query)
+
+
+_TO = re.compile(r"\bto\b", re.IGNORECASE)
+_OBSCURE = re.compile(r"\$\w*\$|\be''|--|/\*", re.IGNORECASE)
+"""Other ways to write a string, and comments, behind which one may hide."""
+_EXPLAINS_A_COPY = re.compile(r"\b(copy|export|attach|load|create)\b", re.IGNORECASE)
 _FILES_ARE_SHUT = (
     "files are neither read nor written; add --files to `agentr sql`, or files=True to `Store.query`, to open them"
 )

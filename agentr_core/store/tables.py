@@ -38,6 +38,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "node": Table(("tree_id", "node_index"), ("visits", "value_sum", "terminal", "stop")),
         "generation": Table(("kind", "owner_id", "position", "draw")),
         "judgement": Table(("tree_id", "node_index")),
+        "oracle_verdict": Table(("tree_id", "node_index")),
         "trajectory": Table(("trajectory_id",), (), ("reward", "success", "stop", "num_steps")),
         "step": Table(("trajectory_id", "position")),
         "derivation": Table(("child_id", "parent_id")),

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from agentr_core.reports import wording
+from agentr_core.reports import addresses, wording
 from agentr_core.store import Store
 from agentr_core.store.queries.listings import LISTINGS, choices, listed
-from agentr_core.viewer import addresses
 
 PAGE_ROWS: Final = 50
 Record = Mapping[str, Any]

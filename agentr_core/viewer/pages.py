@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from agentr_core.reports import addresses
 from agentr_core.store import Store
 from agentr_core.store.codec import load_samples
 from agentr_core.store.queries.datasets import sample_head
@@ -28,7 +29,6 @@ from agentr_core.store.queries.paths import (
 )
 from agentr_core.store.queries.preferences import preference_head
 from agentr_core.store.queries.runs import runs_beginning
-from agentr_core.viewer import addresses
 from agentr_core.viewer.lists import list_page
 from agentr_core.viewer.page import Page
 from agentr_core.viewer.trees import by_position, pair, tree

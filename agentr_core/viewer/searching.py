@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agentr_core.reports import addresses
 from agentr_core.store import Store
 from agentr_core.store.queries.places import Place, places_of_texts
 from agentr_core.store.text_index import RANKED, Matches, found_texts, phrases
-from agentr_core.viewer import addresses
 from agentr_core.viewer.page import Page
 
 PAGE_ROWS: Final = 20

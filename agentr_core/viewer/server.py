@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 
 from agentr_core.errors import StoreBusy, UserError
 from agentr_core.http_server.guard import Guard
+from agentr_core.reports import addresses
 from agentr_core.reports.html import environment
 from agentr_core.store import Store
 from agentr_core.store.queries.listings import LISTINGS
 from agentr_core.store.snapshot import snapshot
 from agentr_core.store.text_index import TextIndex
-from agentr_core.viewer import addresses, pages, searching, trees
+from agentr_core.viewer import pages, searching, trees
 from agentr_core.viewer.access import Locked, Sealed
 from agentr_core.viewer.lists import number
 from agentr_core.viewer.page import Page

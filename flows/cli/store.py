@@ -95,3 +95,13 @@ def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
     from flows.commands.stores import pruned
 
     click.echo(pruned(workspace, runs, dry_run=dry_run), nl=False)
+
+
+@store.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def schema(folder: Path) -> None:
+    """Write a page of all tables, views and columns into FOLDER, with a picture."""
+    from flows.commands.schema import write_schema
+
+    for path in write_schema(folder):
+        click.echo(path)

@@ -10,39 +10,66 @@ from flows.cli.options import WORKSPACE
 
 
 @click.command()
-@click.argument("run")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--beside",
     default="",
     metavar="RUN,...",
     help="Show a run of several worlds beside runs of one world each, and write nothing.",
 )
+@click.option(
+    "--viewer",
+    metavar="URL",
+    help="Where `agentr view` shows the workspace, for links to it; empty for none.  [default: where it does]",
+)
 @WORKSPACE
-def report(run: str, beside: str, workspace: Path) -> None:
-    """Write the reports of a run anew and print where they are."""
-    from tasks.reporting import compare_worlds, write_reports
+def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Path) -> None:
+    """Write the reports of a run anew, a page an iteration and one of the whole run, and print
+    where they are.
 
+    Of several runs: write one page that compares them with the first on the same episodes, and
+    print its table.
+    """
+    from tasks.reporting import compare_runs, compare_worlds, write_reports
+
+    where = {} if viewer is None else {"viewer": viewer.rstrip("/")}
+    if beside and len(runs) > 1:
+        raise click.UsageError("--beside takes the further runs; give one RUN before it")
     if beside:
-        click.echo(compare_worlds(workspace, run, [name.strip() for name in beside.split(",")]))
+        click.echo(compare_worlds(workspace, runs[0], [name.strip() for name in beside.split(",")]))
         return
-    for path in write_reports(workspace, run):
+    if len(runs) > 1:
+        table, path = compare_runs(workspace, runs, **where)
+        click.echo(f"{table}\n{path}")
+        return
+    for path in write_reports(workspace, runs[0], **where):
         click.echo(path)
 
 
 @click.command()
-@click.argument("query")
+@click.argument("query", default="")
 @WORKSPACE
-@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", show_default=True
+)
+@click.option(
+    "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the answer to FILE."
+)
+@click.option("--example", default="", metavar="NAME", help="Ask one of the examples in place of QUERY.")
+@click.option("--examples", is_flag=True, help="List the examples, and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
-def sql(query: str, workspace: Path, form: str, files: bool) -> None:
+def sql(query: str, workspace: Path, form: str, output: Path | None, example: str, examples: bool, files: bool) -> None:
     """Ask the store a question in SQL; it answers while a run is writing.
 
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
     hexadecimal digits.
     """
-    from flows.commands.questions import answer
+    from flows.commands.questions import answer, example_list
 
-    click.echo(answer(workspace, query, form, files=files), nl=False)
+    if examples:
+        click.echo(example_list(), nl=False)
+        return
+    click.echo(answer(workspace, query, form, named=example, output=output, files=files), nl=False)
 
 
 @click.command()

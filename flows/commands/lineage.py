@@ -13,6 +13,9 @@ from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_begin
 from agentr_core.texts import visible
 from tasks.wiring import open_store
 
+_SHOWN = 5
+"""How many of the ids that an ambiguous prefix may mean are named."""
+
 
 def traced(workspace: Path, prefix: str, form: str) -> str:
     """Return the ancestry of the one entity whose id begins with `prefix`, a line each, as `text`
@@ -21,11 +24,12 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     Raises `ConfigError` if there is none or several, and `StoreError` where there is no store.
     """
     store = open_store(workspace, must_exist=True)
-    found = entities_beginning(store, prefix, limit=5)
+    found = entities_beginning(store, prefix, limit=_SHOWN + 1)
     if len(found) != 1:
-        which = ", ".join(f"{one.kind} {one.key}" for one in found)
+        which = ", ".join([*(f"{one.kind} {one.key}" for one in found[:_SHOWN]), *(["..."] if found[_SHOWN:] else [])])
+        count = f"more than {_SHOWN}" if found[_SHOWN:] else len(found) or "no"
         raise ConfigError(
-            f"{len(found) or 'no'} ids in {workspace} begin with {prefix!r}{f': {which}' if which else ''}; give "
+            f"{count} ids in {workspace} begin with {prefix!r}{f': {which}' if which else ''}; give "
             "that of one checkpoint, dataset, sample, pair, preference, tree, trajectory or evaluation, or TREE#NUMBER"
         )
     lines = ancestry(store, found[0].key, found[0].kind)

@@ -4,18 +4,56 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentr_core.store.answers import FORMATS
+from agentr_core.errors import ConfigError
+from agentr_core.store.answers import FORMATS, write_parquet
+from agentr_core.store.examples import example, examples
 from agentr_core.store.queries.runs import ALL_RUNS
+from agentr_core.writing import write_text
 from tasks.wiring import open_store
 
+PARQUET = "parquet"
 
-def answer(workspace: Path, sql: str, form: str, *, files: bool = False) -> str:
-    """Return the answer to a question in SQL in one of the `FORMATS`; with `files` it may read and
-    write files.
+
+def answer(
+    workspace: Path, query: str, form: str, *, named: str = "", output: Path | None = None, files: bool = False
+) -> str:
+    """Return the answer to a question in SQL in one of the `FORMATS`, or, where it is written to a
+    file, a line that says so.
+
+    Args:
+        query: the question; empty where it is the example `named`.
+        form: also `parquet`, which needs a file.
+        output: the file; None for none.
+        files: whether the question may read and write other files.
 
     Raises `ConfigError` for wrong SQL, and `StoreError` where there is no store.
     """
-    return FORMATS[form](open_store(workspace, must_exist=True).answer(sql, files=files))
+    if bool(query) == bool(named):
+        raise ConfigError("give one question: QUERY, or --example NAME")
+    if form == PARQUET and output is None:
+        raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
+    store = open_store(workspace, must_exist=True)
+    if (
+        output is not None
+        and output.resolve().name.startswith(store.path.name)
+        and output.parent.resolve() == store.path.parent.resolve()
+    ):
+        raise ConfigError(f"{output} is the store itself, which is only read; name another file")
+    found = store.answer(query or example(named).sql, files=files)
+    if output is None:
+        return FORMATS[form](found)
+    if form == PARQUET:
+        write_parquet(found, output)
+    else:
+        write_text(output, FORMATS[form](found))
+    return f"{output}: {found.num_rows:,} rows\n"
+
+
+def example_list() -> str:
+    """Return the names of the examples, each with what it tells, a line each."""
+    known = examples()
+    width = max(map(len, known))
+    return "".join(f"{name.ljust(width)}  {one.about}\n" for name, one in known.items())
 
 
 def runs_of(workspace: Path) -> str:

@@ -70,4 +70,4 @@ def test_a_report_without_pairs_has_no_such_part() -> None:
 
 def test_a_flat_curve_is_drawn() -> None:
     svg = ET.fromstring(plots.curves({"one": [1.0, 1.0], "other": [1.0, 1.0]}, "flat"))
-    assert len([mark for mark in svg if mark.tag == "polyline"]) == 2
+    assert len([mark for mark in svg.iter() if mark.tag == "polyline"]) == 2

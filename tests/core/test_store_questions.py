@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
-from agentr_core.store.answers import FORMATS, to_csv, to_json, to_table
+from agentr_core.store.answers import FORMATS, to_csv, to_json, to_table, write_parquet
 
 SEED = 9_007_199_254_740_993
 """The first whole number that a float of 64 bits does not hold."""
@@ -129,6 +130,32 @@ def test_other_questions_are_answered(store: Store, sql: str) -> None:
         "create table z as select 1",
         "create temp table z as select 1",
         "install httpfs",
+        "load httpfs",
+        "force install httpfs from 'http://127.0.0.1:1'",
+        "attach ':memory:' as other",
+        "attach 'http://127.0.0.1:1/other.duckdb' as other",
+        "import database '{folder}'",
+        "select * from read_csv('http://127.0.0.1:1/a.csv')",
+        "select * from 'https://127.0.0.1:1/a.parquet'",
+        "select * from read_csv('{folder}/secret')",
+        "select * from read_blob('{folder}/secret')",
+        "select * from read_json('{folder}/secret')",
+        "select * from read_parquet('{folder}/secret')",
+        "select * from read_duckdb('{folder}/secret')",
+        "select * from parquet_metadata('{folder}/secret')",
+        "select * from sniff_csv('{folder}/secret')",
+        "select * from query('copy text to ''{folder}/out.csv''')",
+        "select * from duckdb_secrets()",
+        "create secret s (type s3)",
+        "select getenv('HOME')",
+        "explain analyze copy text to '{folder}/out.csv'",
+        "explain analyze delete from text",
+        "select 1; copy text to '{folder}/out.csv'",
+        "begin; delete from text; commit",
+        "set home_directory = '{folder}'",
+        "pragma profiling_output = '{folder}/out'",
+        "call enable_logging()",
+        "update extensions",
     ],
 )
 def test_a_question_breaks_nothing_and_reaches_no_file(store: Store, tmp_path: Path, sql: str) -> None:
@@ -163,6 +190,52 @@ def test_files_are_opened_on_request_but_never_the_store_itself(store: Store, tm
     with pytest.raises(ConfigError, match="reading only"):
         store.query("delete from text", files=True)
     assert store.missing("text", ["kept"]) == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "$${path}$$",
+        "$x${path}$x$",
+        '"{path}"',
+        "('{half}' || '{rest}')",
+        "e'{path}'",
+        "'file://{path}'",
+        "'file:{path}' (use_tmp_file false)",
+        "'{path}.wal'",
+        "'{folder}' (format csv, per_thread_output true, overwrite true)",
+        "'{folder}/..' (format parquet, partition_by (text_id), overwrite)",
+        "/* here */ '{path}'",
+    ],
+)
+@pytest.mark.parametrize("start", ["copy text to ", "explain analyze copy text to "])
+def test_with_files_the_store_is_no_target_however_it_is_written(store: Store, start: str, target: str) -> None:
+    store.checkpoint()
+    path = str(store.path)
+    before = store.path.read_bytes()
+    named = target.format(path=path, folder=store.path.parent, half=path[:6], rest=path[6:])
+    with pytest.raises(ConfigError, match=r"the store itself|in single quotes"):
+        store.answer(start + named, files=True)
+    assert store.path.read_bytes() == before
+
+
+def test_an_answer_is_an_arrow_table_or_a_frame(store: Store) -> None:
+    sql = f"select {SEED} as seed, 'x' as t"
+    assert store.answer(sql).to_pylist() == [{"seed": SEED, "t": "x"}]
+    assert store.query(sql).to_dict("records") == [{"seed": SEED, "t": "x"}]
+
+
+def test_an_answer_is_a_polars_frame(store: Store) -> None:
+    polars = pytest.importorskip("polars")
+    assert polars.from_arrow(store.answer(f"select {SEED} as seed")).to_dicts() == [{"seed": SEED}]
+
+
+def test_an_answer_is_written_to_parquet_and_read_back(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "answer.parquet"
+    asked = store.answer(f"select {SEED} as seed, [1, null] as l, {{'a': 2e-11}} as s, null::varchar as z")
+    write_parquet(asked, file)
+    assert pq.read_table(file).equals(asked)
+    assert [path.name for path in file.parent.iterdir()] == ["answer.parquet"]
 
 
 def test_decimals_and_nested_values_keep_their_digits(store: Store) -> None:

@@ -113,6 +113,15 @@ def test_queries_are_valid_on_a_store(command: str, tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
+@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "python"])
+def test_code_in_python_runs_in_a_workspace(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Store(tmp_path / "runs" / "store.duckdb").write({})
+    found: dict[str, object] = {}
+    exec(compile(text, "README.md", "exec"), found)
+    assert (len(found["table"]), len(found["frame"])) == (0, 0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("command", [*named("agentr store "), *named("agentr import ")])
 def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

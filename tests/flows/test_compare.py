@@ -129,7 +129,7 @@ def test_one_table_has_intervals_once_there_are_several_seeds(compared: Compared
     for run in compared.ask("select run_id from v_arms")["run_id"]:
         assert f"`{run}`" in page.with_suffix(".md").read_text("utf-8")
     assert write_reports(compared.root, compared.whole["run_id"]) == [page]
-    (own,) = write_reports(compared.root, compared.ask("select run_id from v_arms where arm = 'eto'")["run_id"][0])
+    own, _ = write_reports(compared.root, compared.ask("select run_id from v_arms where arm = 'eto'")["run_id"][0])
     assert "Reward accuracy" in own.with_suffix(".md").read_text("utf-8")
 
 

@@ -6,6 +6,7 @@ Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning, and n
 from __future__ import annotations
 
 from agentr_core.methods.catalogue import (
+    AUDIT_OF_RUN,
     CLONE,
     COLLECT,
     CRITIQUE,
@@ -16,6 +17,7 @@ from agentr_core.methods.catalogue import (
     FUNNEL_OF_GROUPS,
     FUNNEL_OF_TREES,
     GOOD_PATHS,
+    GROUPS_OF_RUN,
     IN_TREES,
     PROSPECT_OF_TREES,
     REINFORCE,
@@ -116,6 +118,6 @@ METHOD = Method(
     acting=IN_TREES,
     prospect=PROSPECT_OF_TREES,
     voiced=VOICED,
-    report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS),
+    report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS, GROUPS_OF_RUN, AUDIT_OF_RUN),
     without_expert="data.use must be revision, good or both",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentr_core.methods.agent_r import report_sections
 from agentr_core.methods.agent_r.oracle import agreement
+from agentr_core.methods.agent_r.report_audit import audit, audit_of_run
 from agentr_core.methods.agent_r.report_examples import examples
 from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, SpliceSurvival
 from agentr_core.reports.document import Section
@@ -40,10 +41,25 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return how splices and judge did; nothing where nothing was searched."""
     if not _searches(place, iteration):
         return ()
+    judged = judge_record(place, iteration)
+    # After the judge's record, which asks the oracle what it had not been asked.
+    source = place.source_id(iteration)
     return (
         report_sections.survival(survival_record(place, iteration)),
-        report_sections.judge(judge_record(place, iteration)),
+        report_sections.judge(judged),
+        audit(judging.path_audits(place.store, source), judging.judged_steps(place.store, source)),
     )
+
+
+def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return how the judge did over all iterations up to one; none where none was asked."""
+    found = {
+        number: judging.path_audits(place.store, place.source_id(number))
+        for number in range(1, iteration + 1)
+        if _searches(place, number)
+    }
+    judged = {number: paths for number, paths in found.items() if paths}
+    return (audit_of_run(judged),) if judged else ()
 
 
 def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

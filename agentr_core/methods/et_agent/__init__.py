@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, STEPS_OF_GROUPS, TRAIN
+from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, GROUPS_OF_RUN, STEPS_OF_GROUPS, TRAIN
 from agentr_core.methods.et_agent import curriculum
 from agentr_core.methods.objectives import supervised
 from agentr_core.methods.wording import by_iteration
@@ -129,5 +129,5 @@ METHOD = Method(
     taken_over=("collect", "critique", "explore", curriculum.ROLLOUT.name),
     acting=_acting,
     measures=imported("agentr_core.methods.et_agent.measures:measures"),
-    report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, BEHAVIOUR),
+    report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR),
 )

@@ -17,6 +17,7 @@ from agentr_core.methods.catalogue import (
     FUNNEL_OF_EXPERT,
     IN_EXPLORATION,
     PAIRS,
+    PAIRS_OF_RUN,
     PREFER,
     PROSPECT_OF_EXPLORATION,
     TRAIN_ON_PAIRS,
@@ -108,7 +109,7 @@ METHOD = Method(
     sampled=_sampled,
     acting=IN_EXPLORATION,
     prospect=PROSPECT_OF_EXPLORATION,
-    report=(PAIRS,),
+    report=(PAIRS, PAIRS_OF_RUN),
     without_expert=(
         "name a file of demonstrations in eto.expert.file, or do without it: eto.phases [rft, dpo] and "
         "eto.preferences.against own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentr_core.methods.eto import clones, phase_of
 from agentr_core.methods.eto.preferences import STAGE
 from agentr_core.methods.eto.report_preferences import preference_record
-from agentr_core.methods.eto.report_sections import preferences
+from agentr_core.methods.eto.report_sections import preferences, preferences_of_run
 from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
@@ -31,3 +31,10 @@ def pair_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return what is known of the pairs of an iteration; nothing where none was looked for."""
     record = preference_record(place, iteration)
     return () if record is None else (preferences(record),)
+
+
+def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return pairs and their training over all iterations up to one; none without a pair."""
+    found = {number: preference_record(place, number) for number in range(1, iteration + 1)}
+    records = {number: record for number, record in found.items() if record is not None}
+    return (preferences_of_run(records),) if records else ()

@@ -4,7 +4,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from agentr_core.methods.eto.report_records import PreferenceRecord
 from agentr_core.reports import plots, tables, wording
@@ -13,12 +14,55 @@ from agentr_core.reports.records import Tally
 from agentr_core.store.queries.preferences import PreferenceTrainingStep
 
 TITLE = "Preference pairs"
+_END = 5
+"""Optimizer steps over which the end of a training is taken."""
 
 
 def preferences(record: PreferenceRecord) -> Section:
     """Return the section of an iteration that made preference pairs."""
     note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
     return Section("preferences", TITLE, tuple(_blocks(record)), note)
+
+
+def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
+    """Return the section of a run whose iterations made preference pairs."""
+    rows = (Row((wording.iteration(number), *_of_run(record))) for number, record in records.items())
+    titles = (
+        "Pairs",
+        "Turned away",
+        "Rejected side cut",
+        "Optimizer steps",
+        "Last loss",
+        "Reward accuracy at the end, %",
+        "Implicit reward chosen",
+        "Rejected",
+    )
+    table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
+    note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
+    return Section("preferences-run", "Preference pairs over the run", (table,), note)
+
+
+def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
+    end = record.steps[-_END:]
+    counts = (sum(one.count for one in record.kinds), sum(one.count for one in record.rejected), record.cut)
+    means = [
+        fmean(values) if values else None
+        for values in (
+            [one.loss for one in end],
+            [one.reward_accuracy for one in end if one.reward_accuracy is not None],
+            [one.chosen_rewards for one in end if one.chosen_rewards is not None],
+            [one.rejected_rewards for one in end if one.rejected_rewards is not None],
+        )
+    ]
+    loss, accuracy, chosen, rejected = means
+    return (
+        *map(wording.count, counts),
+        wording.count(len(record.steps)),
+        wording.decimal(loss, 3),
+        wording.percent(accuracy),
+        wording.decimal(chosen, 3),
+        wording.decimal(rejected, 3),
+    )
 
 
 def _blocks(record: PreferenceRecord) -> Iterator[Block]:

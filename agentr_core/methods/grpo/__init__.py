@@ -6,7 +6,14 @@ Sources: arXiv 2402.03300; 2503.14476 and 2503.20783 for its variants.
 
 from __future__ import annotations
 
-from agentr_core.methods.catalogue import EVALUATE, EVALUATE_BASE, FUNNEL_OF_GROUPS, REINFORCE, STEPS_OF_GROUPS
+from agentr_core.methods.catalogue import (
+    EVALUATE,
+    EVALUATE_BASE,
+    FUNNEL_OF_GROUPS,
+    GROUPS_OF_RUN,
+    REINFORCE,
+    STEPS_OF_GROUPS,
+)
 from agentr_core.methods.objectives import reinforced, sampled_groups
 from agentr_core.methods.wording import of_groups
 from agentr_core.recipes import Recipe
@@ -51,5 +58,5 @@ METHOD = Method(
     describe=_describe,
     sampled=_sampled,
     prospect=imported("agentr_core.methods.grpo.prospect:foresee"),
-    report=(STEPS_OF_GROUPS,),
+    report=(STEPS_OF_GROUPS, GROUPS_OF_RUN),
 )

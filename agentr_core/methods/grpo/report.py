@@ -45,6 +45,32 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (training, *([_validations(place.recipe, found)] if found else []))
 
 
+def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return how reinforcement learning went over all iterations up to one; none where there are
+    fewer than two steps.
+    """
+    parts = {number: group_steps(place.store, place.iteration_id(number)) for number in range(1, iteration + 1)}
+    steps = [one for some in parts.values() for one in some]
+    if len(steps) < 2:
+        return ()
+    shown = [f"{wording.iteration(number)}: {len(some)} steps" for number, some in parts.items() if some]
+    note = f"All steps one after the other; {', '.join(shown)}. The page of an iteration has its table."
+    curves: list[Block] = [_figure({"reward": [one.reward for one in steps]}, "Mean reward of a step's episodes.")]
+    curves += _blocks_of_run(steps, place.recipe.grpo.num_generations)
+    return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
+
+
+def _blocks_of_run(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:
+    blocks = _blocks(steps, size)
+    yield from (block for block in blocks if not isinstance(block, Table))
+    for name, values in (
+        ("KL to start", [one.kl for one in steps if one.kl is not None]),
+        ("KL to sampler", [one.sampler_kl for one in steps if one.sampler_kl is not None]),
+    ):
+        if len(values) > 1:
+            yield _figure({"KL": values}, f"{name} in nats a token by step that trained.")
+
+
 def _validations(recipe: Recipe, found: Sequence[Validation]) -> Section:
     columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
     rows = tuple(

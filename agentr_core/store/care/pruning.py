@@ -158,7 +158,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("trajectory", "step", "rl_credit"), _kept("trajectory")),
         **dict.fromkeys(("message", "message_span"), _kept("sample")),
         **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
-        "node": _kept("tree"),
+        **dict.fromkeys(("node", "oracle_verdict"), _kept("tree")),
         "verdict": _kept("pair"),
         "dataset_row": _kept("dataset"),
         "episode": _kept("evaluation"),

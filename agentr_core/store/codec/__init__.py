@@ -30,7 +30,9 @@ from agentr_core.store.codec.critiques import (
     judgement_rows,
     load_critiques,
     load_judgements,
+    load_oracle,
     load_pairs,
+    oracle_rows,
     pair_rows,
 )
 from agentr_core.store.codec.derivations import (
@@ -162,6 +164,7 @@ __all__ = [
     "load_groups",
     "load_judgements",
     "load_members",
+    "load_oracle",
     "load_outcomes",
     "load_pairs",
     "load_planned",
@@ -175,6 +178,7 @@ __all__ = [
     "load_tree",
     "load_trees",
     "metric_rows",
+    "oracle_rows",
     "pair_rows",
     "planned_rows",
     "preference_rows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -112,6 +112,23 @@ def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int
             dropped_steps=dropped_steps,
         )
     return judgements
+
+
+def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
+    """Return the rows of the true verdicts on nodes of a tree, by their indices."""
+    return {
+        "oracle_verdict": [
+            {"tree_id": tree_id, "node_index": node, "verdict": str(verdict)} for node, verdict in truth.items()
+        ]
+    }
+
+
+def load_oracle(store: Store, tree_ids: Sequence[str]) -> dict[tuple[str, int], Verdict]:
+    """Return the stored true verdicts by tree and node. Raises as `Store.reading`."""
+    rows = store.rows(
+        "select tree_id, node_index, verdict from oracle_verdict where tree_id in (select unnest(?))", list(tree_ids)
+    )
+    return {(tree_id, node): Verdict(verdict) for tree_id, node, verdict in rows}
 
 
 def critique_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentr_core.store.database import Store
 from agentr_core.types import Verdict
@@ -20,6 +21,36 @@ class PairVerdict:
     """The number of the step in the path, from 0."""
     node: int
     verdict: Verdict
+
+
+class PathAudit(NamedTuple):
+    """The first error of a judged path by three witnesses, each a position from 0, or None for
+    none; one row of view v_critic_audit, see the comments of its columns.
+    """
+
+    depth: int | None
+    judge: int | None
+    tree: int | None
+    oracle: int | None
+    has_oracle: bool
+
+
+class JudgedStep(NamedTuple):
+    """A judged step and what the tree says of it; one row of view v_critic_steps."""
+
+    verdict: Verdict
+    value_drop: float | None
+    """What its siblings are worth more than it; None where it has none that was visited."""
+
+
+def path_audits(store: Store, iteration_id: str) -> list[PathAudit]:
+    """Return what is known of the first errors of the judged paths of an iteration."""
+    return [PathAudit(*row) for row in store.rows(_AUDITS, iteration_id)]
+
+
+def judged_steps(store: Store, iteration_id: str) -> list[JudgedStep]:
+    """Return the judged steps of an iteration, each node once."""
+    return [JudgedStep(Verdict(verdict), drop) for verdict, drop in store.rows(_STEPS, iteration_id)]
 
 
 def verdict_counts(store: Store, iteration_id: str) -> dict[str, int]:
@@ -74,4 +105,14 @@ select p.pair_id, p.tree_id, p.bad_leaf, v.position, v.node_index, v.verdict
 from verdict v join pair p using (pair_id)
 where p.iteration_id = ?
 order by all
+"""
+_AUDITS = """
+select depth, judge_error, tree_error, oracle_error, has_oracle
+from v_critic_audit
+where (run_id, iteration) = (select (run_id, iteration) from iteration where iteration_id = ?)
+"""
+_STEPS = """
+select verdict, value_drop
+from v_critic_steps
+where (run_id, iteration) = (select (run_id, iteration) from iteration where iteration_id = ?)
 """

@@ -63,6 +63,11 @@ def experience_tokens(store: Store, run_id: str) -> int:
     return store.count(_EXPERIENCE, run_id)
 
 
+def trained_online(store: Store, iteration_id: str) -> int:
+    """Return how many tokens reinforcement learning trained in an iteration."""
+    return store.count("select coalesce(sum(trained_tokens), 0) from rl_step where iteration_id = ?", iteration_id)
+
+
 def request_use(
     store: Store, iteration_id: str, *, role: ModelRole, per_request: int, taught: bool = False
 ) -> RequestUse:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+VIEWER = "http://127.0.0.1:4280"
+"""Where `agentr view` shows a workspace unless it is told otherwise: reports link there."""
+
 
 def page_of(kind: str, key: str) -> str:
     """Return where a row of the store is shown: `/KIND/ID`; `key` is `TREE#NUMBER` for a node."""

@@ -1,0 +1,184 @@
+"""The page of a whole run: how success, data and cost went from iteration to iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentr_core.reports import addresses, plots, score_tables, wording
+from agentr_core.reports.document import (
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Legend,
+    Link,
+    Measured,
+    Row,
+    Section,
+    Table,
+    not_measured,
+)
+from agentr_core.reports.records import Bill, Estimate, FunnelStage, IterationReport, IterationScore, of_one_run
+from agentr_core.reports.sections import sections as sections_of
+
+_FROM_LAST = ("headline", "scores")
+"""The sections of the last iteration with which the page begins."""
+_TEST, _REVISION = "test", "revision test"
+
+
+def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
+    """Return the sections of the page of a run, given its reports.
+
+    Raises:
+        ValueError: there is no report, or the reports are not all of one run.
+    """
+    ordered = of_one_run(reports)
+    last = ordered[-1]
+    said = {section.key: section for section in sections_of(last)}
+    return (
+        *(said[key] for key in _FROM_LAST),
+        curves("Success by iteration", of_sets(last.scores)),
+        _funnels(ordered),
+        _costs(ordered),
+        *last.run,
+        _pages(ordered),
+        said["recipe"],
+        said["versions"],
+    )
+
+
+def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estimate]]]:
+    """Return success by iteration for each held-out set that was played once, each world, and the
+    revision test.
+    """
+    found: dict[str, list[tuple[int, Estimate]]] = {}
+    for score in scores:
+        once = score_tables.played_once([score])
+        played = [one for one in (*score.sets, *score.worlds) if one in score.worlds or one.name in once]
+        for one in played:
+            found.setdefault(one.name, []).append((score.iteration, one.success))
+        if not played:
+            found.setdefault(_TEST, []).append((score.iteration, score.success))
+        if score.revision:
+            found.setdefault(_REVISION, []).append((score.iteration, score.revision))
+    return found
+
+
+def curves(title: str, series: Mapping[str, Sequence[tuple[int, Estimate]]]) -> Section:
+    """Return success by iteration as lines with error bars, and the same as a table."""
+    if not series:
+        return not_measured("curves", title, "no model of this run has been evaluated")
+    numbers = sorted({number for points in series.values() for number, _ in points})
+    found = {name: dict(points) for name, points in series.items()}
+    rows = tuple(Row((name, *(_measured(found[name].get(number)) for number in numbers))) for name in found)
+    table = Table((Column("Success %", "text"), *(Column(wording.iteration(number)) for number in numbers)), rows)
+    caption = "Success in percent with 95% intervals."
+    blocks: tuple[Block, ...] = (Figure(plots.set_curves(series, title), caption), Legend(tuple(series)), table)
+    return Section("curves", title, blocks)
+
+
+def _measured(estimate: Estimate | None) -> Cell:
+    return None if estimate is None else Measured(wording.percent(estimate.value), wording.interval(estimate))
+
+
+def _funnels(reports: Sequence[IterationReport]) -> Section:
+    title = "Training data by iteration"
+    kinds: dict[tuple[str, tuple[str, ...]], list[IterationReport]] = {}
+    for report in reports:
+        if report.funnel:
+            kinds.setdefault((report.funnel_title, tuple(stage.name for stage in report.funnel)), []).append(report)
+    if not kinds:
+        return not_measured("funnels", title, "no stage of data construction has been counted")
+    tables = tuple(_funnel(kind, some) for (kind, _), some in kinds.items())
+    return Section("funnels", title, tables, "Below each count: what was turned away before it came to that.")
+
+
+def _funnel(title: str, reports: Sequence[IterationReport]) -> Table:
+    columns = (Column(title, "text"), *(Column(wording.iteration(report.iteration)) for report in reports))
+    rows = []
+    for stages in zip(*(report.funnel for report in reports), strict=True):
+        rows.append(Row((wording.label(stages[0].name), *(wording.count(stage.count) for stage in stages)), "strong"))
+        rows += list(_rejected(stages))
+    return Table(columns, tuple(rows))
+
+
+def _rejected(stages: Sequence[FunnelStage]) -> Iterator[Row]:
+    counts = [{reason.name: reason.count for reason in stage.rejected} for stage in stages]
+    for name in dict.fromkeys(name for found in counts for name in found):
+        cells = (f"{wording.MINUS}{wording.count(found[name])}" if name in found else None for found in counts)
+        yield Row((wording.label(name), *cells), "minor")
+
+
+def _costs(reports: Sequence[IterationReport]) -> Section:
+    title = "Time, tokens and cost"
+    if not any(report.time or report.tokens for report in reports):
+        return not_measured("costs", title, "nothing was timed")
+    parts = tuple(dict.fromkeys(one.activity for report in reports for one in report.time))
+    priced = any(bill.cost is not None for report in reports for bill in _bills(report))
+    lines = [(wording.iteration(report.iteration), _spent(report, parts)) for report in reports]
+    totals = [sum(numbers) for numbers in zip(*(spent for _, spent in lines), strict=True)]
+    titles = ("Time", *map(str.capitalize, parts), "Prompt tokens", "Completion tokens", "Trained tokens")
+    columns = (Column("Iteration", "text"), *map(Column, titles), *([Column("Cost")] if priced else []))
+    rows = [Row((name, *_cost_cells(spent, len(parts), priced=priced))) for name, spent in lines]
+    if len(rows) > 1:
+        rows.append(Row(("total", *_cost_cells(totals, len(parts), priced=priced)), "strong"))
+    note = "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
+    return Section("costs", title, (Table(columns, tuple(rows)),), note)
+
+
+def _spent(report: IterationReport, parts: Sequence[str]) -> list[float]:
+    seconds = {one.activity: one.seconds for one in report.time}
+    tokens = report.tokens
+    return [
+        sum(seconds.values()),
+        *(seconds.get(part, 0.0) for part in parts),
+        tokens.prompt if tokens else 0,
+        tokens.completion if tokens else 0,
+        sum(one.count for one in tokens.trained) if tokens else 0,
+        sum(bill.cost or 0.0 for bill in _bills(report)),
+    ]
+
+
+def _cost_cells(spent: Sequence[float], parts: int, *, priced: bool) -> tuple[str, ...]:
+    times, counts, cost = spent[: parts + 1], spent[parts + 1 : -1], spent[-1]
+    shown = (*map(wording.duration, times), *(wording.count(round(count)) for count in counts))
+    return (*shown, wording.decimal(cost)) if priced else shown
+
+
+def _bills(report: IterationReport) -> Sequence[Bill]:
+    return report.tokens.bills if report.tokens else ()
+
+
+def _pages(reports: Sequence[IterationReport]) -> Section:
+    """Return links to the page of each iteration and to the lists of the viewer."""
+    last = reports[-1]
+    names = tuple(dict.fromkeys(one.name for report in reports for one in report.rows)) if last.viewer else ()
+    scores = {score.iteration: score for report in reports for score in report.scores}
+    rows = []
+    for report in reports:
+        score = scores.get(report.iteration)
+        counts = {one.name: one.count for one in report.rows}
+        rows.append(
+            Row(
+                (
+                    Link(wording.iteration(report.iteration), f"iteration-{report.iteration:02d}.html"),
+                    report.date,
+                    None if score is None else _measured(score.success),
+                    *(_listed(report, name, counts.get(name, 0)) for name in names),
+                )
+            )
+        )
+    columns = (Column("Page", "text"), Column("Date", "text"), Column("Success %"))
+    note = f"The counts lead into the viewer, which shows them at {last.viewer} once `agentr view` is started."
+    return Section("reports", "Pages", (Table((*columns, *map(_titled, names)), tuple(rows)),), note if names else "")
+
+
+def _listed(report: IterationReport, name: str, count: int) -> Cell:
+    if not count:
+        return None
+    where = addresses.listing(name, run=report.run_id, iteration=report.iteration)
+    return Link(wording.count(count), f"{report.viewer}{where}")
+
+
+def _titled(name: str) -> Column:
+    return Column(name.capitalize())

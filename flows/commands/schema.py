@@ -1,0 +1,155 @@
+"""A page of the schema with a picture, as the migrations make it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree as ET
+
+from agentr_core.reports.markdown import escape
+from agentr_core.store import Store
+from agentr_core.store.examples import examples
+from agentr_core.store.queries.catalogue import Column, Reference, Relation, references, relations
+from agentr_core.writing import write_text
+
+PAGE, PICTURE = "README.md", "schema.svg"
+_HUBS = ("text", "instance", "iteration")
+"""Tables to which so many others refer that lines to them would hide the rest: boxes name them."""
+_WIDTH, _HEIGHT, _COLUMN, _ROW = 150.0, 34.0, 196.0, 46.0
+_STYLE = """
+svg { background: #fff; font: 12px ui-sans-serif, "Segoe UI", "Liberation Sans", Arial, sans-serif; }
+rect { fill: #f1f5fa; stroke: #23568f; } .hub rect { fill: #fff4e6; stroke: #a3480f; }
+text { fill: #1c2127; } .refers { font-size: 9px; fill: #5d6670; }
+path { fill: none; stroke: #5d6670; stroke-width: 1.1; }
+"""
+Place = tuple[float, float]
+
+
+def write_schema(folder: Path) -> list[Path]:
+    """Write the page of the schema and its picture into a folder; return their paths."""
+    with TemporaryDirectory() as scratch:
+        store = Store(Path(scratch) / "store.duckdb")
+        store.write({})
+        found, links = relations(store), references(store)
+    written = [folder / PAGE, folder / PICTURE]
+    for path, text in zip(written, (page(found, links), picture(found, links)), strict=True):
+        write_text(path, text)
+    return written
+
+
+def page(found: Sequence[Relation], links: Sequence[Reference]) -> str:
+    """Return the page: what each table, view and column is, and what it refers to."""
+    tables, views = ([one for one in found if one.view is kind] for kind in (False, True))
+    return "".join(
+        [
+            "# The schema of the store\n\n`agentr store schema agentr_core/store/schema` writes this page from what "
+            "the migrations\nmake, and a test holds it to that. Keys are bold. Each table has `created_at`, too. "
+            "Questions\nusually start from a view, or from one of these (`agentr sql --example NAME`):\n\n",
+            "| example | what it tells |\n|:--|:--|\n",
+            *(f"| `{name}` | {escape(one.about)} |\n" for name, one in examples().items()),
+            f"\n![Tables and what refers to what]({PICTURE})\n",
+            "\n## Views\n",
+            *(line for one in views for line in _relation(one, {})),
+            "\n## Tables\n",
+            *(line for one in tables for line in _relation(one, _named(links, one.name))),
+        ]
+    )
+
+
+def _named(links: Sequence[Reference], table: str) -> Mapping[str, str]:
+    found: dict[str, list[str]] = {}
+    for one in links:
+        if one.table == table:
+            found.setdefault(one.column, []).append(one.to)
+    return {column: ", ".join(to) for column, to in found.items()}
+
+
+def _relation(one: Relation, links: Mapping[str, str]) -> Iterator[str]:
+    yield f"\n### {one.name}\n\n| | {escape(one.about)} | |\n|:--|:--|:--|\n"
+    for column in one.columns:
+        yield _line(column, links.get(column.name, ""))
+
+
+def _line(column: Column, to: str) -> str:
+    name = f"**`{column.name}`**" if column.key else f"`{column.name}`"
+    leads = f"key of {to}" if to else ""
+    about = escape(". ".join(filter(None, (leads, column.about))))
+    return f"| {name} | {about} | {column.kind.lower()} |\n"
+
+
+def picture(found: Sequence[Relation], links: Sequence[Reference]) -> str:
+    """Return the tables as an SVG: each to the right of those it refers to."""
+    tables = [one.name for one in found if not one.view]
+    drawn = [one for one in links if one.to not in _HUBS and one.table != one.to]
+    places = _places(tables, drawn)
+    across, down = (max(place[axis] for place in places.values()) for axis in (0, 1))
+    width, height = across + _WIDTH + 20, down + _HEIGHT + 20
+    spoken = f"{len(tables)} tables of the store, each to the right of those whose keys it has"
+    box = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": spoken, **box})
+    ET.SubElement(svg, "style").text = _STYLE
+    for table, to in sorted({(one.table, one.to) for one in drawn}):
+        _curve(svg, places[to], places[table])
+    for table in tables:
+        _box(svg, table, places[table], sorted({one.to for one in links if one.table == table and one.to in _HUBS}))
+    ET.indent(svg)
+    return ET.tostring(svg, encoding="unicode") + "\n"
+
+
+def _places(tables: Sequence[str], links: Sequence[Reference]) -> dict[str, Place]:
+    """Return where each table stands: a column further right than all it refers to, and near those;
+    below them, in rows, the tables that no line leads to.
+    """
+    parents = {table: sorted({one.to for one in links if one.table == table}) for table in tables}
+    lined = {name for one in links for name in (one.table, one.to)}
+    ranks = _ranks(parents)
+    places: dict[str, Place] = {}
+    free: Counter[int] = Counter()
+    for table in sorted(lined, key=lambda one: (ranks[one], _middle(parents[one], places), one)):
+        rank = ranks[table]
+        row = max(free[rank], round(_middle(parents[table], places)))
+        places[table], free[rank] = (rank, row), row + 1
+    columns, bottom = max(ranks.values()) + 1, max(free.values()) + 1
+    for number, table in enumerate(sorted(set(tables) - lined)):
+        places[table] = (number % columns, bottom + number // columns)
+    return {table: (10 + _COLUMN * across, 10 + _ROW * down) for table, (across, down) in places.items()}
+
+
+def _ranks(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+
+    def rank(table: str, above: tuple[str, ...] = ()) -> int:
+        if table not in ranks:
+            # A circle, as of trajectories and what they go on from, ends where it comes back.
+            further = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
+            ranks[table] = max(further, default=0)
+        return ranks[table]
+
+    for table in parents:
+        rank(table)
+    return ranks
+
+
+def _middle(parents: Sequence[str], places: Mapping[str, Place]) -> float:
+    known = [places[one][1] for one in parents if one in places]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _curve(svg: ET.Element, start: Place, end: Place) -> None:
+    (x1, y1), (x2, y2) = (start[0] + _WIDTH, start[1] + _HEIGHT / 2), (end[0], end[1] + _HEIGHT / 2)
+    bend = max(20.0, (x2 - x1) / 2)
+    way = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
+    ET.SubElement(svg, "path", {"d": way})
+
+
+def _box(svg: ET.Element, name: str, place: Place, hubs: Sequence[str]) -> None:
+    group = ET.SubElement(svg, "g", {"class": "hub"} if name in _HUBS else {})
+    x, y = place
+    size = {"width": f"{_WIDTH:g}", "height": f"{_HEIGHT:g}", "rx": "3"}
+    ET.SubElement(group, "rect", {"x": f"{x:g}", "y": f"{y:g}", **size})
+    ET.SubElement(group, "text", {"x": f"{x + 8:g}", "y": f"{y + (15 if hubs else 21):g}"}).text = name
+    if hubs:
+        note = ET.SubElement(group, "text", {"class": "refers", "x": f"{x + 8:g}", "y": f"{y + 27:g}"})
+        note.text = f"of {', '.join(hubs)}"

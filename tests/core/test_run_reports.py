@@ -1,0 +1,174 @@
+"""The page of a whole run and the comparison of runs, from rows alone: for each method, at a large
+size, and in colours that can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from finished import finish
+
+from agentr_core.errors import ConfigError
+from agentr_core.methods.agent_r.report_audit import audit, audit_of_run, order_of_drops
+from agentr_core.reports.html import render_html
+from agentr_core.reports.markdown import table_markdown
+from agentr_core.reports.records import IterationReport
+from agentr_core.store.queries.judging import JudgedStep, PathAudit
+from agentr_core.types import Verdict
+from tasks.reporting import compare_runs, write_reports
+from tasks.wiring import STORE_FILE
+
+DASHES = str.maketrans({"\N{EN DASH}": "-", "\N{MINUS SIGN}": "-"})
+FIRST, SECOND = "aaaa000000000001", "bbbb000000000001"
+CSS = Path(render_html.__code__.co_filename).with_name("templates") / "page.css"
+
+
+def test_a_run_has_a_page_that_leads_to_its_iterations_and_to_the_viewer(tmp_path: Path) -> None:
+    finish(tmp_path, FIRST, [set(range(5)), set(range(10)), set(range(12))])
+    *pages, index = write_reports(tmp_path, FIRST, viewer="http://127.0.0.1:1")
+    html, text = index.read_text(), index.with_suffix(".md").read_text().translate(DASHES)
+    assert [page.name for page in (*pages, index)] == ["iteration-01.html", "iteration-02.html", "index.html"]
+    links = re.findall(r'href="([^"#]+)"', html)
+    assert {f"http://127.0.0.1:1/run/{FIRST}", "iteration-01.html", "iteration-02.html"} <= set(links)
+    assert f"http://127.0.0.1:1/trajectories?run={FIRST}&amp;iteration=2" in links
+    assert "| test | 25.0 (11.2-46.9) | 50.0 (29.9-70.1) | 60.0 (38.7-78.1) |" in text
+    assert "| iteration 1 | 1 min 35 s | 1 min 30 s | 5.0 s |" in text
+    assert "| **total** | 3 min 10 s |" in text
+    assert f"http://127.0.0.1:1/run/{FIRST}" in pages[0].read_text()
+
+
+def test_without_a_viewer_no_page_leads_there(tmp_path: Path) -> None:
+    finish(tmp_path, FIRST, [set(), {1}])
+    *_, index = write_reports(tmp_path, FIRST, viewer="")
+    assert re.findall(r'href="([^"#]+)"', index.read_text()) == ["iteration-01.html"]
+
+
+def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> None:
+    finish(tmp_path, FIRST, [set(range(4)), set(range(10))])
+    finish(tmp_path, SECOND, [set(range(4)), set(range(8, 20))], episodes=25, seed=1, method="eto")
+    table, page = compare_runs(tmp_path, [FIRST[:4], SECOND[:4]])
+    first, second = table.translate(DASHES).splitlines()[1:]
+    # Of 20 shared episodes the second wins 10 to 19 alone and loses 0 to 7.
+    assert first.split()[:4] == ["test", "toy-agent-r", "50.0", "(29.9-70.1)"]
+    assert re.split(r"\s{2,}", second)[4:] == ["10", "8", "20"]
+    assert "+10.0 (-35.3 to +55.3)" in second
+    text = page.with_suffix(".md").read_text()
+    assert "5 of its 25 episodes of set test were not played by the first run" in text
+    assert "seed" in next(line for line in text.splitlines() if SECOND in line)
+    assert page.read_text().count("<polyline") == 2
+
+
+def test_runs_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
+    finish(tmp_path, FIRST, [set()])
+    with pytest.raises(ConfigError, match="a run is named twice"):
+        compare_runs(tmp_path, [FIRST, FIRST[:5]])
+    finish(tmp_path, SECOND, [])
+    with pytest.raises(ConfigError, match="has no model that was evaluated"):
+        compare_runs(tmp_path, [FIRST, SECOND])
+    with pytest.raises(ConfigError, match=r"0 runs in .* begin with 'cccc'"):
+        compare_runs(tmp_path, [FIRST, "cccc"])
+
+
+@pytest.mark.parametrize("method", ["agent-r", "eto", "grpo"])
+def test_every_method_has_the_page_of_a_run(tmp_path: Path, method: str) -> None:
+    finish(tmp_path, FIRST, [set(), {1, 2}], method=method)
+    *_, index = write_reports(tmp_path, FIRST)
+    html = index.read_text()
+    assert html.count("<h1>") == 1
+    assert [key for key in ("curves", "funnels", "costs", "reports") if f'<section id="{key}">' not in html] == []
+
+
+def test_ten_thousand_trajectories_make_small_pages(tmp_path: Path) -> None:
+    place = finish(tmp_path, FIRST, [set(), {1, 2}])
+    with place.store.transaction() as con:
+        con.execute(
+            "insert into trajectory by name select t.* replace (trajectory_id || '-' || n as trajectory_id, "
+            "'rollout' as source, null as evaluation_id, ? as iteration_id) from (from trajectory limit 1) t, "
+            "range(10000) r(n)",
+            [place.iteration_id(1)],
+        )
+        con.execute(
+            "insert into step by name select s.* replace (t.trajectory_id as trajectory_id) "
+            "from (from step limit 1) s, (select trajectory_id from trajectory where source = 'rollout') t"
+        )
+    pages = write_reports(tmp_path, FIRST)
+    assert (tmp_path / STORE_FILE).exists()
+    assert max(page.stat().st_size for page in pages) < 3_000_000
+    assert ">10,020</a>" in pages[-1].read_text()
+
+
+def ratio(one: str, other: str) -> float:
+    """Return the contrast of two colours `#rrggbb`. Source: WCAG 2.2, relative luminance."""
+
+    def luminance(colour: str) -> float:
+        digits = colour.removeprefix("#")
+        full = digits if len(digits) == 6 else "".join(c * 2 for c in digits)
+        parts = [int(full[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2])
+def test_colours_can_be_read_in_light_dark_and_print(theme: int) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", CSS.read_text(), re.S)
+    colours = dict(re.findall(r"--([\w-]+): (#\w+);", blocks[theme]))
+    for name in ("ink", "soft", "faint", "accent", "error", "s1", "s2", "s3", "s4", "s5"):
+        assert ratio(colours[name], colours["paper"]) >= 4.5, f"{name}: {ratio(colours[name], colours['paper']):.2f}"
+    assert ratio(colours["accent"], colours["accent-wash"]) >= 4.5
+    assert ratio(colours["soft"], colours["error-wash"]) >= 4.5
+
+
+def test_what_is_drawn_and_what_scrolls_has_a_name_and_the_keyboard_gets_there(tmp_path: Path) -> None:
+    finish(tmp_path, FIRST, [set(), {1, 2}])
+    html = write_reports(tmp_path, FIRST)[-1].read_text()
+    assert len(re.findall(r'<svg [^>]*role="img"[^>]*aria-label="[^"]+"', html)) == html.count('role="img"') > 0
+    assert html.count('class="scroll"') == len(
+        re.findall(r'class="scroll" tabindex="0" role="region" aria-label="[^"]+"', html)
+    )
+    assert '<a class="skip" href="#main">' in html
+    assert '<main id="main">' in html
+    assert '<html lang="en">' in html
+
+
+STEPS = [
+    JudgedStep(Verdict.BAD, 0.9),
+    JudgedStep(Verdict.BAD, 0.2),
+    JudgedStep(Verdict.GOOD, 0.2),
+    JudgedStep(Verdict.GOOD, -0.5),
+    JudgedStep(Verdict.GOOD, None),
+]
+PATHS = [
+    PathAudit(depth=1, judge=2, tree=2, oracle=2, has_oracle=True),
+    PathAudit(depth=1, judge=1, tree=3, oracle=2, has_oracle=True),
+    PathAudit(depth=2, judge=None, tree=None, oracle=None, has_oracle=False),
+    PathAudit(depth=2, judge=0, tree=None, oracle=None, has_oracle=False),
+]
+
+
+def test_drops_are_ordered_as_the_area_under_the_curve_says() -> None:
+    # Of four pairs of a bad and a good step three are in order, and one is a tie.
+    assert order_of_drops(STEPS) == 3.5 / 4
+    assert order_of_drops(STEPS[:2]) is None
+
+
+def test_the_witnesses_of_first_errors_are_compared() -> None:
+    agreement, figure, drops, _, depths = audit(PATHS, STEPS).blocks
+    told = table_markdown(agreement).translate(DASHES)  # type: ignore[arg-type]
+    assert "| judge and tree | 50.0 (15.0-85.0) | 50.0 (15.0-85.0) | -1.0 | 2 | 4 |" in told
+    assert "| judge and oracle | 50.0 (9.5-90.5) | 100.0 (34.2-100.0) | -0.5 | 2 | 2 |" in told
+    assert "-2: 1; -1: 0; 0: 1" in figure.svg.translate(DASHES)  # type: ignore[union-attr]
+    assert "| bad | 2 | 2 | +0.550 | 100.0 |" in table_markdown(drops).translate(DASHES)  # type: ignore[arg-type]
+    assert "| 2 | 2 | 50.0 (9.5-90.5) |" in table_markdown(depths).translate(DASHES)  # type: ignore[arg-type]
+    (of_run,) = audit_of_run({1: PATHS}).blocks
+    assert "| iteration 1 | 4 | 50.0 (15.0-85.0) |" in table_markdown(of_run).translate(DASHES)  # type: ignore[arg-type]
+    assert audit([], []).blocks[0].text == "Not measured: no path was judged in this iteration."  # type: ignore[union-attr]
+
+
+def test_a_report_without_a_viewer_is_as_before() -> None:
+    report = IterationReport(recipe_name="r", run_id="x", iteration=1, date="d", environment="e", model="m")
+    assert "http:" not in render_html(report)

@@ -1,0 +1,130 @@
+"""The named questions: each is asked of one small store, and by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gallery
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from agentr_core.store.codec import derivation_rows, metric_rows, oracle_rows, timing_rows, trajectory_rows
+from agentr_core.store.examples import example, examples
+from agentr_core.store.tables import merge
+from agentr_core.types import Derivation, Verdict
+from flows.cli import cli
+
+WITHOUT_ROWS = {"soundness", "forgotten", "never", "disputed"}
+"""Questions without an answer in this store: nothing dangles, the later model wins all, and the
+judge agrees with the tree."""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ws")
+    store = gallery.fill(folder / "store.duckdb")
+    for node, value_sum in ((2, 2.0), (3, 0.0)):
+        store.update("node", {"tree_id": gallery.TREE, "node_index": node, "value_sum": value_sum})
+    child, parent = (gallery.ROLLOUTS[0], gallery.ROLLOUTS[1])
+    won = gallery._trajectory("", success=True)
+    store.write(
+        merge(
+            [
+                oracle_rows(gallery.TREE, {1: Verdict.GOOD, 3: Verdict.BAD}),
+                timing_rows(gallery.ITERATION, "collect", {"generate": 9.0}, tokens=100),
+                metric_rows("evaluation", gallery.AFTER, "gain_over_base", 1.0, low=0.5, high=1.0, n=1),
+                *(
+                    trajectory_rows(f"{key}f", won, source="flywheel", iteration_id=gallery.ITERATION)
+                    for key in (child, parent)
+                ),
+                derivation_rows(
+                    [Derivation(child=f"{child}f", parent=f"{parent}f", operator="C1", position=1)],
+                    iteration_id=gallery.ITERATION,
+                ),
+                {
+                    "training_step": [
+                        {"checkpoint_id": gallery.TRAINED, "step": n, "loss": 1 / n, "trained_tokens": n, "seconds": n}
+                        for n in (1, 2)
+                    ]
+                },
+            ]
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(workspace: Path) -> Store:
+    return Store(workspace / "store.duckdb")
+
+
+def test_there_are_thirty_with_a_sentence_each() -> None:
+    known = examples()
+    assert len(known) >= 30
+    assert all(one.about.endswith(".") and one.sql.endswith(";") and one.sql.count(";") == 1 for one in known.values())
+
+
+@pytest.mark.parametrize("name", examples())
+def test_an_example_gives_rows_where_the_store_has_them(store: Store, name: str) -> None:
+    found = store.answer(example(name).sql)
+    assert bool(found.num_rows) is (name not in WITHOUT_ROWS), name
+
+
+def test_the_three_witnesses_of_a_first_error(store: Store) -> None:
+    (path,) = store.answer("select * from v_critic_audit").to_pylist()
+    assert (path["judge_error"], path["tree_error"], path["oracle_error"]) == (1, 1, 1)
+    assert (path["judge_after_oracle"], path["judge_after_tree"], path["value_drop"]) == (0, 0, 1.0)
+    assert path["steps"] == 1, "the judge saw the last step alone"
+    (step,) = store.answer("select * from v_critic_steps").to_pylist()
+    assert (step["verdict"], step["oracle"], step["value"], step["sibling_value"], step["value_drop"]) == (
+        "bad",
+        "bad",
+        0.0,
+        1.0,
+        1.0,
+    )
+
+
+def test_two_models_are_paired_by_episode(store: Store) -> None:
+    rows = store.answer("select iteration, other_iteration, episodes, gain, won, lost from v_comparisons").to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(0, 1, 1, -1.0, 0, 1), (1, 0, 1, 1.0, 1, 0)]
+
+
+def test_an_unknown_example_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="there is no example sucess; there are success, gains"):
+        example("sucess")
+
+
+def test_the_command_lists_and_asks_them_in_every_format(workspace: Path, tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        return CliRunner().invoke(cli, ["sql", *words, "-w", str(workspace)], catch_exceptions=False).output
+
+    assert said("--examples").splitlines()[0].split("  ")[0] == "success"
+    assert json.loads(said("--example", "pairs", "--format", "json"))[0]["pair_id"] == gallery.PAIR
+    file = tmp_path / "pairs.parquet"
+    assert said("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 rows\n"
+    assert pq.read_table(file)["pair_id"].to_pylist() == [gallery.PAIR]
+    assert said("--example", "pairs", "--format", "csv", "--output", str(tmp_path / "p.csv")).endswith("1 rows\n")
+    assert (tmp_path / "p.csv").read_text().startswith("run_id,iteration,pair_id")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--format", "parquet", "select 1"], "name a file with --output FILE"),
+        ([], "give one question"),
+        (["select 1", "--example", "pairs"], "give one question"),
+        (["select 1", "--output", "{workspace}/store.duckdb"], "is the store itself"),
+        (["select 1", "--output", "{workspace}/store.duckdb.wal"], "is the store itself"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(workspace: Path, words: list[str], says: str) -> None:
+    before = (workspace / "store.duckdb").read_bytes()
+    named = [word.format(workspace=workspace) for word in words]
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(cli, ["sql", *named, "-w", str(workspace)], catch_exceptions=False)
+    assert (workspace / "store.duckdb").read_bytes() == before

@@ -1,0 +1,49 @@
+"""The page of the schema is that of the migrations."""
+
+from pathlib import Path
+
+from click.testing import CliRunner
+from readme import ROOT
+
+from agentr_core.store import Store
+from agentr_core.store.queries.catalogue import Reference, references, relations
+from agentr_core.store.tables import TABLES
+from flows.cli import cli
+
+KEPT = ROOT / "agentr_core" / "store" / "schema"
+
+
+def test_the_kept_page_and_picture_are_current(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["store", "schema", str(tmp_path)], catch_exceptions=False)
+    assert done.output.split() == [str(tmp_path / name) for name in ("README.md", "schema.svg")]
+    for name in ("README.md", "schema.svg"):
+        new = (tmp_path / name).read_text(encoding="utf-8")
+        assert new == (KEPT / name).read_text(encoding="utf-8"), (
+            "write it anew: agentr store schema agentr_core/store/schema"
+        )
+
+
+def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    store.write({})
+    found = relations(store)
+    assert {one.name for one in found if not one.view} == {*TABLES, "schema_version"}
+    assert {"v_episodes", "v_tokens", "v_pairs", "v_groups", "v_tool_calls", "v_comparisons"} <= {
+        one.name for one in found
+    }
+    links = set(references(store))
+    assert {
+        Reference("iteration", "run_id", "run"),
+        Reference("node", "reply_id", "text"),
+        Reference("checkpoint", "parent_id", "checkpoint"),
+        Reference("preference", "chosen_sample_id", "sample"),
+    } <= links
+    # All but those that only DuckDB's own version table, or no foreign row, would have.
+    assert {one.name for one in found if not one.view} - {one.table for one in links} - {one.to for one in links} <= {
+        "schema_version",
+        "metric",
+        "revision_state",
+        "grade",
+        "tool_call",
+        "answer",
+    }

@@ -1,0 +1,98 @@
+"""Runs that are over, as rows alone: nothing is played or trained."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from agentr_core.recipes.evaluation import TEST
+from agentr_core.runtime.place import Workplace
+from agentr_core.stages.evaluate import evaluation_id
+from agentr_core.store import Store
+from agentr_core.store.codec import (
+    checkpoint_rows,
+    episode_rows,
+    evaluation_rows,
+    iteration_rows,
+    run_rows,
+    timing_rows,
+)
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Instance, Step, StopReason, Trajectory
+from tasks.wiring import STORE_FILE, RunRef, quiet_workplace
+
+
+def finish(
+    workspace: Path, run_id: str, wins: list[set[int]], *, episodes: int = 20, method: str = "agent-r", **recipe: Any
+) -> Workplace:
+    """Store a finished run whose models, from the base on, solve the test instances of the given
+    numbers, and return its workplace.
+    """
+    store = Store(workspace / STORE_FILE)
+    config = {"name": f"toy-{method}", "method": method, "model": {"path": "m"}, "environment": {"name": "toy"}}
+    run = {"recipe": config["name"], "method": method, "config": config | recipe, "versions": {"agentr": "1"}}
+    started = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = run_rows(run_id, **run, workspace=str(workspace), started_at=started, status="finished", finished_at=started)  # type: ignore[arg-type]
+    store.write(rows)
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=len(wins) - 1))
+    store.write(merge(unit for number in range(len(wins)) for unit in _iteration(place, number, wins, episodes)))
+    return place
+
+
+def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: int) -> list[Rows]:
+    key, checkpoint = place.iteration_id(number), f"{place.run_id}-c{number}"
+    parent = f"{place.run_id}-c{number - 1}" if number else None
+    evaluation = evaluation_id(place, number, TEST)
+    return [
+        iteration_rows(
+            key,
+            run_id=place.run_id,
+            iteration=number,
+            checkpoint_in=parent,
+            checkpoint_out=checkpoint,
+            status="finished",
+            finished_at=datetime(2026, 1, 2, number, tzinfo=UTC),
+        ),
+        checkpoint_rows(
+            checkpoint,
+            path=f"m{number}",
+            weights_sha256=checkpoint,
+            config={},
+            parent_id=parent,
+            iteration_id=key if number else None,
+        ),
+        evaluation_rows(
+            evaluation, iteration_id=key, checkpoint_id=checkpoint, name=TEST, split="test", config={}, finished=True
+        ),
+        timing_rows(key, "collect", {"generate": 90.0, "environment": 5.0}, tokens=100),
+        *(
+            episode_rows(
+                f"{evaluation}-{index}",
+                played(index, success=index in wins[number]),
+                evaluation_id=evaluation,
+                iteration_id=key,
+            )
+            for index in range(episodes)
+        ),
+    ]
+
+
+def played(index: int, *, success: bool) -> Trajectory:
+    """Return an episode of one step."""
+    step = Step(
+        reply="go",
+        action="go",
+        observation="there",
+        reward=float(success),
+        terminated=success,
+        success=success,
+    )
+    return Trajectory(
+        instance=Instance(environment="toy", split="test", index=index),
+        first_observation="Start.",
+        steps=(step,),
+        reward=float(success),
+        success=success,
+        stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT,
+    )
