@@ -227,7 +227,7 @@ def test_what_a_trainer_cannot_do_here_is_told(settings: dict[str, Any], told: s
 
 
 def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "optim": "adafactor",
         "lr_scheduler_type": "cosine_with_restarts",
         "lr_scheduler_kwargs": {"num_cycles": 2},
