@@ -17,7 +17,9 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test test-all test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+
+install: $(STAMP)
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
@@ -52,6 +54,11 @@ test-ray: $(STAMP)
 # Kills at random times, and stages that two processes ask for at once: 20 of each, where `make test` has a few.
 test-kills: $(STAMP)
 	AGENTR_TEST_KILLS=20 $(BIN)/python -m pytest -s tests/flows/test_kills.py
+
+# The manual as pages that need no network, in data/manual/site.
+manual: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[manual]'
+	$(BIN)/zensical build --clean --strict --config-file data/manual/mkdocs.yml
 
 # Ratios and rates with their goals, as a table and in bench.jsonl; BENCH=--quick for seconds, "--clock cpu" on a busy machine.
 bench: $(STAMP)

@@ -1,11 +1,12 @@
-"""Every command of the README is run or, where that would start servers or these tests, checked for
-what it names.
+"""Every command of the README and the manual is run or, where that would start servers or these
+tests, checked for what it names.
 """
 
 import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     servers += ("agentr env serve textcraft",)
     # These are run by tests/flows/test_gateway.py.
     servers += ("agentr gateway", "python deployments/agents/")
+    # `make test-vllm` runs this one.
+    servers += ("agentr models install",)
     # This one is run by tests/flows/test_view_cli.py.
     servers += ("agentr view",)
     # This one takes minutes; tests/flows/test_headroom.py runs it on a smaller world.
@@ -58,7 +61,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
         "prefect --no-prompt deploy ",
         "prefect worker start ",
     )
-    several += ("pip install -c constraints.txt -e '.[dask]'", "dask scheduler", "agentr run ")
+    several += ("pip install -c constraints.txt -e ", "dask scheduler", "agentr run ")
     several += ("CUDA_VISIBLE_DEVICES=0 dask worker ",)
     several += ("python -m agentr_core.training.join ", ENTER)
     # These are run by tests/flows/test_collecting.py, on a smaller world.
@@ -74,12 +77,20 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
 def test_make_targets_exist(command: str) -> None:
     done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
     expected = {"make run": "agentr run deployments/recipes/textcraft-agent-r-rl-tiny.yaml", "make test": "pytest"}
+    expected |= {"make test-vllm": "AGENTR_TEST_VLLM=1", "make manual": "zensical build"}
     assert expected[command] in done.stdout
 
 
 def test_the_environment_that_is_entered_is_the_one_that_make_run_makes() -> None:
     done = subprocess.run(["make", "run", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"{ENTER.split()[1].removesuffix('activate')}agentr run" in done.stdout
+
+
+@pytest.mark.parametrize("command", named("pip install "))
+def test_extras_that_are_installed_exist(command: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (extra,) = re.findall(r"^pip install -c constraints\.txt -e '\.\[(\w+)\]'$", command)
+    assert extra in project["optional-dependencies"]
 
 
 @pytest.mark.parametrize("command", named("agentr run "))
@@ -147,7 +158,7 @@ def test_commands_that_only_look_are_run(command: str, monkeypatch: pytest.Monke
 
 def test_what_a_plan_tells_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    (shown,) = (text for language, text in BLOCKS if language == "text")
+    (shown,) = (text for _, text in BLOCKS if text.startswith("each iteration samples at most"))
     (command,) = (command for command in COMMANDS if "textcraft-qwen3-4b" in command)
     assert shown in CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False).output
 

@@ -1,0 +1,298 @@
+"""The manual: its pages are built, its tutorial is followed, and what it says of the program is
+true.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from door import register
+from readme import BLOCK, MANUAL, ROOT, TUTORIAL
+
+from agentr_core.recipes import load, parse, resolved
+from agentr_core.types import Message, Sample, SampleKind
+from flows.cli import cli
+from flows.commands.plan import describe
+
+PAGES = sorted(MANUAL.rglob("*.md"))
+NAVIGATION = yaml.safe_load((MANUAL.parent / "mkdocs.yml").read_text("utf-8"))["nav"]
+WORDS_A_MINUTE = 230
+INSTALL = "pip install -e ."
+
+
+def text_of(name: str) -> str:
+    return (MANUAL / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(text_of(name)) if kind == language]
+
+
+def listed(nav: Any) -> Iterator[str]:
+    for entry in nav:
+        for target in entry.values():
+            yield from [target] if isinstance(target, str) else listed(target)
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Return the cells of the rows of all tables, without heads and rules."""
+    tables = re.findall(r"^\|.*\n\|-.*\n((?:\|.*\n)+)", text, re.M)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for rows in tables for row in rows.splitlines()]
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", text), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_contents_list_every_page_once() -> None:
+    assert sorted(listed(NAVIGATION)) == [str(page.relative_to(MANUAL)) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_links_and_pictures_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text("utf-8"))):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.is_file(), target
+        assert MANUAL in found.parents, f"{target} is not in the built pages"
+        assert not anchor or anchor in anchors(found.read_text("utf-8")), target
+
+
+def test_the_minutes_are_those_of_a_reader() -> None:
+    told = 0
+    for title, minutes, _ in table_rows(text_of("index")):
+        (page,) = re.findall(r"\((\w+)\.md\)", title)
+        if minutes != "as needed":
+            words = len(re.findall(r"\w+", BLOCK.sub("", text_of(page))))
+            # Tables of fields are looked things up in.
+            words = words // 3 if page == "methods" else words
+            assert words / WORDS_A_MINUTE <= int(minutes) + 0.5, (page, words)
+            told += int(minutes)
+    assert told <= 20
+
+
+class Loads(HTMLParser):
+    """Finds the addresses that a page makes a browser load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "link"):
+            self.found += [address for name in ("src", "href") if (address := given.get(name))]
+
+
+def test_the_pages_are_built_and_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="the builder comes with the extra `manual`: make manual")
+    book = tmp_path / "manual"
+    shutil.copytree(MANUAL.parent, book, ignore=shutil.ignore_patterns("site", ".cache"))
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(book / "mkdocs.yml")]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in PAGES:
+        built = (book / "site" / page.relative_to(MANUAL)).with_suffix(".html")
+        loads = Loads()
+        loads.feed(built.read_text(encoding="utf-8"))
+        assert loads.found
+        for address in loads.found:
+            assert "//" not in address, f"{built.name} loads {address}"
+            assert (built.parent / address.partition("#")[0].partition("?")[0]).exists(), address
+    for sheet in (book / "site").rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_the_picture_is_drawn_by_itself_and_is_readable_on_any_ground() -> None:
+    picture = ElementTree.parse(MANUAL / "concepts.svg").getroot()
+    assert not [each for each in picture.iter() if each.tag.rpartition("}")[2] in ("script", "image", "foreignObject")]
+    words = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    order = ["instance", "tree", "verdict", "splice", "dataset", "checkpoint", "score"]
+    assert [word for word in words if word in order] == order
+
+
+@cache
+def sentences() -> tuple[str, ...]:
+    """Return every text of the program, with `…` for what is filled in."""
+
+    def told(node: ast.JoinedStr) -> str:
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+    found = []
+    for folder in ("agentr_core", "flows", "tasks"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    found.append(told(node))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("told", blocks("troubleshooting", "text"))
+def test_the_program_says_what_troubleshooting_quotes(told: str) -> None:
+    assert any(told.strip() in sentence for sentence in sentences())
+
+
+RECIPE = resolved(parse({"name": "manual", "model": {"path": "m"}}))
+FIELDS = [row for row in table_rows(text_of("methods")) if len(row) == 4]
+
+
+@pytest.mark.parametrize(("name", "field", "default", "where"), FIELDS)
+def test_recipes_have_the_fields_of_the_papers(name: str, field: str, default: str, where: str) -> None:
+    value: Any = RECIPE
+    for key in field.strip("`").split("."):
+        value = value[key]
+    assert yaml.safe_load(default.strip("`")) == value
+    assert name
+    assert where
+
+
+def test_the_recipes_and_folders_of_the_methods_are_there() -> None:
+    text = text_of("methods")
+    for recipe in re.findall(r"`([\w-]+\.yaml)`", text):
+        assert load(ROOT / "deployments" / "recipes" / recipe).method in text.lower()
+    for folder in re.findall(r"`(agentr_core/[\w/]+)`", text):
+        assert (ROOT / folder).is_dir()
+
+
+def test_results_are_those_of_the_log() -> None:
+    log = (ROOT / "deployments" / "LOG.md").read_text(encoding="utf-8")
+    _, *sections = re.split(r"^(?=LOG: )", text_of("results"), flags=re.M)
+    assert len(sections) > 3
+    for section in sections:
+        heading = section.splitlines()[0].removeprefix("LOG: ")
+        (entry,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", log, re.M | re.S)
+        found = " ".join(entry.split())
+        for cell in (cell for row in table_rows(section) for cell in row[1:] if cell):
+            for number in re.findall(r"[-+]?\d+(?:\.\d+)?", cell):
+                assert re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?![\d.]*\d)", found), (heading, cell)
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
+    words = [row[0] for row in table_rows(text_of("glossary"))]
+    assert words == sorted(set(words))
+    assert len(words) > 40
+
+
+@pytest.fixture
+def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of the method that the cookbook's filter makes, installed."""
+    program, _ = blocks("cookbook", "python")
+    (points,) = (text for text in blocks("cookbook", "toml") if "agentr.methods" in text)
+    (tmp_path / "early.py").write_text(program, encoding="utf-8")
+    ((name, target),) = tomllib.loads(points)["project"]["entry-points"]["agentr.methods"].items()
+    monkeypatch.syspath_prepend(str(register(tmp_path, "early", f"[agentr.methods]\n{name} = {target}\n")))
+    yield name
+    sys.modules.pop("early", None)
+
+
+def test_a_filter_of_ones_own_is_a_method_that_takes_fewer_samples(early: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentr_core.methods.table import method_of
+
+    def sample(bad: int) -> Sample:
+        said = [Message(role="assistant", text=str(n), train=n > bad) for n in range(bad + 3)]
+        return Sample(kind=SampleKind.REVISION, messages=tuple(said), instance=None)
+
+    monkeypatch.chdir(ROOT)
+    made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
+    recipe = load(made, [f"method={early}"])
+    takes = method_of(recipe).plan(recipe, 1).takes
+    assert takes is not None
+    assert [takes(sample(bad)) for bad in (0, 4, 5)] == [True, True, False]
+    assert "Agent-R, early revisions" in describe(made, [f"method={early}"])
+
+
+def test_the_method_that_is_shown_is_one_that_is_run() -> None:
+    _, shown = blocks("cookbook", "python")
+    assert shown in (ROOT / "tests" / "support" / "recital.py").read_text(encoding="utf-8")
+
+
+def written(script: str) -> dict[str, str]:
+    """Return the files that a script writes with `cat`, by name."""
+    return dict(re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", script, re.M | re.S))
+
+
+TUTORIAL_SCRIPT = "".join(blocks(TUTORIAL.stem, "sh"))
+
+
+def test_the_tutorial_names_commands_that_there_are() -> None:
+    inside = re.findall(r"^agentr (.+)$", TUTORIAL_SCRIPT, re.M)
+    for words in (shlex.split(line) for line in inside):
+        assert CliRunner().invoke(cli, [*words[:1], "--help"]).exit_code == 0, words
+    assert {line.split()[0] for line in inside} == {"env", "plan", "run", "runs", "sql"}
+    done = subprocess.run(["make", "install", "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    recipe = parse(yaml.safe_load(written(TUTORIAL_SCRIPT)["my-recipe.yaml"]))
+    project = tomllib.loads(written(TUTORIAL_SCRIPT)["pyproject.toml"])["project"]
+    assert [recipe.environment.name] == list(project["entry-points"]["agentr.environments"])
+
+
+def test_the_model_of_the_tutorial_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = re.findall(r"^python \$AGENTR_HOME/(\S+) my-model$", TUTORIAL_SCRIPT, re.M)
+    subprocess.run([sys.executable, str(ROOT / line), "my-model"], cwd=tmp_path, env=known(), check=True)
+    (tmp_path / "my-recipe.yaml").write_text(written(TUTORIAL_SCRIPT)["my-recipe.yaml"])
+    monkeypatch.chdir(tmp_path)
+    planned = describe(tmp_path / "my-recipe.yaml", ["environment.name=textcraft"])
+    (parameters,) = set(re.findall(r"([\d,]+) (?:random )?parameters", text_of("tutorial")))
+    assert f"actor, transformers: {parameters} parameters" in planned
+
+
+def known(**more: str) -> dict[str, str]:
+    """Return an environment in which the programs of this one are found."""
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("AGENTR_VLLM", "PREFECT_API_URL")},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
+
+
+@pytest.mark.long
+def test_the_tutorial_leads_from_an_empty_folder_to_a_report(tmp_path: Path) -> None:
+    """The package is registered as `pip install` would, which needs a network."""
+    (point,) = tomllib.loads(written(TUTORIAL_SCRIPT)["pyproject.toml"])["project"]["entry-points"][
+        "agentr.environments"
+    ].items()
+    registering = f"""python - <<'END'
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
+from pathlib import Path
+from door import register
+register(Path(), "my-agent", "[agentr.environments]\\n{" = ".join(point)}\\n")
+END
+"""
+    _, script = TUTORIAL_SCRIPT.split("export AGENTR_HOME=$PWD\n")
+    assert script.count(INSTALL) == 1
+    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent'}")
+    done = subprocess.run(
+        ["bash", "-e", "-c", script.replace(INSTALL, registering)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "combination-lock: ok - keeps the contract" in done.stdout
+    (report,) = re.findall(r"^report  (\S+)$", done.stdout, re.M)
+    page = (tmp_path / "my-agent" / report).read_text(encoding="utf-8")
+    assert "my-agent" in page
+    (shown,) = (text for kind, text in BLOCK.findall(text_of("tutorial")) if not kind)
+    assert shown in done.stdout
