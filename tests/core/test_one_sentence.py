@@ -41,7 +41,7 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing_half(
     page = tmp_path / "reports" / "index.html"
     write_text(page, "old")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_bytes", full)
         with pytest.raises(DiskError) as caught:
             write_text(page, "new")
     refused(caught, f"{page} cannot be written", "No space left", "free some disk space")

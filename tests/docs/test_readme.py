@@ -124,7 +124,8 @@ def test_queries_are_valid_on_a_store(command: str, tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
-@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "python"])
+# Those of the manual's cookbook are run by test_manual.py.
+@pytest.mark.parametrize("text", [text for language, text in BLOCKS if language == "python" and "duckdb" in text])
 def test_code_in_python_runs_in_a_workspace(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Store(tmp_path / "runs" / "store.duckdb").write({})

@@ -122,7 +122,8 @@ def test_a_store_that_another_process_holds(
         (("sql", "selec 1"), 'SQL: Parser Error: syntax error at or near "selec"'),
         (("sql", "select nix from run"), 'SQL: Binder Error: .*"nix" not found'),
         (("sql", "drop table run"), "SQL: the store is opened for reading only"),
-        (("sql", ""), "SQL: there is no statement to run"),
+        (("sql", ";"), "SQL: there is no statement to run"),
+        (("sql", ""), "give one question: QUERY, or --example NAME"),
     ],
 )
 def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tuple[str, ...], said: str) -> None:

@@ -30,7 +30,7 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
     changes = (
         f"workspace={tmp_path / 'runs'}",
         f"environment.options.url={address}",
-        "environment.options.patience_s=4",
+        "environment.options.patience_s=20",
         "instances.train_limit=6",
         "instances.test_limit=3",
         "eto.explore.samples=2",
@@ -50,10 +50,10 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
 
     words = ("run", recipe, *(word for change in changes for word in ("-o", change)))
     agent = [sys.executable, script, address, "3"]
-    with started("gateway", "--port", str(port), env=served_env) as gateway, launched(agent, env=served_env) as dies:
+    with started("gateway", "--port", str(port), env=served_env) as gateway:
         assert gateway.stdout is not None
         assert f"agents take episodes at {address}/episodes" in gateway.stdout.readline()
-        with started(*words, env=served_env) as run:
+        with launched(agent, env=served_env) as dies, started(*words, env=served_env) as run:
             wait_for(run, explored, store)
             kill_group(dies)
             with launched(agent, env=served_env):

@@ -140,11 +140,14 @@ def ended(site: Site) -> Ended:
     return Ended(answers, {path.name: timeless(path.read_text(encoding="utf-8")) for path in files}, progress(site))
 
 
+TIMED = "Where time went|Time, tokens and cost"
+
+
 def timeless(report: str) -> str:
-    """Return a report without dates and without the section on where time went."""
+    """Return a report without dates and without the sections on time."""
     report = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "TIME", report)
-    report = re.sub(r"## Where time went.*?(?=^## )", "", report, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"<h2[^>]*>Where time went.*?(?=<h2)", "", report, flags=re.DOTALL)
+    report = re.sub(rf"## ({TIMED}).*?(?=^## |\Z)", "", report, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(rf"<h2[^>]*>({TIMED}).*?(?=<h2|</main>)", "", report, flags=re.DOTALL)
 
 
 def alike(found: Ended, calm: Ended) -> None:

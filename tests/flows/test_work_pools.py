@@ -78,7 +78,7 @@ def pool(tmp_path: Path, door_model: Path, process_env: dict[str, str]) -> Itera
         for start in ("prefect work-pool create", "prefect --no-prompt deploy"):
             done = subprocess.run(prefect(command(start)), cwd=ROOT, env=env, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
-        wanted = {"deployments": {"name": {"any_": ["textcraft-tiny"]}}}
+        wanted = {"deployments": {"name": {"any_": ["textcraft-tiny"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
         (deployment,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
         assert deployment["work_queue_name"] == "cpu"
         yield Pool(tmp_path, write_recipe(tmp_path, door_model), deployment["id"], env)

@@ -115,7 +115,7 @@ def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
 
 def trained_by(store: Store, run_id: str) -> tuple[int, float]:
     """Return the trained tokens and the seconds of training of all iterations of a run."""
-    ((tokens, seconds),) = store.rows(_TRAINED, run_id)
+    ((tokens, seconds),) = store.rows(_TRAINED, run_id) or [(0, 0.0)]
     return int(tokens), float(seconds)
 
 
