@@ -17,14 +17,18 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test test-all test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
 
 install: $(STAMP)
 
 run: $(STAMP)
 	$(BIN)/agentr run $(RECIPE)
 
-test: $(STAMP) lint types contracts
+# The check of types and the tests go side by side.
+test: $(STAMP) lint contracts
+	$(MAKE) --no-print-directory -j2 types tests
+
+tests: $(STAMP)
 	$(BIN)/python -m pytest -m "not long" $(WORKERS) $(TIMES)
 
 # What `make test` has, and what it leaves out: long variants, more examples of Hypothesis, kills at many times.

@@ -66,6 +66,7 @@ def test_a_killed_run_asks_nothing_twice(tmp_path: Path, tiny_model_dir: Path) -
     assert store.count("select count(*) from tool_call") == 2 * QUESTIONS
 
 
+@pytest.mark.long
 def test_an_error_is_not_kept(tmp_path: Path, tiny_model_dir: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     with counting() as server:

@@ -65,6 +65,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_two_machines_train_together_after_a_training_that_was_left_behind(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:

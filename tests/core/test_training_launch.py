@@ -163,6 +163,7 @@ async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weigh
     assert result.weights_sha256 == undisturbed.weights_sha256
 
 
+@pytest.mark.long
 async def test_the_processes_end_with_the_training_that_was_cancelled(tiny_model_dir: Path, tmp_path: Path) -> None:
     job = make_job(tiny_model_dir, tmp_path, epochs=400.0, launch=LaunchConfig(num_processes=2))
     begun = asyncio.Event()

@@ -77,6 +77,7 @@ async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Wor
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RESTARTS", 1)
     worker = model.members[0]

@@ -134,6 +134,7 @@ def alone(
     return content(Store(Path(recipe.workspace) / "store.duckdb"))
 
 
+@pytest.mark.long
 def test_a_cluster_makes_what_one_process_makes(
     cluster: Cluster, alone: list[pd.DataFrame], tmp_path: Path, door_model: Path
 ) -> None:

@@ -157,6 +157,7 @@ def has(file: Path, question: str) -> bool:
     ],
     ids=["rollouts", "rollouts and selection"],
 )
+@pytest.mark.long
 def test_killed_before_its_training_and_in_it_a_stage_ends_as_if_it_had_not_been(
     calm: Path, tmp_path: Path, model: Path, process_env: dict[str, str], moments: tuple[str, ...]
 ) -> None:

@@ -81,6 +81,7 @@ def test_list_has_native_and_served_worlds() -> None:
     assert {"textcraft", "agentgym-sciworld", "gymnasium"} <= set(ask("list").output.split())
 
 
+@pytest.mark.long
 def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in WIRES:
         monkeypatch.delenv(f"AGENTR_AGENTGYM_{name.upper()}", raising=False)

@@ -310,6 +310,7 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
     assert "77" in runs["seed"].tolist()
 
 
+@pytest.mark.long
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
     from agentr_core.base_model.pretrain import make_model, make_tokenizer
 

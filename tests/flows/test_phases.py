@@ -32,6 +32,7 @@ FURTHER = (
 )
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_model: Path) -> None:
     first = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model))))
     store = Store(tmp_path / "runs" / "store.duckdb")

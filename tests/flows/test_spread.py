@@ -83,6 +83,7 @@ def test_a_shard_whose_worker_dies_is_done_by_another(recipe: Recipe, tmp_path: 
     assert found["a-1"] != found["a-2"]
 
 
+@pytest.mark.long
 def test_a_shard_that_kills_every_worker_is_given_up(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(WorkerLost, match=r"^workers were lost again and again at the same shard \("):
         asyncio.run(gather(recipe, [Echo(texts=("a",), folder=tmp_path, deadly=99)]))

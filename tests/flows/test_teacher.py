@@ -104,6 +104,7 @@ async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory
         assert replies.issuperset(said)
 
 
+@pytest.mark.long
 async def test_a_student_with_the_teachers_tokenizer_learns_what_it_would_have_sampled_itself(
     recipe: Callable[..., Recipe],
 ) -> None:

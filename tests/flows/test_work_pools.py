@@ -85,6 +85,7 @@ def pool(tmp_path: Path, door_model: Path, process_env: dict[str, str]) -> Itera
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_is_killed_and_another_goes_on(pool: Pool) -> None:
     store = pool.store("one")
     with pool.worker() as first:
