@@ -7,12 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentr_core.store.database import Store
+from agentr_core.store.tables import Rows
 
 
 class _Snapshot(Store):
     def __init__(self, store: Store, con: Any) -> None:
         super().__init__(store.path, store.wait_s)
         self._con = con
+        self.later: list[Rows] = []
+
+    def write(self, rows: Rows) -> None:
+        self.later.append(rows)
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
@@ -24,7 +29,11 @@ def snapshot(store: Store) -> Iterator[Store]:
     """Return a store for reading: all that is asked of it sees the same state, and the file is
     opened once, which takes longer than most questions.
 
-    Writers wait until the body ends, so keep it short. Raises as `Store.reading`.
+    Writers wait until the body ends, so keep it short. What the body itself writes is stored once
+    it has ended, and not if it failed. Raises as `Store.reading` and `Store.write`.
     """
     with store.reading() as con:
-        yield _Snapshot(store, con)
+        state = _Snapshot(store, con)
+        yield state
+    for rows in state.later:
+        store.write(rows)

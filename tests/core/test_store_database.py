@@ -14,8 +14,10 @@ import pytest
 import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.store import Store, migrations
-from agentr_core.store.codec import load_pairs
+from agentr_core.store.codec import load_pairs, oracle_rows
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import TABLES
+from agentr_core.types import Verdict
 
 ROOT = Path(agentr_core.__file__).parents[1]
 
@@ -404,3 +406,22 @@ for number in range(200):
         writer.stdout.read()
     assert counts == sorted(counts)
     assert store.query("select count(*) as n from text")["n"][0] == 201
+
+
+def test_what_is_written_while_one_state_is_read_is_stored_afterwards(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb", wait_s=1)
+    store.write({})
+    count = "select count(*) from oracle_verdict"
+    with snapshot(store) as state:
+        state.write(oracle_rows("t", {1: Verdict.BAD}))
+        assert state.count(count) == 0
+    assert store.count(count) == 1
+
+    def fails() -> None:
+        with snapshot(store) as state:
+            state.write(oracle_rows("u", {1: Verdict.GOOD}))
+            raise ValueError("no report")
+
+    with pytest.raises(ValueError, match="no report"):
+        fails()
+    assert store.count(count) == 1
