@@ -45,7 +45,8 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
     known = _known(place, iteration)
     with place.worlds() as worlds:
         bare = await in_thread(_bare, place, iteration, worlds)
-        found = {key: made for key, one in bare.items() if (made := written(one, known)) is not None}
+        looked_up = {key: written(one, known) for key, one in bare.items()}
+        found = {key: one for key, one in looked_up.items() if one is not None}
         missing = {key: one for key, one in bare.items() if key not in found}
         if missing:
             found |= await _asked(place, iteration, missing, known, total=len(bare))

@@ -21,5 +21,5 @@ if "agentr_core.training.rank" in sys.orig_argv and "accelerate.commands.launch"
         if self.fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
 
-    AcceleratorState.__init__ = split  # type: ignore[method-assign]
+    AcceleratorState.__init__ = split
     requirements.machine_faults = lambda config: []
