@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
 from agentr_core.training.launch import command, environment
+from agentr_core.training.parent import read_weights
 from agentr_core.training.planned import plain_arguments
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.zero import names, read_zero
@@ -263,3 +264,18 @@ def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert (made["optim"], made["lr_scheduler_kwargs"], made["save_steps"]) == ("adafactor", {"num_cycles": 2}, 7)
     assert TrainingConfig().anywhere() == TrainingConfig(optim=str(arguments.optim.value))
+
+
+def test_number_format_and_kernels_reach_the_trainer(tmp_path: Path) -> None:
+    """They need a GPU, on which nobody has run them here."""
+    job = make_job(tmp_path, tmp_path, fp16=True, use_liger_kernel=True, launch=LaunchConfig())
+    made = plain_arguments(job, steps=1)
+    assert (made["fp16"], made["bf16"], made["use_liger_kernel"]) == (True, False, True)
+    words = dict(pairwise(command(job, job_file=tmp_path / "job", events_file=tmp_path / "events")))
+    assert words["--mixed_precision"] == "fp16"
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_the_way_of_attention_reaches_the_model(name: str, tiny_model_dir: Path) -> None:
+    model, _ = read_weights(tiny_model_dir, TrainingConfig(attn_implementation=name), zero3=False)
+    assert model.config._attn_implementation == name
