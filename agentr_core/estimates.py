@@ -151,8 +151,8 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
 
     A trained parameter takes 16 bytes: weight, gradient and AdamW's two moments in 32 bits, or the
     same number split into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the
-    processes, ZeRO-3 everything; an offload keeps it in main memory. Source: Rajbhandari et al.
-    2020, section 3.1.
+    processes, ZeRO-3 and FSDP everything; an offload keeps it in main memory. Source: Rajbhandari
+    et al. 2020, section 3.1.
 
     Args:
         max_length: tokens of the longest row.
@@ -165,11 +165,12 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     weights, states = int(frozen * frozen_bytes * bool(config.lora_r)) + own, 16 * trained - own
     host = 0
     zero = config.launch.deepspeed if config.launch else ""
-    if zero:
+    fsdp = bool(config.launch and config.launch.fsdp)
+    if zero or fsdp:
         states //= config.num_processes
-    if zero.startswith("zero3"):
+    if zero.startswith("zero3") or fsdp:
         weights //= config.num_processes
-    if zero.endswith("offload"):
+    if zero.endswith("offload") or (fsdp and config.launch and config.launch.fsdp_config.get("cpu_offload")):
         host, weights, states = (weights + states) * config.num_processes, 0, 0
     return Training(
         trained=trained,

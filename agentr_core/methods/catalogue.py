@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentr_core.recipes import EtoConfig
 from agentr_core.runtime.description import Funnel, ReportPart, Stage, imported
 
 COLLECT = Stage(
@@ -49,6 +50,20 @@ CLONE = replace(
     DEMONSTRATE,
     about="Play the expert on the training instances of an iteration, and make samples of its episodes.",
     work=imported("agentr_core.stages.demonstrate:expert_samples"),
+)
+THINK = Stage(
+    name="think",
+    about="Have the editor write a thought before each bare action of the expert.",
+    work=imported("agentr_core.stages.think:think"),
+    reads=("environment", "model", "models.editor", "eto.expert.thoughts", "errors", "scale"),
+    needs=("gpu", "env"),
+    roles=("editor",),
+    gathers=True,
+)
+THINK_AND_CLONE = replace(
+    THINK,
+    about="Have the editor write a thought before each bare action of the expert, and make samples of its episodes.",
+    work=imported("agentr_core.stages.think:think_and_clone"),
 )
 EXPLORE = Stage(
     name="explore",
@@ -114,6 +129,17 @@ EVALUATE = Stage(
     spreads=True,
 )
 EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
+
+
+def cloning(eto: EtoConfig) -> tuple[Stage, ...]:
+    """Return the stages that make samples of the expert's episodes, with thoughts where wanted."""
+    return (DEMONSTRATE, THINK_AND_CLONE) if eto.expert.thoughts.enabled else (CLONE,)
+
+
+def demonstrating(eto: EtoConfig) -> tuple[Stage, ...]:
+    """Return the stages that make the expert's episodes, with thoughts where wanted."""
+    return (DEMONSTRATE, THINK) if eto.expert.thoughts.enabled else (DEMONSTRATE,)
+
 
 FUNNEL_OF_TREES = Funnel(
     title="From trees to training rows", stages=imported("agentr_core.methods.agent_r.report:tree_funnel")

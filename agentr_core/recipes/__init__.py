@@ -7,8 +7,16 @@ from agentr_core.recipes.comparison import CompareConfig
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.recipes.data import DataConfig, GeneralDataConfig
 from agentr_core.recipes.environments import EnvironmentConfig, WorldConfig
-from agentr_core.recipes.et_agent import Calibration, DrawingConfig, EtAgentConfig, FlywheelConfig, RftConfig
-from agentr_core.recipes.eto import DpoConfig, EtoConfig, ExpertConfig, ExploreConfig, Phase, PreferencesConfig
+from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, FlywheelConfig, RftConfig
+from agentr_core.recipes.eto import (
+    DpoConfig,
+    EtoConfig,
+    ExpertConfig,
+    ExploreConfig,
+    Phase,
+    PreferencesConfig,
+    ThoughtsConfig,
+)
 from agentr_core.recipes.evaluation import EvaluationConfig, EvaluationSetConfig, RevisionTestConfig
 from agentr_core.recipes.execution import ErrorsConfig, ScaleConfig
 from agentr_core.recipes.grpo import GrpoConfig
@@ -25,6 +33,7 @@ from agentr_core.recipes.models import (
 from agentr_core.recipes.parsing import load, parse
 from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved, shown
+from agentr_core.recipes.sampling import DrawingConfig
 from agentr_core.recipes.splicing import ContinuationConfig, SpliceConfig
 from agentr_core.recipes.training import VLLM_LORA_RANKS, BaseConfig, LaunchConfig, TrainingConfig
 
@@ -69,6 +78,7 @@ __all__ = [
     "SearchConfig",
     "ServerConfig",
     "SpliceConfig",
+    "ThoughtsConfig",
     "TrainingConfig",
     "VllmConfig",
     "WorldConfig",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.recipes.fields import Count, Natural, Temperature, record
-from agentr_core.recipes.sampling import SamplingFields, TopP
+from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
 
 Calibration = Literal["rft", "rl"]
 """What an iteration does: a flywheel and supervised training on what it made, or reinforcement
@@ -23,15 +23,6 @@ OfIncorrect = Literal["I1", "I2", "I3", "I4"]
 """How a wrong trajectory is varied: its first flawed step corrected by the policy, and continued
 from there; a hint after that step; a hint after the whole; the policy's own review after the whole.
 """
-
-
-@record
-class DrawingConfig(SamplingFields):
-    """How a model other than the policy is sampled in the flywheel."""
-
-    temperature: Temperature = 1.0
-    top_p: TopP = 0.95
-    max_new_tokens: Count = 4096
 
 
 @record

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Temperature, Unit, record
-from agentr_core.recipes.sampling import SamplingFields, TopP
+from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
 
 Phase = Literal["sft", "rft", "dpo"]
 """What an iteration trains on: the expert's episodes, the policy's own successes (see
@@ -20,6 +20,20 @@ Phase = Literal["sft", "rft", "dpo"]
 
 
 LossType = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"]
+
+
+@record
+class ThoughtsConfig(DrawingConfig):
+    """How the model of role `editor` writes a thought before each action that the expert gave
+    without one. Without `models.editor` it is the model that the run begins with.
+    """
+
+    enabled: bool = False
+    tries: Count = 3
+    """How often it is asked for a thought while none can be read from its replies; an episode for
+    which that is not enough is turned away.
+    """
+    max_new_tokens: Count = 256
 
 
 @record
@@ -38,6 +52,8 @@ class ExpertConfig:
     """What to do with a conversation of the file that, played again, does not reach the reward it
     claims.
     """
+    thoughts: ThoughtsConfig = later(ThoughtsConfig())
+    """Thoughts for bare actions, as ETO's authors had a large model write them."""
 
 
 @record
@@ -156,6 +172,8 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
     if eto.explore.samples and eto.explore.temperature == 0:
         faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
+    if not eto.expert.thoughts.enabled and eto.expert.thoughts != ThoughtsConfig():
+        faults.append("eto.expert.thoughts: has no use unless enabled; enable it, or leave it out")
     faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)
     return faults
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Natural, Unit, record
+from agentr_core.recipes.fields import Count, Natural, Temperature, Unit, record
 from agentr_core.types import Sampling
 
 BeyondProtocol = Literal["top_k", "min_p", "repetition_penalty"]
@@ -56,6 +56,15 @@ class SamplingFields:
         """
         plain = SamplingFields()
         return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
+
+
+@record
+class DrawingConfig(SamplingFields):
+    """How a model other than the policy is sampled where it edits what others said."""
+
+    temperature: Temperature = 1.0
+    top_p: TopP = 0.95
+    max_new_tokens: Count = 4096
 
 
 def filter_faults(where: str, section: SamplingFields) -> list[str]:

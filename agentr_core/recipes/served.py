@@ -16,6 +16,7 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
         "search": ("teacher", recipe.search),
         "critique": ("judge", recipe.critique),
         "splice.continuation": ("teacher", recipe.splice.continuation),
+        "eto.expert.thoughts": ("editor", recipe.eto.expert.thoughts),
         "eto.explore": ("teacher", recipe.eto.explore),
         "grpo": ("actor", recipe.grpo),
         "et_agent.flywheel": ("teacher", flywheel),

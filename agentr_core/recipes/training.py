@@ -34,6 +34,11 @@ class LaunchConfig:
     """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of
     your own.
     """
+    fsdp: bool = later(False)
+    """Weights, gradients and optimizer are split over the processes by PyTorch (FSDP 2), in place
+    of DeepSpeed; on GPUs, for fine-tuning, not for preferences."""
+    fsdp_config: dict[str, Any] = later(default_factory=dict)
+    """Settings of FSDP by the Trainer's names, such as `{cpu_offload: true}`."""
 
 
 @record
@@ -244,6 +249,20 @@ def training_faults(training: TrainingConfig) -> list[str]:
         faults.append("training.launch: several machines need main_process_ip and main_process_port")
     if training.load_in_4bit and launch.deepspeed.startswith("zero3"):
         faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
+    return [*faults, *_fsdp_faults(training, launch)]
+
+
+def _fsdp_faults(training: TrainingConfig, launch: LaunchConfig) -> list[str]:
+    if not launch.fsdp:
+        unused = "training.launch.fsdp_config: has no use without training.launch.fsdp; set it, or leave this out"
+        return [unused] if launch.fsdp_config else []
+    faults = []
+    if launch.deepspeed:
+        faults.append("training.launch.fsdp: training.launch.deepspeed splits the training already; leave one out")
+    if launch.num_processes == 1:
+        faults.append("training.launch.fsdp: one process has nothing to split; raise training.launch.num_processes")
+    if training.load_in_4bit:
+        faults.append("training.load_in_4bit: weights in 4 bits are not split by FSDP here; use deepspeed zero2")
     return faults
 
 

@@ -17,6 +17,22 @@ from agentr_core.runtime.shards import Effort
 from agentr_core.types import Answer, Question, Request
 
 
+async def answer(sampler: Sampler, question: Question, *, seed: int, session: str) -> Answer:
+    """Return what a model says to a question. Raises as `ChatModel.generate`."""
+    request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session)
+    (said,) = await sampler.sample(request)
+    return Answer(
+        role=question.role,
+        model=sampler.model.fingerprint,
+        prompt_hash=fingerprint([(message.role, message.text) for message in question.messages]),
+        seed=seed,
+        text=said.text,
+        finish_reason=said.finish_reason,
+        prompt_tokens=said.prompt_tokens,
+        completion_tokens=said.completion_tokens,
+    )
+
+
 class Helpers:
     """Asks the models of a recipe by role; each is loaded when it is first asked.
 
@@ -39,18 +55,7 @@ class Helpers:
         """
         sampler = await self._sampler(question.role)
         await self._sink.room()
-        request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session)
-        (said,) = await sampler.sample(request)
-        return Answer(
-            role=question.role,
-            model=sampler.model.fingerprint,
-            prompt_hash=fingerprint([(message.role, message.text) for message in question.messages]),
-            seed=seed,
-            text=said.text,
-            finish_reason=said.finish_reason,
-            prompt_tokens=said.prompt_tokens,
-            completion_tokens=said.completion_tokens,
-        )
+        return await answer(sampler, question, seed=seed, session=session)
 
     def effort(self) -> Effort:
         """Return what the models have spent that were loaded here."""

@@ -57,11 +57,15 @@ def input_ids(
     eto = asked["eto"]
     limits = recipe.grpo.max_steps, recipe.grpo.max_new_tokens, recipe.grpo.repeats
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
+    # Episodes that go on from the expert's steps read what the editor wrote there.
+    edited = [model("editor")] if recipe.eto.expert.thoughts.enabled else []
     return {
         "collect": collect,
         "critique": fingerprint("critique", collect, model("judge"), asked["critique"]),
         "rollout": fingerprint("rollout", *acting, recipe.et_agent.curriculum.rollouts, limits),
-        "explore": fingerprint("explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks),
+        "explore": fingerprint(
+            "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
+        ),
     }
 
 

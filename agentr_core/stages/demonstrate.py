@@ -5,6 +5,8 @@ trained on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.samples.expert_file import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
+from agentr_core.stages.thoughts import check_thoughts, labelled
 from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
 
 STAGE = "expert"
+BARE = "bare"
+"""The source of the expert's episodes as they were played, where thoughts are written for them."""
 LOOKED_AT = 20
 """Training instances that are asked for an expert before anything is started."""
 
@@ -41,6 +46,11 @@ def expert_id(iteration_id: str, instance: Instance, number: int = 0) -> str:
     iteration.
     """
     return fingerprint("expert", iteration_id, instance.key, *([number] if number else []))
+
+
+def bare_id(iteration_id: str, instance: Instance, number: int = 0) -> str:
+    """Return the id of the trajectory of such an episode before it has its thoughts."""
+    return fingerprint("bare", iteration_id, instance.key, *([number] if number else []))
 
 
 def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Trajectory]]:
@@ -87,7 +97,9 @@ def _make(
     place: Workplace, iteration: int, instances: tuple[Instance, ...], *, samples: bool
 ) -> tuple[list[Rows], list[Rejection]]:
     iteration_id = place.iteration_id(iteration)
-    played = load_trajectories(place.store, iteration_id=iteration_id, source="expert")
+    bare = place.recipe.eto.expert.thoughts.enabled
+    id_of, source = (bare_id, BARE) if bare else (expert_id, "expert")
+    played = load_trajectories(place.store, iteration_id=iteration_id, source=source)
     units: list[Rows] = []
     rejections: list[Rejection] = []
     with place.worlds() as worlds:
@@ -96,7 +108,7 @@ def _make(
             check_wanted()
             place.progress(done, len(instances), "expert episodes")
             env = worlds.of(instance)
-            ids = (expert_id(iteration_id, instance, number) for number in count())
+            ids = (id_of(iteration_id, instance, number) for number in count())
             known = [played[key] for key in takewhile(played.__contains__, ids)]
             try:
                 found = known or experts[env.name](env, instance)
@@ -104,7 +116,8 @@ def _make(
                 found = [Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))]
             sound = [one for one in found if isinstance(one, Trajectory)]
             rejections += [one for one in found if isinstance(one, Rejection)]
-            units += [_rows(iteration_id, one, number, env, samples=samples) for number, one in enumerate(sound)]
+            rows = bare_rows if bare else partial(expert_rows, env=env, samples=samples)
+            units += [rows(iteration_id, one, number) for number, one in enumerate(sound)]
     if not units:
         file = place.recipe.eto.expert.file
         reasons = ", ".join(sorted({rejection.reason for rejection in rejections}))
@@ -132,6 +145,8 @@ def expert_of(recipe: Recipe, env: Environment) -> Expert:
         return [played(one, number) for number, one in enumerate(known[instance.key])]
 
     def played(one: Demonstration, number: int) -> Trajectory | Rejection:
+        if config.thoughts.enabled:
+            one = replace(one, replies=tuple(labelled(env, reply) for reply in one.replies))
         trajectory, fault = replayed(env, one)
         if not fault:
             return trajectory
@@ -205,10 +220,12 @@ def _last_word(trajectory: Trajectory) -> str:
 
 
 def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `UserError` when the file of demonstrations is malformed or, without one, there is no
-    expert.
+    """Raise `UserError` when the file of demonstrations is malformed, there is no expert without
+    one, or thoughts are wanted in a world that has no place for them.
     """
     config = recipe.eto.expert
+    if config.thoughts.enabled:
+        check_thoughts(env)
     if config.file:
         _demonstrations(recipe, env)
     elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
@@ -219,7 +236,16 @@ def _no_expert(recipe: Recipe) -> str:
     return f"environment {', '.join(recipe.world_names)} has no expert; {method_of(recipe).without_expert}"
 
 
-def _rows(iteration_id: str, trajectory: Trajectory, number: int, env: Environment, *, samples: bool) -> Rows:
+def bare_rows(iteration_id: str, trajectory: Trajectory, number: int) -> Rows:
+    """Return the rows of one of the expert's episodes before it has its thoughts."""
+    key = bare_id(iteration_id, trajectory.instance, number)
+    return trajectory_rows(key, trajectory, source=BARE, iteration_id=iteration_id)
+
+
+def expert_rows(iteration_id: str, trajectory: Trajectory, number: int, *, env: Environment, samples: bool) -> Rows:
+    """Return the rows of one of the expert's episodes, with those of its sample if that is
+    wanted.
+    """
     trajectory_id = expert_id(iteration_id, trajectory.instance, number)
     episode = trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id)
     if not samples:

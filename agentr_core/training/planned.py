@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from agentr_core.errors import NonFiniteLoss
@@ -119,7 +120,9 @@ class FollowsPlan:
             norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
         else:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients).item()
+            total = torch.nn.utils.get_total_norm(gradients)
+            # Of gradients that are split over processes, each has its part of the norm.
+            norm = (total.full_tensor() if isinstance(total, DTensor) else total).item()
         # Gradients in 16 bits are scaled; a step in which they overflow is left out by the scaler.
         scaled = getattr(self.accelerator, "scaler", None) is not None
         if math.isfinite(loss.item()) and (scaled or math.isfinite(norm)):
@@ -199,6 +202,8 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
         # Every pass, an idle one too, goes through all weights.
         "ddp_find_unused_parameters": False,
         "deepspeed": read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
+        "fsdp": True if config.launch and config.launch.fsdp else None,
+        "fsdp_config": dict(config.launch.fsdp_config) if config.launch and config.launch.fsdp else None,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if job.checkpoint_every else "no",

@@ -18,10 +18,19 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_flash_attn_2_available
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes import LaunchConfig, TrainingConfig
 from agentr_core.training.zero import read_zero, splits_weights
 
 _ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+_FSDP: Final = (
+    "auto_wrap_policy",
+    "cpu_offload",
+    "min_num_params",
+    "reshard_after_forward",
+    "state_dict_type",
+    "transformer_layer_cls_to_wrap",
+)
+"""What of the Trainer's `fsdp_config` means something to FSDP 2 and to checkpoints of ours."""
 _STEPS_ALONE: Final = re.compile("lomo|layerwise")
 _PACKAGES: Final = {
     "galore": "galore_torch",
@@ -66,6 +75,8 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             faults.append(f"training.report_to: {name!r} is unknown; choose among {known}")
+    if config.launch and config.launch.fsdp:
+        faults += _fsdp_faults(config.launch, section)
     if config.launch and config.launch.deepspeed:
         try:
             content = read_zero(config.launch.deepspeed)
@@ -102,9 +113,25 @@ def machine_faults(config: TrainingConfig) -> list[str]:
             "training.launch.deepspeed needs the package deepspeed; in the checkout, "
             "`pip install -c constraints.txt -e '.[deepspeed]'`"
         )
+    if launch.fsdp and not gpus:
+        faults.append(
+            "training.launch.fsdp needs CUDA devices, since Accelerate leaves it out on a CPU without a word; use "
+            "training.launch.deepspeed there, or leave it out"
+        )
     here = config.num_processes // launch.num_machines
     if gpus and here > gpus:
         faults.append(f"training.launch asks for {here} processes on this machine, which has {gpus} GPUs; lower it")
+    return faults
+
+
+def _fsdp_faults(launch: LaunchConfig, section: str) -> list[str]:
+    faults = []
+    if section != "training":
+        faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
+    if strange := sorted(set(launch.fsdp_config) - set(_FSDP)):
+        faults.append(
+            f"training.launch.fsdp_config: {', '.join(strange)} is unknown here; choose among {', '.join(_FSDP)}"
+        )
     return faults
 
 

@@ -63,12 +63,15 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     hf_trainer = trainer.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
     if settings.deepspeed_plugin is not None and not hf_trainer.is_deepspeed_enabled:
         raise TrainingFault("training.launch.deepspeed is set, but Accelerate left DeepSpeed out of this training")
+    fsdp = bool(settings.fsdp)
+    if fsdp and not hf_trainer.is_fsdp_enabled:
+        raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     hf_trainer.go_back()
     history = hf_trainer.steps_done()
-    weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 else None
+    weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 or fsdp else None
     _part(hf_trainer)
     if not hf_trainer.is_world_process_zero():
         return None

@@ -147,7 +147,8 @@ def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[
     need = estimates.training(shape, config, recipe.data.max_length)
     kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
     spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
-    zero = f" under {config.launch.deepspeed}" if config.launch and config.launch.deepspeed else ""
+    split = config.launch and (config.launch.deepspeed or ("fsdp" if config.launch.fsdp else ""))
+    zero = f" under {split}" if split else ""
     line = (
         f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
         f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "

@@ -211,3 +211,30 @@ async def test_workers_grow_the_same_families(tmp_path: Path, tiny_model_dir: Pa
     await select_rft(place, 1)
     assert sizes == [1, 1]
     assert answers_of(place) == answers_of(calm)
+
+
+async def test_a_teacher_answers_and_is_varied_and_the_policy_is_asked_for_nothing(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    staff = cast()
+    staff = Staff({**staff.scripts, "teacher": staff.scripts["actor"]})
+    models = {"reflector": {"path": str(tiny_model_dir)}, "editor": {"path": str(tiny_model_dir), "max_batch": 7}}
+    models["teacher"] = {"path": str(tiny_model_dir), "max_batch": 5}
+    taught = await begun(tmp_path / "taught", tiny_model_dir, staff, FAMILY, problems=BOTH, models=models)
+    await evolve(taught, 1)
+    await select_rft(taught, 1)
+    assert taught.collector(1).role == "teacher"
+    assert staff.requests("teacher")
+    assert not staff.requests("actor")
+    own = await whole(tmp_path / "own", tiny_model_dir, cast())
+    said = [
+        sorted(
+            str([m.text for m in sample.messages]) for sample in load_samples(each.store, iteration_id=each_id).values()
+        )
+        for each in (taught, own)
+        for each_id in (each.iteration_id(1),)
+    ]
+    assert said[0] == said[1] != []
+    assert not taught.store.rows("select * from v_orphans")
+    ((collected_by,),) = taught.store.rows("select collected_by from iteration where iteration = 1")
+    assert collected_by == taught.collector(1).id

@@ -36,7 +36,7 @@ from flows.commands import stores
 from tasks import runs
 from tasks.wiring import STORE_FILE, RunRef
 
-WRITING = ("collect", "critique", "splice", "demonstrate", "explore", "prefer", "dataset", "train", "evaluate")
+WRITING = ("collect", "critique", "splice", "demonstrate", "think", "explore", "prefer", "dataset", "train", "evaluate")
 CONFIG = SearchConfig(dives=4, width=3, depth=6)
 SEED = 11
 

@@ -4,12 +4,18 @@ is.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentr_core.environments.alfworld.world import AlfWorld
+from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.sciworld import SciWorld
+from agentr_core.environments.webshop.world import WebShop
 from agentr_core.episodes.conversation import droppable, windowed
 from agentr_core.episodes.opening import Opening, instruction_of, open_with
 from agentr_core.episodes.transcript import opening_length, transcript_of, whole_episode
@@ -27,6 +33,8 @@ from flows.preflight.checks import check
 from tasks.wiring import make_environment
 
 PROMPT = "environment.prompt"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "data" / "examples"
 
 
 @pytest.fixture
@@ -131,8 +139,10 @@ def test_what_is_wrong_with_a_prompt_is_told(
 
 
 def test_a_world_without_examples_names_the_command_that_makes_some(recipe: Callable[..., Recipe]) -> None:
-    made = recipe("environment.name=alfworld", f"{PROMPT}.examples=1")
-    with pytest.raises(ConfigError, match="no examples come along for alfworld; make some with `agentr env examples"):
+    made = recipe("environment.name=agentgym-maze", f"{PROMPT}.examples=1")
+    with pytest.raises(
+        ConfigError, match="no examples come along for agentgym-maze; make some with `agentr env examples"
+    ):
         opening_of(made)
 
 
@@ -143,6 +153,37 @@ def test_the_command_makes_what_comes_along(tmp_path: Path) -> None:
     assert file.read_bytes() == shipped.read_bytes()
     with pytest.raises(ConfigError, match="exists already"):
         examples("textcraft", {}, "train", 3, file)
+
+
+def spoken(world: str) -> list[list[tuple[str, str]]]:
+    """Return the turns of each example that comes along for a world: who says it, and what."""
+    lines = (EXAMPLES / f"{world}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [[(turn["from"], turn["value"]) for turn in json.loads(line)["conversations"]] for line in lines]
+
+
+# What parses a reply needs no games, no simulator and no products.
+@pytest.mark.parametrize("kind", [AlfWorld, SciWorld, TextCraft, WebShop], ids=lambda kind: str(kind.name))
+def test_the_worlds_own_parser_reads_each_reply_of_the_examples(kind: type[Any]) -> None:
+    read = object.__new__(kind).parse
+    examples_of_world = spoken(kind.name)
+    assert len(examples_of_world) >= 2
+    for turns in examples_of_world:
+        assert [who for who, _ in turns] == ["human", "gpt"] * (len(turns) // 2)
+        for reply in (said for who, said in turns if who == "gpt"):
+            thought, _, action = reply.partition("\nAction: ")
+            assert thought.removeprefix("Thought: ").strip()
+            assert read(reply) == action != ""
+
+
+def test_the_examples_of_alfworld_are_what_its_engine_said() -> None:
+    golden = (ROOT / "tests" / "golden" / "alfworld.txt").read_text(encoding="utf-8")
+    for turns in spoken("alfworld"):
+        assert turns[0][1] in golden
+        said = [text for _, text in turns[1:]]
+        for reply, observation in zip(said[::2], said[1::2], strict=False):
+            assert f"> {reply.rpartition('Action: ')[2]}\n{observation}\nreward" in golden
+        last = re.search(rf"> {re.escape(said[-1].rpartition('Action: ')[2])}\n.*\nreward 1\.0, done True", golden)
+        assert last
 
 
 def test_a_transcript_that_leaves_the_prompt_out_is_refused() -> None:

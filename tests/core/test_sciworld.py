@@ -51,6 +51,17 @@ def env() -> Iterator[SciWorld]:
     world.close()
 
 
+def test_the_examples_that_come_along_are_what_the_simulator_says(env: SciWorld) -> None:
+    for line in (ROOT / "data" / "examples" / "sciworld.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        first, *said = (turn["value"] for turn in record["conversations"])
+        index = int(record["id"].rpartition("/")[2])
+        shown, outcomes = play(env, Instance(environment="sciworld", split="train", index=index), said[::2])
+        assert shown == first
+        assert [outcome.step.observation for outcome in outcomes][:-1] == said[1::2]
+        assert outcomes[-1].stop is StopReason.SUCCESS
+
+
 def write_lists(folder: Path, train: Sequence[int], test: Sequence[int]) -> str:
     """Write files like AgentGym's and return the folder."""
     for split, numbers in (("train", train), ("test", test)):

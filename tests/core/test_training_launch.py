@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import fsdp_on_cpu
 import psutil
 import pytest
 import torch
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.slow
 Trained = tuple[list[float], Path]
 
 PATIENCE = 600.0
+ROOT = Path(__file__).parents[2]
 EPOCHS = 17 / 12
 SMALL = """
 import asyncio, pathlib, resource, sys
@@ -107,6 +110,28 @@ def test_a_process_leaves_with_what_is_left_of_its_group(two: tuple[list[float],
     always.
     """
     assert [(two[2] / f"left-{rank}").read_text(encoding="utf-8") for rank in "01"] == ["1", "1"]
+
+
+@pytest.mark.parametrize("lora_r", [0, pytest.param(4, marks=pytest.mark.long)])
+async def test_fsdp_in_two_processes_trains_as_one(
+    lora_r: int, alone: Trained, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch splits weights over Gloo, too; that Accelerate leaves it out on a CPU is undone
+    here.
+    """
+    shutil.copyfile(fsdp_on_cpu.__file__, tmp_path / "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    launch = LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"reshard_after_forward": True})
+    settings: dict[str, Any] = {"launch": launch, "per_device_train_batch_size": 2, "lora_r": lora_r}
+    job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, **settings)
+    told = await losses(job)
+    if lora_r:
+        whole = make_job(tiny_model_dir, tmp_path, name="whole", epochs=EPOCHS, lora_r=lora_r)
+        assert told == pytest.approx(await losses(whole), abs=1e-4)
+        assert_same_weights(job.output_dir, whole.output_dir, 1e-3)
+        return
+    assert told == pytest.approx(alone[0], abs=1e-4)
+    assert_same_weights(job.output_dir, alone[1], 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
 from training_jobs import make_job
 from transformers import TrainingArguments
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
 from agentr_core.training.launch import command, environment
+from agentr_core.training.parent import read_weights
 from agentr_core.training.planned import plain_arguments
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.zero import names, read_zero
@@ -39,6 +41,10 @@ def recipe(**training: Any) -> Recipe:
         ({"launch": {"num_processes": 2, "num_machines": 2}}, "need main_process_ip and main_process_port"),
         ({"lora_r": 8, "load_in_4bit": True, "launch": {"deepspeed": "zero3-offload"}}, "cannot be split by ZeRO-3"),
         ({"fp16": True}, r"training\.fp16: training\.bf16 is another mixed precision"),
+        ({"launch": {"fsdp": True}}, r"training\.launch\.fsdp: one process has nothing to split"),
+        ({"launch": {"num_processes": 2, "fsdp": True, "deepspeed": "zero2"}}, "splits the training already"),
+        ({"launch": {"num_processes": 2, "fsdp_config": {"cpu_offload": True}}}, "no use without training.launch.fsdp"),
+        ({"lora_r": 8, "load_in_4bit": True, "launch": {"num_processes": 2, "fsdp": True}}, "are not split by FSDP"),
         ({"launch": {"processes": 2}}, r"training\.launch\.processes: unknown field"),
     ],
 )
@@ -91,6 +97,19 @@ def test_an_outer_launcher_does_not_reach_the_processes(tmp_path: Path) -> None:
     assert environment(plain, outer, gpus=False) == {"PATH": "p", "ACCELERATE_USE_CPU": "true"}
     one = environment(alone, outer, gpus=True)
     assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+
+
+def test_the_settings_of_fsdp_reach_the_trainer_and_what_it_gives_accelerate(tmp_path: Path) -> None:
+    launch = LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"cpu_offload": True, "reshard_after_forward": False})
+    options = plain_arguments(make_job(tmp_path, tmp_path, launch=launch), steps=1)
+    assert (options["fsdp"], options["deepspeed"]) == (True, None)
+    told = TrainingArguments(
+        **{name: options[name] for name in ("fsdp", "fsdp_config", "output_dir", "bf16", "use_cpu")}
+    )
+    plugin = FullyShardedDataParallelPlugin(**told.fsdp_plugin_args)
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, False)
+    assert plugin.cpu_offload
+    assert plain_arguments(make_job(tmp_path, tmp_path), steps=1)["fsdp"] is None
 
 
 def test_an_unknown_deepspeed_configuration_is_told_with_those_there_are(tmp_path: Path) -> None:
@@ -218,6 +237,11 @@ def test_four_bits_without_a_gpu_are_told() -> None:
         ({"attn_implementation": "flash_attention_2"}, "the package flash-attn; install it, or choose sdpa"),
         ({"fp16": True, "bf16": False}, r"training\.fp16 needs a CUDA device"),
         ({"use_liger_kernel": True}, "the package liger-kernel"),
+        ({"launch": LaunchConfig(num_processes=2, fsdp=True)}, r"training\.launch\.fsdp needs CUDA devices"),
+        (
+            {"launch": LaunchConfig(num_processes=2, fsdp=True, fsdp_config={"version": 1})},
+            r"fsdp_config: version is unknown here; choose among auto_wrap_policy, cpu_offload",
+        ),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without CUDA lacks")
@@ -240,3 +264,18 @@ def test_settings_under_the_trainers_names_reach_it(tmp_path: Path) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert (made["optim"], made["lr_scheduler_kwargs"], made["save_steps"]) == ("adafactor", {"num_cycles": 2}, 7)
     assert TrainingConfig().anywhere() == TrainingConfig(optim=str(arguments.optim.value))
+
+
+def test_number_format_and_kernels_reach_the_trainer(tmp_path: Path) -> None:
+    """They need a GPU, on which nobody has run them here."""
+    job = make_job(tmp_path, tmp_path, fp16=True, use_liger_kernel=True, launch=LaunchConfig())
+    made = plain_arguments(job, steps=1)
+    assert (made["fp16"], made["bf16"], made["use_liger_kernel"]) == (True, False, True)
+    words = dict(pairwise(command(job, job_file=tmp_path / "job", events_file=tmp_path / "events")))
+    assert words["--mixed_precision"] == "fp16"
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_the_way_of_attention_reaches_the_model(name: str, tiny_model_dir: Path) -> None:
+    model, _ = read_weights(tiny_model_dir, TrainingConfig(attn_implementation=name), zero3=False)
+    assert model.config._attn_implementation == name

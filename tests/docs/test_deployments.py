@@ -67,7 +67,7 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
 
 
 def test_each_stage_has_a_deployment() -> None:
-    wanted = {"collect", "critique", "splice", "demonstrate", "explore", "prefer"}
+    wanted = {"collect", "critique", "splice", "demonstrate", "think", "explore", "prefer"}
     wanted |= {"evolve", "select_rft", "dataset", "train", "reinforce", "evaluate", "report"}
     assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == wanted
 

@@ -67,7 +67,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     # These are run by tests/flows/test_collecting.py, on a smaller world.
     several += ("agentr collect ", "agentr improve ")
     # These need a run: tests/flows/test_flywheel.py.
-    several += ("agentr export ", "agentr eval ")
+    several += ("agentr export ", "agentr eval ", "agentr publish ")
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown

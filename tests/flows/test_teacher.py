@@ -48,7 +48,7 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
     teacher.forget()
     served = {"model": TEACHER.name, "base_url": teacher.url, "api_key_env": "TEACHER_KEY", "connect_seconds": 600.0}
 
-    def make(*overrides: str, taught: bool = True) -> Recipe:
+    def make(*overrides: str, taught: bool = True, eto: bool = False) -> Recipe:
         data: dict[str, Any] = {
             "name": "distilled",
             "workspace": str(tmp_path / "runs"),
@@ -62,6 +62,10 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
             "training": {"per_device_train_batch_size": 4},
             "evaluation": {"max_steps": 2, "max_new_tokens": 8, "revision_test": {"enabled": False}},
         }
+        for section in ("search", "pairs") if eto else ():
+            del data[section]
+        if eto:
+            data["data"]["use"] = "both"
         return parse(data, overrides)
 
     return make
@@ -111,6 +115,41 @@ async def test_a_student_with_the_teachers_tokenizer_learns_what_it_would_have_s
     own = f"model.path={TEACHER}"
     taught, alone = await collected(recipe(own)), await collected(recipe(own, taught=False))
     assert rows(taught) == rows(alone) != []
+
+
+async def explored(made: Recipe) -> Workplace:
+    """Do what an iteration of ETO does up to its dataset: exploration, and the samples or pairs of
+    it.
+    """
+    place = wiring.quiet_workplace(wiring.reference(made), made)
+    await start(place)
+    await begin(place, 1)
+    for stage in place.plan(1).stages[:-2]:
+        await stage.work(place, 1)
+    return place
+
+
+async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_in_a_directory(
+    recipe: Callable[..., Recipe], teacher: Served, student: Path
+) -> None:
+    """Its episodes become samples of rejection sampling."""
+    explore = "{greedy: true, samples: 1, max_steps: 12, max_new_tokens: 48}"
+    plain = ("method=eto", "eto.phases=[rft]", f"eto.explore={explore}")
+    made = recipe(*plain, eto=True)
+    check(made)
+    place = await explored(made)
+    assert [stage.name for stage in place.plan(1).stages] == ["explore", "dataset", "train", "evaluate"]
+    assert place.collector(1).role == "teacher"
+    asked = len(teacher.bodies)
+    assert asked > 0
+    near = await explored(recipe(*plain, f"models.teacher={{path: '{TEACHER}', device: cpu}}", eto=True))
+    assert len(teacher.bodies) == asked
+    assert rows(place) == rows(near) != []
+    replies = {row for (row,) in place.store.rows("select distinct reply from v_steps where source = 'rollout'")}
+    for text in trained_texts(place, load_tokenizer(student)):
+        said = [part for part in text.split("<|im_end|>") if part]
+        assert said
+        assert replies.issuperset(said)
 
 
 async def test_the_student_is_trained_and_evaluated_and_the_store_says_who_collected(

@@ -62,7 +62,7 @@ class Staff:
 class _Member(ScriptedModel):
     def __init__(self, staff: Staff, role: str) -> None:
         def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
-            return staff.scripts[role](_heard(role, messages), seed)
+            return staff.scripts[role](_heard("actor" if role == "teacher" else role, messages), seed)
 
         super().__init__(reply, name=role)
         self._staff = staff

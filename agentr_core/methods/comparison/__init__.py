@@ -27,8 +27,10 @@ from agentr_core.methods.catalogue import (
     REVISION_SAMPLES,
     REVISIONS,
     SPLICE,
+    THINK_AND_CLONE,
     TRAIN_ON_PAIRS,
     VOICED,
+    cloning,
 )
 from agentr_core.methods.comparison.arms import OF_TREES, arms_of
 from agentr_core.methods.objectives import preference, supervised
@@ -63,11 +65,12 @@ def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
     paired = made.source if "preferences" in uses else None
     searched = bool(uses & OF_TREES)
     judged = recipe.data.use != "good"
+    cloned = bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert")
     wanted = {
         COLLECT: searched or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
         SPLICE if judged else GOOD_PATHS: searched,
-        CLONE: bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert"),
+        **dict.fromkeys(cloning(recipe.eto), cloned),
         EXPLORE_AND_KEEP: bool(uses & {"successes", "rft"}) or paired == "exploration",
         PREFER: paired is not None,
     }
@@ -118,7 +121,18 @@ METHOD = Method(
     title="comparison",
     flow="compare",
     sections=("search", "critique", "pairs", "splice", "eto", "compare"),
-    stages=(COLLECT, CRITIQUE, SPLICE, CLONE, EXPLORE_AND_KEEP, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
+    stages=(
+        COLLECT,
+        CRITIQUE,
+        SPLICE,
+        CLONE,
+        THINK_AND_CLONE,
+        EXPLORE_AND_KEEP,
+        PREFER,
+        DATASET,
+        TRAIN_ON_PAIRS,
+        EVALUATE,
+    ),
     plan=plan,
     before=(EVALUATE_BASE,),
     faults=_faults,

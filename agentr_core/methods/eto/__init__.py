@@ -7,7 +7,6 @@ Source: arXiv 2403.02502.
 from __future__ import annotations
 
 from agentr_core.methods.catalogue import (
-    CLONE,
     DATASET,
     DEMONSTRATE,
     EVALUATE,
@@ -20,7 +19,10 @@ from agentr_core.methods.catalogue import (
     PAIRS_OF_RUN,
     PREFER,
     PROSPECT_OF_EXPLORATION,
+    THINK,
     TRAIN_ON_PAIRS,
+    cloning,
+    demonstrating,
 )
 from agentr_core.methods.objectives import preference, supervised
 from agentr_core.methods.wording import by_iteration
@@ -61,12 +63,12 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 def _made_by(eto: EtoConfig, iteration: int) -> tuple[Stage, ...]:
     phase = phase_of(eto, iteration)
     if phase == "sft":
-        return (CLONE,)
+        return cloning(eto)
     if phase == "rft":
-        return (CLONE, EXPLORE_AND_KEEP) if clones(eto, iteration) else (EXPLORE_AND_KEEP,)
+        return (*cloning(eto), EXPLORE_AND_KEEP) if clones(eto, iteration) else (EXPLORE_AND_KEEP,)
     if eto.preferences.source != "exploration":
         return (PREFER,)
-    return (DEMONSTRATE, EXPLORE, PREFER) if eto.preferences.against == "expert" else (EXPLORE, PREFER)
+    return (*demonstrating(eto), EXPLORE, PREFER) if eto.preferences.against == "expert" else (EXPLORE, PREFER)
 
 
 def _training(recipe: Recipe, iteration: int) -> Training:
@@ -101,7 +103,7 @@ METHOD = Method(
     name="eto",
     title="ETO",
     sections=("eto", "iterations"),
-    stages=(DEMONSTRATE, EXPLORE, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
+    stages=(DEMONSTRATE, THINK, EXPLORE, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
     plan=plan,
     before=(EVALUATE_BASE,),
     faults=_faults,

@@ -1,0 +1,175 @@
+"""Thoughts for the expert's episodes of an iteration: the editor is asked what is not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count, takewhile
+from typing import Any
+
+from agentr_core.episodes.units import run_all
+from agentr_core.errors import ConfigError, PromptTooLong
+from agentr_core.models.samplers import Sampler
+from agentr_core.runtime.equipment import in_flight, speed
+from agentr_core.runtime.helpers import answer
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.threads import in_thread
+from agentr_core.runtime.worlds import Worlds
+from agentr_core.stages.demonstrate import BARE, STAGE, bare_id, expert_id, expert_rows
+from agentr_core.stages.thoughts import NAME, Asked, Bare, Thoughtful, Thoughtless, Written, writing, written
+from agentr_core.store import Writer
+from agentr_core.store.codec import derivation_rows, edit_rows, load_edits, load_trajectories, rejection_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Answer, Derivation, Rejection
+
+THINK = "think"
+
+
+async def think(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Have a thought written before each bare action of the expert's episodes of an iteration.
+
+    What was answered in the run before, for this iteration or another one, is not asked again.
+
+    Raises:
+        ConfigError: no episode has got its thoughts.
+        ErrorBudgetSpent: more episodes failed than the recipe allows; what was answered is kept.
+    """
+    return await _think(place, iteration, samples=False)
+
+
+async def think_and_clone(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Do as `think`, and keep each episode as a sample."""
+    return await _think(place, iteration, samples=True)
+
+
+async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
+    known = _known(place, iteration)
+    with place.worlds() as worlds:
+        bare = await in_thread(_bare, place, iteration, worlds)
+        looked_up = {key: written(one, known) for key, one in bare.items()}
+        found = {key: one for key, one in looked_up.items() if one is not None}
+        missing = {key: one for key, one in bare.items() if key not in found}
+        if missing:
+            found |= await _asked(place, iteration, missing, known, total=len(bare))
+        made = {key: one for key, one in found.items() if isinstance(one, Thoughtful)}
+        turned = [
+            Rejection(stage=STAGE, subject=bare[key].name, reason=one.reason, detail=one.detail)
+            for key, one in found.items()
+            if isinstance(one, Thoughtless)
+        ]
+        iteration_id = place.iteration_id(iteration)
+        units = [_rows(place, iteration, key, bare[key], one, samples=samples) for key, one in made.items()]
+        place.store.write(merge([*units, rejection_rows(turned, iteration_id=iteration_id)]))
+    if bare and not made:
+        raise ConfigError(
+            f"no thought could be read from what the editor wrote for any of {len(bare)} demonstrations; name another "
+            "model in models.editor, or raise eto.expert.thoughts.max_new_tokens or .tries"
+        )
+    return {"expert": len(made), "rejected": len(turned), "asked": len(missing)}
+
+
+def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
+    """Return the expert's episodes as they were played, by the id of the episode with thoughts."""
+    iteration_id = place.iteration_id(iteration)
+    played = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
+    found: dict[str, Bare] = {}
+    for instance in {one.instance.key: one.instance for one in played.values()}.values():
+        ids = (bare_id(iteration_id, instance, number) for number in count())
+        for number, key in enumerate(takewhile(played.__contains__, ids)):
+            found[expert_id(iteration_id, instance, number)] = Bare(
+                env=worlds.of(instance),
+                trajectory=played[key],
+                name=instance.episode(number),
+                run_id=place.run_id,
+                config=place.recipe.eto.expert.thoughts,
+                seed=place.recipe.seed,
+            )
+    return found
+
+
+def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
+    """Return what was answered in an iteration and those before it, by id."""
+    return {
+        edit.edit_id: edit.answer
+        for number in range(1, iteration + 1)
+        for edit in load_edits(place.store, place.iteration_id(number))
+    }
+
+
+async def _asked(
+    place: Workplace, iteration: int, missing: Mapping[str, Bare], known: dict[str, Answer], *, total: int
+) -> dict[str, Written]:
+    """Return what becomes of episodes for which the editor must be asked; `known` gets what it
+    says. Those that fail for good are events.
+    """
+    done = total - len(missing)
+    with place.timed(THINK, iteration) as clock:
+        # All iterations have the thoughts of one model: without an editor, that of the run's first.
+        async with place.sampling(place.trained(0).path, "editor") as sampler, Writer(place.store) as writer:
+
+            def show(*_: Any) -> None:
+                nonlocal done
+                done += 1
+                place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
+
+            found = await run_all(
+                list(missing.items()),
+                lambda item: _write(item[1], known, sampler, writer, place.iteration_id(iteration)),
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, THINK, iteration),
+                concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
+                on_result=show,
+                total=total,
+            )
+            clock.add_batcher(sampler)
+        clock.add({"store": writer.seconds})
+    return found
+
+
+async def _write(bare: Bare, known: dict[str, Answer], sampler: Sampler, writer: Writer, iteration_id: str) -> Written:
+    questions = writing(bare)
+    try:
+        asked = next(questions)
+        while True:
+            if asked.answer_id not in known:
+                known[asked.answer_id] = await _ask(asked, bare, sampler, writer, iteration_id)
+            asked = questions.send(known[asked.answer_id])
+    except StopIteration as end:
+        made: Written = end.value
+        return made
+    except PromptTooLong as error:
+        return Thoughtless("prompt-too-long", str(error))
+
+
+async def _ask(asked: Asked, bare: Bare, sampler: Sampler, writer: Writer, iteration_id: str) -> Answer:
+    session = f"{bare.name}#editor"
+    said = await answer(sampler, asked.question, seed=asked.seed, session=session)
+    writer.add(
+        edit_rows(
+            asked.answer_id,
+            said,
+            subject=asked.subject,
+            prompt=NAME,
+            instance=bare.trajectory.instance,
+            iteration_id=iteration_id,
+        )
+    )
+    # An editor is a large model: what it said is safe before the next question, and is never asked
+    # again.
+    await writer.flush()
+    return said
+
+
+def _rows(place: Workplace, iteration: int, expert: str, bare: Bare, made: Thoughtful, *, samples: bool) -> Rows:
+    iteration_id, instance = place.iteration_id(iteration), made.trajectory.instance
+    number = int(bare.name.rpartition("#")[2])
+    derived = Derivation(
+        child=expert,
+        parent=bare_id(iteration_id, instance, number),
+        operator="thoughts",
+        position=made.position,
+        prompt_hash=made.prompt_hash,
+        seed=place.recipe.seed,
+    )
+    rows = expert_rows(iteration_id, made.trajectory, number, env=bare.env, samples=samples)
+    return merge([rows, derivation_rows([derived], iteration_id=iteration_id)])

@@ -1,0 +1,79 @@
+"""A checkpoint that was given away, on a real vLLM: it says what the transformers backend says of
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from vllm_engine import START_SECONDS, TINY, settings
+
+from agentr_core.models.files import weights_sha256
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.vllm.model import VllmModel
+from agentr_core.models.vllm.replicas import Replicas
+from agentr_core.models.vllm.start import make_launch
+from agentr_core.recipes import parse
+from agentr_core.runtime.start import begin, start
+from agentr_core.types import Message, Request, Sampling
+from flows.commands.publishing import publish_checkpoint
+from tasks import wiring
+
+
+async def given_away(folder: Path) -> Path:
+    """Return what is published of the tiny model after a few steps of cloning its expert."""
+    data = {
+        "name": "cloned",
+        "method": "eto",
+        "workspace": str(folder / "runs"),
+        "iterations": 1,
+        "environment": {"name": "textcraft"},
+        "model": {"path": str(TINY), "device": "cpu"},
+        "instances": {"train_limit": 4, "test_limit": 1},
+        "eto": {"phases": ["sft"]},
+        "data": {"max_length": 2048},
+        "training": {"learning_rate": 1e-3, "max_tokens": 400, "bf16": False, "per_device_train_batch_size": 2},
+        "evaluation": {"max_steps": 1, "max_new_tokens": 4, "revision_test": {"enabled": False}},
+    }
+    made = parse(data)
+    place = wiring.quiet_workplace(wiring.reference(made), made)
+    await start(place)
+    await begin(place, 1)
+    for name in ("demonstrate", "dataset", "train"):
+        await place.plan(1).stage(name).work(place, 1)
+    publish_checkpoint(
+        place.root, place.trained(1).id, folder / "given", base_model="somebody/tiny", licence="apache-2.0"
+    )
+    return folder / "given"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_published_directory_is_served_as_it_is(engine: Path, tmp_path: Path) -> None:
+    folder = await given_away(tmp_path)
+    assert weights_sha256(folder) != weights_sha256(TINY)
+    requests = [
+        Request(
+            messages=(Message(role="user", text=f"Goal: craft {thing}."),),
+            sampling=Sampling(temperature=0.0, max_new_tokens=12),
+            seed=0,
+        )
+        for thing in ("stick", "oak boat", "ladder")
+    ]
+    launch = make_launch(folder, settings())
+    model = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=tmp_path / "logs"))
+    try:
+        async with asyncio.timeout(START_SECONDS + 60):
+            await model.ready()
+        served = await model.generate(requests)
+    finally:
+        await model.close()
+    here = TransformersModel.load(folder, device="cpu")
+    try:
+        expected = await here.generate(requests)
+    finally:
+        await here.close()
+    assert [[one.token_ids for one in each] for each in served] == [
+        [one.token_ids for one in each] for each in expected
+    ]
