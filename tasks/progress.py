@@ -16,7 +16,7 @@ from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
-from prefect.context import TaskRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -33,7 +33,9 @@ _ARTIFACT_EVERY_S = 5.0
 def tell(line: str) -> None:
     """Show a line on the terminal; under a server, write it to Prefect's log."""
     target = console.get()
-    if target is not None:
+    if target is None:
+        _logger()(line)
+    else:
         target.print(line, highlight=False, soft_wrap=True)
 
 
@@ -114,6 +116,6 @@ class _Artifact:
 
 
 def _logger() -> Callable[[str], None]:
-    if TaskRunContext.get() is None:
+    if TaskRunContext.get() is None and FlowRunContext.get() is None:
         return logging.getLogger("agentr").info
     return get_run_logger().info

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from prefect import task
 from prefect.artifacts import acreate_markdown_artifact
@@ -35,9 +35,11 @@ from agentr_core.stages.report_beside import beside, differences
 from agentr_core.stages.report_runs import build_runs
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import trained_iterations
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.snapshot import settled
 from agentr_core.writing import write_text
 from tasks.wiring import RunRef, find_run, quiet_workplace, viewer_address, viewer_page
+
+T = TypeVar("T")
 
 
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
@@ -58,8 +60,7 @@ async def report(run: RunRef, iteration: int) -> str:
 @task(task_run_name="report", cache_policy=NO_CACHE, persist_result=False)
 async def compared(run: RunRef) -> str:
     """Write the report of a comparison; return the path of the HTML file."""
-    with _at_once(run) as place:
-        built = build_comparison(place)
+    built = _at_once(run, build_comparison)
     path = _write_comparison(run, built)
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
@@ -90,8 +91,7 @@ def _in_viewer(run: RunRef) -> str:
 
 def arm_table(run: RunRef) -> str:
     """Return the scores of the arms of a comparison, as text for a terminal."""
-    with _at_once(run) as place:
-        return table_text(arm_scores(build_comparison(place)))
+    return table_text(arm_scores(_at_once(run, build_comparison)))
 
 
 def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
@@ -109,13 +109,16 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
         viewer: where `agentr view` shows the workspace; empty for pages without links there.
     """
     folder = report_folder(run)
-    with _at_once(run) as place:
+
+    def read(place: Workplace) -> tuple[list[IterationReport], list[IterationReport]]:
         board = Scoreboard(place)
         built = [build_report(place, iteration, board, viewer=viewer) for iteration in iterations]
         earlier = (i for i in _finished(place) if (folder / f"iteration-{i:02d}.html").exists())
         reported = sorted({*earlier, *iterations})
         outlines = [build_outline(place, iteration, board, viewer=viewer) for iteration in reported]
-        pages = [*outlines[:-1], with_run(place, outlines[-1])]
+        return built, [*outlines[:-1], with_run(place, outlines[-1])]
+
+    built, pages = _at_once(run, read)
     written = []
     for one in built:
         html = folder / f"{report_name(one)}.html"
@@ -128,14 +131,12 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
     return [*written, index], built[-1]
 
 
-@contextmanager
-def _at_once(run: RunRef) -> Iterator[Workplace]:
-    """Yield what a report is made of, for reading: all that it asks of the store sees one state,
-    and the file is opened once for dozens of questions.
+def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
+    """Return what is read for a report: all that it asks of the store sees one state, and the file
+    is opened once for dozens of questions. An oracle's word that it asks for itself is in it.
     """
     place = quiet_workplace(run)
-    with snapshot(place.store) as state:
-        yield replace(place, store=state)
+    return settled(place.store, lambda state: read(replace(place, store=state)))
 
 
 def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list[Path]:
@@ -193,8 +194,11 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
 
 def score_table(run: RunRef) -> str:
     """Return held-out success for each iteration of a run, as text for a terminal."""
-    with _at_once(run) as place:
-        return summary_table([_score_report(place, max([0, *_finished(place)]), Scoreboard(place))])
+
+    def read(place: Workplace) -> IterationReport:
+        return _score_report(place, max([0, *_finished(place)]), Scoreboard(place))
+
+    return summary_table([_at_once(run, read)])
 
 
 def report_folder(run: RunRef) -> Path:

@@ -23,6 +23,8 @@ _LONGEST = 20
 """Values from here on share the last bar of a histogram."""
 _LARGEST = 7.0
 """The radius of the largest dot of a scatter."""
+_LEADING = 12.0
+"""From a line of text to the next."""
 Point = tuple[float, float]
 _KINDS = 6
 """Kinds of lines that a style sheet tells apart."""
@@ -158,26 +160,24 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
     All have the same number of points, at least two.
     """
     height, left, right = 180.0, _LEFT + 14, 58.0
-    low = min(min(values) for values in series.values())
-    high = max(max(values) for values in series.values())
-    room = high - low or 1.0
+    ticks = _ticks(min(min(values) for values in series.values()), max(max(values) for values in series.values()))
     steps = len(next(iter(series.values())))
 
     def y(value: float) -> float:
-        return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - low) / room
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - ticks[0]) / (ticks[-1] - ticks[0])
 
     svg = _canvas(height, spoken)
-    for tick in range(4):
-        value = low + room * tick / 3
-        _line(svg, "axis" if tick == 0 else "grid", left, y(value), _WIDTH - right, y(value))
+    for value in ticks:
+        _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value), "end", "tick")
+    named = iter(_apart([y(values[-1]) + 4 for values in series.values()]))
     for number, (name, values) in enumerate(series.items()):
         across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
         points = " ".join(f"{_at(x)},{_at(y(value))}" for x, value in zip(across, values, strict=True))
         dashes = {"stroke-dasharray": "4 3"} if number else {}
         group = ET.SubElement(svg, "g", {"class": f"s{number % _KINDS}"})
         ET.SubElement(group, "polyline", {"class": "line", "points": points, **dashes})
-        _text(svg, across[-1] + 5, y(values[-1]) + 4, name, "start", "tick")
+        _text(svg, across[-1] + 5, next(named), name, "start", "tick")
     _text(svg, left, height - 8, str(every), "middle", "tick")
     _text(svg, _WIDTH - right, height - 8, str(steps * every), "middle", "tick")
     return _markup(svg)
@@ -188,18 +188,19 @@ def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> st
     coloured, and where several lie in one place the dot is larger.
     """
     height = 240.0
-    x_end, y_end = (max((p[axis] for p in (*others, *marked)), default=0.0) or 1.0 for axis in (0, 1))
+    x_ticks, y_ticks = (_ticks(0.0, max((p[axis] for p in (*others, *marked)), default=0.0)) for axis in (0, 1))
 
     def x(value: float) -> float:
-        return _LEFT + _LARGEST + (_WIDTH - _LEFT - _LARGEST - _RIGHT) * value / x_end
+        return _LEFT + _LARGEST + (_WIDTH - _LEFT - _LARGEST - _RIGHT) * value / x_ticks[-1]
 
     def y(value: float) -> float:
-        return height - _BOTTOM - (height - _TOP - _BOTTOM) * value / y_end
+        return height - _BOTTOM - (height - _TOP - _BOTTOM) * value / y_ticks[-1]
 
     svg = _canvas(height, spoken)
-    for tick in range(4):
-        _ruler(svg, y(y_end * tick / 3), f"{y_end * tick / 3:.2g}", first=tick == 0)
-        _text(svg, x(x_end * tick / 3), height - 8, f"{x_end * tick / 3:.2g}", "middle", "tick")
+    for value in y_ticks:
+        _ruler(svg, y(value), _tick(value), first=not value)
+    for value in x_ticks:
+        _text(svg, x(value), height - 8, _tick(value), "middle", "tick")
     for kind, points in (("then", others), ("now", marked)):
         group = ET.SubElement(svg, "g", {"class": kind})
         for (across, up), number in sorted(Counter(points).items()):
@@ -251,9 +252,29 @@ def _mark(parent: ET.Element, kind: int, x: float, y: float) -> None:
     ET.SubElement(parent, "polygon", {"class": "dot", "points": points})
 
 
+def _ticks(low: float, high: float) -> list[float]:
+    """Return numbers in steps of 1, 2 or 5 times a power of ten, from at most `low` to at least
+    `high`: two to six, and different ones.
+    """
+    room = high - low or abs(high) or 1.0
+    size = 10.0 ** math.floor(math.log10(room / 3))
+    step = next(size * times for times in (1, 2, 5, 10) if room <= 4.0001 * size * times)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
 def _tick(value: float) -> str:
     """Return a number that fits beside an axis."""
-    return f"{value:.3g}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+    told = f"{value:.6g}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+    return told if value >= 0 else f"{wording.MINUS}{told.removeprefix('-')}"
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Return the heights of lines of text, moved down where they would lie on one another."""
+    found, above = list(heights), -math.inf
+    for number in sorted(range(len(heights)), key=heights.__getitem__):
+        above = found[number] = max(heights[number], above + _LEADING)
+    return found
 
 
 def _point(number: int, estimate: Estimate) -> str:

@@ -114,12 +114,13 @@ class _Made:
 
 
 def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
-    recipe, takes = place.recipe, place.plan(iteration).takes
+    recipe = place.recipe
     general, useless = read_chat(Path(recipe.data.general.file)) if recipe.data.general.share else ((), ())
     samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
+    taken, left = _taken(place, iteration, samples)
     earlier = _earlier(place, iteration)
     dataset = build_dataset(
-        [sample for sample in samples if takes is None or takes(sample)],
+        taken,
         recipe.data,
         renderer,
         test=held_out(place)[TEST],
@@ -129,8 +130,27 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         shares=_shares(place),
     )
     return _Made(
-        dataset=dataset, samples=(*samples, *earlier), sides={"": dataset.rows}, general=general, useless=useless
+        dataset=dataset,
+        samples=(*samples, *earlier),
+        sides={"": dataset.rows},
+        general=general,
+        useless=(*useless, *left),
     )
+
+
+def _taken(place: Workplace, iteration: int, samples: Iterable[Sample]) -> tuple[list[Sample], list[Rejection]]:
+    """Return the samples that the method takes in an iteration, and a rejection of each other
+    one.
+    """
+    takes = place.plan(iteration).takes
+    taken, left = [], []
+    for sample in samples:
+        if takes is None or takes(sample):
+            taken.append(sample)
+        else:
+            detail = f"{place.method.title} does not train on this {sample.kind} sample"
+            left.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
+    return taken, left
 
 
 def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:

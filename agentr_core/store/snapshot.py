@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
+
+T = TypeVar("T")
 
 
 class _Snapshot(Store):
@@ -25,7 +27,7 @@ class _Snapshot(Store):
 
 
 @contextmanager
-def snapshot(store: Store) -> Iterator[Store]:
+def snapshot(store: Store) -> Iterator[_Snapshot]:
     """Return a store for reading: all that is asked of it sees the same state, and the file is
     opened once, which takes longer than most questions.
 
@@ -37,3 +39,15 @@ def snapshot(store: Store) -> Iterator[Store]:
         yield state
     for rows in state.later:
         store.write(rows)
+
+
+def settled(store: Store, read: Callable[[Store], T]) -> T:
+    """Return what is read of one state of a store, in which all is that the reading itself writes:
+    where it writes, it is done once more. Raises as `snapshot`, and what `read` raises.
+    """
+    with snapshot(store) as state:
+        found = read(state)
+    if not any(state.later):
+        return found
+    with snapshot(store) as state:
+        return read(state)

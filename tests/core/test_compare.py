@@ -189,10 +189,11 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
     assert one.ask("select distinct comparison, arm, trains_on from v_arms order by arm") == sorted(
         ("doors", name, changes[0].removeprefix("data.use=")) for name, changes in ARMS.items()
     )
-    assert one.ask("select distinct reason from v_rejections where run_id <> ?", one.pool.run_id) in (
-        [],
-        [("duplicate",)],
-    )
+    reasons = one.ask("select distinct reason from v_rejections where run_id <> ?", one.pool.run_id)
+    assert {reason for (reason,) in reasons} - {"duplicate"} == {"not-taken"}
+    # What an arm was offered is in its dataset or turned away, each sample with its reason.
+    turned_away = "select count(*) from v_rejections where reason = 'not-taken'"
+    assert one.ask(f"{turned_away} and subject not in (select sample_id from sample)") == [(0,)]
 
 
 @pytest.mark.slow

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree as ET
+
+import pytest
 
 from agentr_core.methods.eto.report_records import PreferenceRecord
 from agentr_core.methods.eto.report_sections import preferences
@@ -71,3 +74,21 @@ def test_a_report_without_pairs_has_no_such_part() -> None:
 def test_a_flat_curve_is_drawn() -> None:
     svg = ET.fromstring(plots.curves({"one": [1.0, 1.0], "other": [1.0, 1.0]}, "flat"))
     assert len([mark for mark in svg.iter() if mark.tag == "polyline"]) == 2
+
+
+def test_curves_that_end_together_have_names_apart_and_round_numbers() -> None:
+    svg = ET.fromstring(plots.curves({"one": [0.47, 0.857], "other": [0.63, 0.857], "third": [-0.1, 0.85]}, "three"))
+    texts = [(mark.text or "", float(mark.get("y") or 0)) for mark in svg.iter() if mark.tag == "text"]
+    heights = sorted(y for text, y in texts if text in ("one", "other", "third"))
+    assert all(below - above >= 12 for above, below in pairwise(heights))
+    assert [text for text, _ in texts if text[-1].isdigit()] == ["\N{MINUS SIGN}0.5", "0", "0.5", "1", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(0, 0, "0 0.5"), (0, 1e-4, "0 5e-05 1e-04"), (77.9, 105, "70 80 90 100 110"), (0, 1234, "0 500 1000 1500")],
+)
+def test_axes_have_round_numbers(low: float, high: float, told: str) -> None:
+    ticks = plots._ticks(low, high)
+    assert ticks[0] <= low <= high <= ticks[-1]
+    assert " ".join(map(plots._tick, ticks)) == told

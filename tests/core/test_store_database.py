@@ -15,7 +15,7 @@ import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.store import Store, migrations
 from agentr_core.store.codec import load_pairs, oracle_rows
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.snapshot import settled, snapshot
 from agentr_core.store.tables import TABLES
 from agentr_core.types import Verdict
 
@@ -425,3 +425,20 @@ def test_what_is_written_while_one_state_is_read_is_stored_afterwards(tmp_path: 
     with pytest.raises(ValueError, match="no report"):
         fails()
     assert store.count(count) == 1
+
+
+def test_what_a_reading_writes_is_read_by_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb", wait_s=1)
+    store.write({})
+    seen = []
+
+    def read(state: Store) -> int:
+        seen.append(state.count("select count(*) from oracle_verdict"))
+        if not seen[-1]:
+            state.write(oracle_rows("t", {1: Verdict.BAD}))
+        return seen[-1]
+
+    assert settled(store, read) == 1
+    assert seen == [0, 1]
+    assert settled(store, read) == 1
+    assert seen == [0, 1, 1], "once is enough where nothing is written"

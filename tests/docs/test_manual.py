@@ -21,9 +21,12 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from asgi import running
+from browser import browse
 from click.testing import CliRunner
 from door import register
 from readme import BLOCK, MANUAL, ROOT, TUTORIAL
+from starlette.staticfiles import StaticFiles
 
 from agentr_core.recipes import load, parse, resolved
 from agentr_core.types import Message, Sample, SampleKind
@@ -101,23 +104,58 @@ class Loads(HTMLParser):
             self.found += [address for name in ("src", "href") if (address := given.get(name))]
 
 
-def test_the_pages_are_built_and_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built pages."""
     pytest.importorskip("zensical", reason="the builder comes with the extra `manual`: make manual")
-    book = tmp_path / "manual"
+    folder = tmp_path_factory.mktemp("book")
+    book = folder / "manual"
     shutil.copytree(MANUAL.parent, book, ignore=shutil.ignore_patterns("site", ".cache"))
     build = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(book / "mkdocs.yml")]
-    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return book / "site"
+
+
+def test_the_pages_are_built_and_load_nothing_from_elsewhere(site: Path) -> None:
     for page in PAGES:
-        built = (book / "site" / page.relative_to(MANUAL)).with_suffix(".html")
+        built = (site / page.relative_to(MANUAL)).with_suffix(".html")
         loads = Loads()
         loads.feed(built.read_text(encoding="utf-8"))
         assert loads.found
         for address in loads.found:
             assert "//" not in address, f"{built.name} loads {address}"
             assert (built.parent / address.partition("#")[0].partition("?")[0]).exists(), address
-    for sheet in (book / "site").rglob("*.css"):
+    for sheet in site.rglob("*.css"):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+SEARCH = """
+<script>
+  const everywhere = () => [document, ...[...document.querySelectorAll("*")].flatMap((each) => each.shadowRoot ?? [])];
+  const find = (what) => everywhere().flatMap((root) => [...root.querySelectorAll(what)]);
+  setInterval(() => {
+    const [box] = find("dialog[open] input");
+    if (!box) return find(".md-search__button").forEach((each) => each.click());
+    if (!box.value) {
+      box.value = "reflection";
+      box.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+    const links = find("dialog[open] a");
+    if (links.length) document.body.dataset.found = links.map((each) => each.href.split("/").at(-1)).join(" ");
+  }, 100);
+</script>
+"""
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_words_are_found_in_pages_on_a_disk_and_behind_a_server(site: Path, tmp_path: Path, scheme: str) -> None:
+    page = site / f"probe-{scheme}.html"
+    page.write_text((site / "index.html").read_text("utf-8").replace("</body>", f"{SEARCH}</body>"), encoding="utf-8")
+    with running(StaticFiles(directory=site)) as address:
+        seen = browse(page.as_uri() if scheme == "file" else f"{address}/{page.name}", tmp_path, seconds=20)
+    (found,) = re.findall(r'data-found="([^"]*)"', seen)
+    assert {"concepts.html", "glossary.html"} <= set(found.split()), found
 
 
 def test_the_picture_is_drawn_by_itself_and_is_readable_on_any_ground() -> None:

@@ -19,8 +19,10 @@ HOSTILE = (
 """What it gets loaded or run has `taken` in its address or sets the title to it."""
 
 
-def browse(url: str, profile: Path) -> str:
-    """Return what a browser makes of a page once its scripts have run."""
+def browse(url: str, profile: Path, *, seconds: float = 2.0) -> str:
+    """Return what a browser makes of a page once its scripts have run for some seconds of its own
+    time, which passes faster than that of a clock.
+    """
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("there is no Chromium here; `apt-get install chromium` brings it")
@@ -28,7 +30,8 @@ def browse(url: str, profile: Path) -> str:
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
-        "--virtual-time-budget=2000",
+        "--disable-background-networking",
+        f"--virtual-time-budget={seconds * 1000:.0f}",
         f"--user-data-dir={profile}",
     ]
     return subprocess.run(

@@ -58,7 +58,7 @@ def _row(made: OperatorCount) -> Row:
             wording.count(made.children),
             wording.percent(made.right / made.children),
             wording.decimal(made.calls, 2),
-            None if made.saved is None else wording.decimal(made.saved, 2),
+            None if made.saved is None else wording.signed(made.saved, 2),
             wording.count(made.samples),
         )
     )

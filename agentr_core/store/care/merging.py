@@ -17,6 +17,9 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     "run": ("workspace",),
     "checkpoint": ("path",),
     "tree": ("writer",),
+    # A chat, say, that two runs train on: as within one store, it is of the iteration that had it
+    # first, and counted with the tokenizer of that one.
+    "sample": ("iteration_id", "num_tokens", "num_trained_tokens"),
     # Of two answers of a tool to one question, either will do.
     "answered_call": ("provider", "status", "milliseconds", "output_id"),
 }

@@ -1,0 +1,148 @@
+"""The automations that are shipped, at a server of Prefect's own on SQLite: gathered trajectories
+start a training, and a run that fails is told of.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from asgi import running
+from readme import ROOT
+from servers import PREFECT, served, wait_for
+from starlette.types import Receive, Scope, Send
+from wheel import PATIENCE, agentr, write_recipe
+
+pytestmark = pytest.mark.slow
+IMPROVE = "agentr: improve textcraft-tiny"
+NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+class Inbox:
+    """Keeps what is posted to it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            message = await receive()
+            self.bodies.append(message["body"].decode())
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def prefect(*words: str, env: Mapping[str, str]) -> str:
+    done = subprocess.run([PREFECT, *words], cwd=ROOT, env=dict(env), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def deploy(name: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make one of the shipped deployments; return it."""
+    prefect("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "-n", name, env=env)
+    flow, own = name.split("/")
+    wanted = {"deployments": {"name": {"any_": [own]}}, "flows": {"name": {"any_": [flow]}}}
+    (found,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
+    return dict(found)
+
+
+def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:
+    wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}}
+    answer = httpx.post(f"{env['PREFECT_API_URL']}/flow_runs/filter", json=wanted, timeout=60)
+    found: list[dict[str, Any]] = answer.raise_for_status().json()
+    return found
+
+
+def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    """Nothing is trained: no worker takes up the flow run that appears."""
+    file = write_recipe(tmp_path, door_model)
+    file.write_text(file.read_text("utf-8").replace("name: door\n", "name: textcraft-tiny\n", 1), encoding="utf-8")
+    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "AGENTR_HOME": str(ROOT)}
+    with served(process_env | home) as env:
+
+        def collect(limit: int, enough: int) -> None:
+            words = ["collect", file, "--limit", str(limit), "--enough", str(enough), "-o", "seed=3"]
+            done = agentr(*words, env=env)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+        prefect("work-pool", "create", "agentr", "--type", "process", env=env)
+        improve = deploy("improve/textcraft-tiny", env)
+        collect(1, 1)
+        wait_for_event(env, 1)
+        assert runs_of(improve, env) == [], "it is shipped switched off"
+
+        prefect("automation", "resume", IMPROVE, env=env)
+        collect(2, 1000)
+        wait_for_event(env, 2)
+        collect(3, 2)
+        (run,) = wait_for(
+            f"{env['PREFECT_API_URL']}/flow_runs/filter", {"deployments": {"id": {"any_": [improve["id"]]}}}
+        )
+        # Time enough for one more, had the event before it started one.
+        time.sleep(3)
+        assert [each["id"] for each in runs_of(improve, env)] == [run["id"]]
+    assert run["state_type"] in ("SCHEDULED", "PENDING")
+    assert run["parameters"] == {
+        "recipe": "deployments/recipes/textcraft-tiny.yaml",
+        "overrides": ["seed=3"],
+        "enough": 2,
+    }
+
+
+def wait_for_event(env: Mapping[str, str], count: int) -> None:
+    """Wait until the server has so many events of gathered trajectories."""
+    wanted = {"filter": {"event": {"name": ["agentr.trajectories.collected"]}}}
+    deadline = time.monotonic() + PATIENCE
+    while len(wait_for(f"{env['PREFECT_API_URL']}/events/filter", wanted)["events"]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]) -> None:
+    inbox = Inbox()
+    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "AGENTR_HOME": str(ROOT)}
+    with running(inbox) as address, served(process_env | home) as env:
+        api = env["PREFECT_API_URL"]
+        prefect("work-pool", "create", "agentr", "--type", "process", env=env)
+        deployment = deploy("flywheel/textcraft-tiny", env)
+        block = webhook(api, address)
+        told = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
+        (tmp_path / "automations.yaml").write_text(told.replace(NOBODY, block), encoding="utf-8")
+        prefect("automation", "create", "--from-file", str(tmp_path / "automations.yaml"), env=env)
+
+        made = httpx.post(f"{api}/deployments/{deployment['id']}/create_flow_run", json={}, timeout=60).json()
+        for state in ("RUNNING", "FAILED"):
+            body = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
+            httpx.post(f"{api}/flow_runs/{made['id']}/set_state", json=body, timeout=60).raise_for_status()
+        deadline = time.monotonic() + PATIENCE
+        while not inbox.bodies:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    (body,) = inbox.bodies
+    assert "flywheel/textcraft-tiny" in body
+    assert "the disk is full" in body
+    assert str(made["id"]) in body, "the address of the flow run's page"
+
+
+def webhook(api: str, address: str) -> str:
+    """Make a block that posts notifications to an address; return its id."""
+    kind = wait_for(f"{api}/block_types/slug/custom-webhook")
+    wanted = {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}}
+    schema, *_ = wait_for(f"{api}/block_schemas/filter", wanted)
+    document = {
+        "name": "inbox",
+        "block_type_id": kind["id"],
+        "block_schema_id": schema["id"],
+        "data": {"name": "inbox", "url": address, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}},
+    }
+    made = httpx.post(f"{api}/block_documents/", json=document, timeout=60)
+    return str(made.raise_for_status().json()["id"])
