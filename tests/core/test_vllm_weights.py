@@ -195,7 +195,7 @@ async def test_a_replica_that_was_started_anew_answers_only_once_it_has_the_weig
         await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
         replica.close()
         replica.start()
-        with pytest.raises(ModelUnavailable, match="answered 409: .*the weights here are '', not 'step-1"):
+        with pytest.raises(ModelUnavailable, match=r"answered 409: .*the weights here are '', not 'step-1"):
             await model.generate([asked()])
         assert "reply" not in replica.engine.calls, "the old weights said nothing"
         await model.generate([asked()])
