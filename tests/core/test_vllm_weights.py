@@ -52,7 +52,7 @@ class Engine:
         self.calls.append("resume")
 
     async def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
-        self.calls.append((method, Path(kwargs["weights_path"]).name))
+        self.calls.append((method, Path(kwargs["folder"]).name))
         if self.fault:
             raise RuntimeError(self.fault)
 
@@ -175,7 +175,7 @@ async def test_all_replicas_take_new_weights_before_the_next_reply(
     for replica in replicas:
         assert [call for call in replica.engine.calls if call != "reply"] == [
             ("pause", "wait", True),
-            ("reload_weights", "step-1"),
+            ("take_weights", "step-1"),
             "reset",
             "resume",
         ]
@@ -233,7 +233,8 @@ def test_a_server_is_started_with_the_middleware_only_where_it_is_ours_alone(tmp
     ours, shared = owned(tmp_path), owned(tmp_path, key="")
     words = command(Path("python"), ours, 1)
     assert words[words.index("--middleware") + 1] == "agentr_weights.Weights"
-    assert "--middleware" not in command(Path("python"), shared, 1)
+    assert words[words.index("--worker-extension-cls") + 1] == "agentr_weights.Worker"
+    assert not {"--middleware", "--worker-extension-cls"} & set(command(Path("python"), shared, 1))
     assert KEY not in " ".join(words), "others see command lines"
     assert KEY not in repr(ours)
     made = variables(ours, 0, {"PYTHONPATH": "/elsewhere"})

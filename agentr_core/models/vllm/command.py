@@ -25,7 +25,8 @@ BASE_NAME = "base"
 _OURS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
      "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
-     "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count")
+     "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count",
+     "worker-extension-cls")
 )  # fmt: skip
 _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 """Environment variables of ours that would affect the engine's Python."""
@@ -91,7 +92,9 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
         # A seeded request whose prefill is cut in two kills the engine on a CPU.
         words.append("--no-enable-chunked-prefill")
     if launch.key:
-        words += ["--middleware", f"{agentr_weights.__name__.rpartition('.')[2]}.{agentr_weights.Weights.__name__}"]
+        module = Path(agentr_weights.__file__).stem
+        words += ["--middleware", f"{module}.{agentr_weights.Weights.__name__}"]
+        words += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
     if "model-impl" not in settings.options:
         words += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):

@@ -1,4 +1,4 @@
-"""ASGI middleware of a replica: only its owner is answered, who may replace the weights in place.
+"""What a replica has of ours: only its owner is answered, who may replace the weights in place.
 
 It stands before everything that vLLM's server answers, so the routes of VLLM_SERVER_DEV_MODE, which
 ask for no key, stay closed. A request says which weights it is for; a server that has others, as
@@ -69,13 +69,29 @@ class Weights:
         # Until all is done the weights are neither the old nor the new ones.
         self._version = "none, since replacing them failed"
         await engine.pause_generation(mode="wait", clear_cache=True)
-        await engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
         # Keys and values that the old weights computed.
         if not await engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied")
         await engine.update_weight_version(version)
         self._version = await engine.get_weight_version()
         await engine.resume_generation()
+
+
+class Worker:
+    """What vLLM mixes into the worker of each GPU, or of the CPU."""
+
+    model_runner: Any
+    reload_weights: Callable[..., None]
+
+    def take_weights(self, folder: str) -> None:
+        """Load the weights in a folder into the model that runs."""
+        self.reload_weights(weights_path=folder)
+        for layer in self.model_runner.get_model().modules():
+            # On a CPU each layer multiplies by a packed copy. That of an output layer tied to the
+            # embedding is not made again with the embedding's: it would go on with the old weights.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
 
 
 async def _body(receive: _Receive) -> bytes:
