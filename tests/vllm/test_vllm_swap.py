@@ -109,7 +109,8 @@ async def test_a_step_of_group_rl_is_sampled_with_the_weights_of_the_one_before(
     more = f"""
 environment: {{name: textcraft}}
 model: {{backend: vllm, vllm: {{start_timeout: {START_SECONDS}}}}}
-grpo: {{steps: 2, groups: 4, max_steps: 12, max_new_tokens: 48, minibatches: 1}}
+instances: {{train_limit: 14}}
+grpo: {{steps: 2, groups: 6, num_generations: 6, max_steps: 12, max_new_tokens: 72, repeats: 2, minibatches: 1}}
 training: {{learning_rate: {rate}, lora_r: {lora_r}, lr_scheduler_type: constant, warmup_ratio: 0.0}}
 """
     place = await groups.begun(groups.write(tmp_path, TINY, more=more))
