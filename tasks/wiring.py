@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -262,6 +263,8 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     door = os.environ.get("AGENTR_VLLM")
     if door:
         return VllmModel(launch, RemoteFleet(door, launch), at=at)
+    # Nobody else has the key, so the weights can be replaced between steps of group RL.
+    launch = dataclasses.replace(launch, key=secrets.token_hex(16))
     return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentr_core.recipes import Recipe, TrainingConfig
-from agentr_core.recipes.grpo import group_faults
+from agentr_core.recipes.grpo import group_faults, online_faults
 from agentr_core.runtime.description import Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
 
@@ -60,15 +60,27 @@ def sampled_groups(recipe: Recipe) -> tuple[int, int]:
     return episodes * grpo.max_steps, grpo.max_new_tokens
 
 
+def swapping_faults(recipe: Recipe) -> list[str]:
+    """Return why a step of group RL could not hand its weights to what samples the next one, one
+    sentence each.
+    """
+    faults = online_faults(recipe.training)
+    if recipe.model.backend == "openai":
+        faults.append(
+            "model.backend: group RL replaces the weights after each step, which a server that others started does not "
+            "allow; set it to vllm or transformers, and name a directory in model.path"
+        )
+    if recipe.model.backend == "vllm" and recipe.training.publish == "adapter":
+        faults.append(
+            "training.publish: vLLM serves an adapter apart from its model, whose weights group RL replaces; leave it "
+            "at merged"
+        )
+    return faults
+
+
 def reinforcing_faults(recipe: Recipe) -> list[str]:
     """Return what stands against iterations `rl` of a recipe, one sentence each."""
-    faults = group_faults(recipe.grpo)
-    if recipe.training.lora_r:
-        faults.append("training.lora_r: an iteration rl trains the policy whole; leave it out")
-    if recipe.model.backend != "transformers":
-        faults.append(
-            "model.backend: an iteration rl replaces the weights of a model in process; set it to transformers"
-        )
+    faults = group_faults(recipe.grpo) + swapping_faults(recipe)
     if recipe.context != "stop":
         faults.append("context: an iteration rl trains whole conversations; leave it out")
     return faults

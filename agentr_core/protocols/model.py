@@ -65,8 +65,9 @@ class Reloading(Protocol):
     """What a model may have besides: weights that can be replaced while it runs."""
 
     async def reload(self, weights: Path) -> None:
-        """Take over the weights of a safetensors file, which has each parameter by its name, once
-        the batch under way is done. The file stays as long as it is the last one.
+        """Take over the weights of a safetensors file, which has each parameter by its name and is
+        alone in its folder, once the batch under way is done. The file stays as long as it is the
+        last one.
 
         Raises `ModelFault` when they are not this model's parameters.
         """

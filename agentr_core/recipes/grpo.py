@@ -116,6 +116,24 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
     return faults
 
 
+def online_faults(training: TrainingConfig) -> list[str]:
+    """Return what of section `training` group RL cannot do, one sentence each. Its adapters are
+    plain LoRA, added to the weights that samplers get.
+    """
+    plain = TrainingConfig()
+    reasons = {
+        "lora_dropout": "group RL trains what sampled, without dropout",
+        "lora_modules_to_save": "group RL trains adapters alone, or all weights",
+        "use_dora": "group RL trains plain LoRA adapters",
+        "load_in_4bit": "samplers get whole weights after each step",
+    }
+    return [
+        f"training.{name}: {why}; leave it out"
+        for name, why in reasons.items()
+        if getattr(training, name) != getattr(plain, name)
+    ]
+
+
 _OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "attn_implementation", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
 
@@ -132,7 +150,6 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
         "step_tokens": "grpo.groups says how large a step is",
         "per_device_train_batch_size": "grpo.groups says how large a step is",
         "gradient_accumulation_steps": "grpo.micro_batch_tokens says how large a pass is",
-        "lora_r": "the in-process policy is trained whole",
         **dict.fromkeys(_OF_TRAINER, "group RL has AdamW and bfloat16 of its own"),
         "save_steps": "grpo.save_steps says when it saves",
     }

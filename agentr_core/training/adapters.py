@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,6 +41,24 @@ def adapted(model: Any, config: TrainingConfig) -> Any:
         # PEFT asks for an attribute that Transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(model, lora_config(config))
+
+
+def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights of a model by the names that it has without adapters, each once, on the
+    CPU. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
+    """
+    bare = model.get_base_model() if isinstance(model, PeftModel) else model
+    adapters = {name: module for name, module in bare.named_modules() if isinstance(module, LoraLayer)}
+    weights: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, parameter in bare.named_parameters():
+            owner, _, field = name.rpartition(".base_layer.")
+            if owner in adapters and field == "weight":
+                parameter = parameter.float() + adapters[owner].get_delta_weight("default").float()
+            elif not owner and any(name.startswith(f"{place}.lora_") for place in adapters):
+                continue
+            weights[name.replace(".base_layer.", ".")] = parameter.detach().to("cpu", dtype).contiguous()
+    return weights
 
 
 def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:

@@ -12,13 +12,15 @@ from typing import Any
 from agentr_core import estimates
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of
-from agentr_core.methods.table import method_of, plan_of
+from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, shown
+from agentr_core.runtime.description import Training
 from agentr_core.runtime.instances import episode_count, training_instances
 from agentr_core.runtime.start import run_id_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.runs import count_finished_runs
+from agentr_core.training.objectives import GroupRelative
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment, open_store
@@ -143,8 +145,17 @@ def _sampling_needs(role: str, model: ModelConfig, shape: estimates.Shape, gpu: 
 
 
 def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
-    config = recipe.training
-    need = estimates.training(shape, config, recipe.data.max_length)
+    config, longest = recipe.training, recipe.data.max_length
+    way_out = (
+        "training.launch.deepspeed=zero3 or training.gradient_checkpointing=true, or lower "
+        "training.per_device_train_batch_size or data.max_length"
+    )
+    if all(isinstance(one.objective, GroupRelative) for one in _trainings(recipe)):
+        # A row is a whole episode, and the pass that trains it keeps all its activations.
+        config = replace(config, per_device_train_batch_size=1, gradient_checkpointing=False)
+        longest = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
+        way_out = "or lower grpo.micro_batch_tokens and model.context_length"
+    need = estimates.training(shape, config, longest)
     kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
     spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
     split = config.launch and (config.launch.deepspeed or ("fsdp" if config.launch.fsdp else ""))
@@ -152,16 +163,17 @@ def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[
     line = (
         f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
         f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "
-        f"{recipe.data.max_length:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
+        f"{longest:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
     )
     if need.host:
         line += f", and {_size(need.host)} of main memory on all machines together"
     if need.total <= gpu:
         return [line]
-    return [
-        f"{line}; that is too much: set training.lora_r, training.launch.deepspeed=zero3 or "
-        "training.gradient_checkpointing=true, or lower training.per_device_train_batch_size or data.max_length"
-    ]
+    return [f"{line}; that is too much: set training.lora_r, {way_out}"]
+
+
+def _trainings(recipe: Recipe) -> list[Training]:
+    return [plan.training for plan in plans_of(recipe) if plan.training]
 
 
 def _size(count: float) -> str:

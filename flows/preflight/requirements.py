@@ -25,6 +25,7 @@ from agentr_core.samples.rendering import load_renderer, load_tokenizer
 from agentr_core.store import Store
 from agentr_core.store.queries.revision_states import revision_states
 from agentr_core.store.queries.runs import count_trees
+from agentr_core.training.objectives import GroupRelative
 from agentr_core.types import Message
 from tasks.wiring import find_run, open_store
 
@@ -108,6 +109,11 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
             where = path if path.is_dir() else estimates.find_shape(path)
             if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
                 found += adapter_faults(where, config)
+    if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and _swaps(recipe):
+        found.append(
+            "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "
+            "other users; unset it, so that the run starts servers of its own"
+        )
     faults.found += map(ConfigError, dict.fromkeys(found))
 
 
@@ -136,6 +142,11 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
 
 def _trained(recipe: Recipe) -> Sequence[Recipe]:
     return method_of(recipe).trained(recipe)
+
+
+def _swaps(recipe: Recipe) -> bool:
+    plans = (plan for one in _trained(recipe) for plan in plans_of(one))
+    return any(plan.training and isinstance(plan.training.objective, GroupRelative) for plan in plans)
 
 
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:

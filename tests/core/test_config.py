@@ -337,6 +337,30 @@ def test_group_rl_in_agent_r_wants_an_iteration_for_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["model={backend: openai, server: {model: big, base_url: 'http://127.0.0.1:1/v1'}}"],
+         r"model.backend: group RL replaces the weights after each step, which a server that others started"),
+        (["model.backend=vllm", "training.lora_r=8", "training.publish=adapter"], r"training.publish: vLLM serves an"),
+        (["training.lora_r=8", "training.use_dora=true"], r"training.use_dora: group RL trains plain LoRA adapters"),
+        (["training.lora_r=8", "training.lora_dropout=0.1"], r"training.lora_dropout: group RL trains what sampled"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["textcraft-grpo-tiny", "textcraft-agent-r-rl-tiny"])
+def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(TINY.with_name(f"{name}.yaml"), changes)
+
+
+@pytest.mark.parametrize("name", ["textcraft-grpo-tiny", "textcraft-agent-r-rl-tiny", "reasoning-et-agent-tiny"])
+def test_group_rl_samples_from_vllm_and_trains_adapters(name: str) -> None:
+    changes = ["model.backend=vllm", "model.workers=1", "training.lora_r=8"]
+    plans = plans_of(load(TINY.with_name(f"{name}.yaml"), changes))
+    assert plans[-1].training is not None
+    assert plans[-1].training.config.lora_r == 8
+
+
+@pytest.mark.parametrize(
     ("name", "titles"),
     [
         ("textcraft-tiny", ["From trees to training rows"]),

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentr_core import estimates
 from agentr_core.data_files import data_path
-from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.errors import ConfigError, ModelDirectoryError, UserError
 from agentr_core.methods.table import method_of
 from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
 from agentr_core.training.parent import lora_config, read_weights
@@ -192,7 +192,7 @@ def test_a_model_over_several_gpus_leaves_more_room() -> None:
     assert one.sequences(one.weights - 1, 8192) == 0
 
 
-@pytest.mark.parametrize("name", ["textcraft-qwen3-4b", "textcraft-qwen3-8b-8gpu"])
+@pytest.mark.parametrize("name", ["textcraft-qwen3-4b", "textcraft-grpo-qwen3-4b", "textcraft-qwen3-8b-8gpu"])
 def test_the_recipes_for_qwen3_fit_the_cards_they_name(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -202,6 +202,22 @@ def test_the_recipes_for_qwen3_fit_the_cards_they_name(
     assert "already done" not in text
     assert "that is too much" not in text
     assert "lower model.context_length" not in text
+
+
+def test_group_rl_wants_servers_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTR_VLLM", "http://127.0.0.1:8100")
+    with pytest.raises(UserError, match="AGENTR_VLLM: group RL replaces the weights after each step"):
+        describe(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [])
+    describe(RECIPES / "textcraft-qwen3-4b.yaml", [])
+
+
+def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = RECIPES / "textcraft-grpo-qwen3-4b.yaml"
+    assert "activations of 1 x 4,096 tokens" in describe(file, [])
+    said = CliRunner().invoke(cli, ["plan", str(file), "--gpu-gib", "24"]).output
+    assert "that is too much: set training.lora_r, or lower grpo.micro_batch_tokens and model.context_length" in said
 
 
 def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

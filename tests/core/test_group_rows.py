@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from growing import GrowingLine
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -246,6 +247,66 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     for _ in range(2):
         second.update(rows())
     assert all(torch.equal(weight, second.policy.model.state_dict()[name]) for name, weight in whole.items())
+
+
+ADAPTED = dataclasses.replace(TRAINING, lora_r=4, learning_rate=1e-2, num_threads=1)
+
+
+@pytest.mark.slow
+# PEFT asks for an attribute that Transformers has renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_alone_are_trained_and_samplers_get_them_merged(tiny_model_dir: Path, tmp_path: Path) -> None:
+    made = learner(tiny_model_dir, ADAPTED)
+    before = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    own = dict(before.named_parameters())
+    made.write_weights(tmp_path / "first.safetensors")
+    for name, weight in load_file(tmp_path / "first.safetensors").items():
+        torch.testing.assert_close(weight, own.pop(name).detach(), rtol=0, atol=0)
+    assert not own, "every parameter is there"
+
+    for _ in range(2):
+        made.update(rows())
+    state = made.state()["model"]
+    assert state
+    assert all("lora_" in name for name in state)
+    made.write_weights(tmp_path / "then.safetensors")
+    made.policy.model.save_pretrained(tmp_path / "adapter")
+    whole = dict(PeftModel.from_pretrained(before, tmp_path / "adapter").merge_and_unload().named_parameters())
+    first, then = load_file(tmp_path / "first.safetensors"), load_file(tmp_path / "then.safetensors")
+    assert then.keys() == whole.keys()
+    for name, weight in then.items():
+        torch.testing.assert_close(weight, whole[name].detach(), rtol=1e-6, atol=1e-6)
+    moved = [name for name in then if not torch.equal(then[name], first[name])]
+    assert moved
+    assert all(name.endswith("_proj.weight") for name in moved)
+
+    made.write_weights(tmp_path / "half.safetensors", torch.bfloat16)
+    half = load_file(tmp_path / "half.safetensors")
+    assert all(torch.equal(half[name], weight.bfloat16()) for name, weight in then.items())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_model_dir: Path, tmp_path: Path) -> None:
+    whole, cut = learner(tiny_model_dir, ADAPTED), learner(tiny_model_dir, ADAPTED)
+    for _ in range(3):
+        whole.update(rows())
+    cut.update(rows())
+    snapshots.save(tmp_path / "states", 1, cut.state(), [])
+    two = dataclasses.replace(ADAPTED, launch=LaunchConfig(num_processes=2))
+    for training, exact in ((ADAPTED, True), (two, False)):
+        found = snapshots.load(tmp_path / "states")
+        assert found is not None
+        made = Learner(tiny_model_dir, training, GrpoConfig(), updates=4, most=100, folder=tmp_path, seed=9)
+        try:
+            made.restore(found[1])
+            for _ in range(2):
+                made.update(rows())
+        finally:
+            made.close()
+        for name, weight in whole.state()["model"].items():
+            tolerance = 0.0 if exact else 1e-4
+            torch.testing.assert_close(made.state()["model"][name], weight, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow

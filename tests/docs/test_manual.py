@@ -263,6 +263,13 @@ def test_the_method_that_is_shown_is_one_that_is_run() -> None:
     assert shown in (ROOT / "tests" / "support" / "recital.py").read_text(encoding="utf-8")
 
 
+def test_group_rl_on_vllm_is_set_as_shown() -> None:
+    (shown,) = (text for text in blocks("learning", "yaml") if "backend: vllm" in text)
+    recipe = parse({"name": "manual", "method": "grpo"} | yaml.safe_load(shown))
+    assert recipe.model.backend == "vllm"
+    assert 0 not in recipe.model.vllm.gpus, "the trainer has it"
+
+
 def written(script: str) -> dict[str, str]:
     """Return the files that a script writes with `cat`, by name."""
     return dict(re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", script, re.M | re.S))

@@ -218,7 +218,7 @@ evaluation: {{revision_test: {{enabled: false}}}}
     ("section", "fields", "said"),
     [
         ("et_agent", {"curriculum": {"sigma_calls": [0.1]}}, "sigma_calls: the recipe has 2 iterations rl and 1 num"),
-        ("training", {"lora_r": 8}, "training.lora_r: an iteration rl trains the policy whole"),
+        ("training", {"lora_r": 8, "use_dora": True}, "training.use_dora: group RL trains plain LoRA adapters"),
         ("et_agent", {"phases": ["rft"]}, "grpo: has no use without an iteration rl"),
         ("grpo", {"repeats": 1}, "grpo.repeats: 1 would end every episode"),
     ],

@@ -55,7 +55,7 @@ def write(folder: Path, model: Path, *, more: str = "") -> Path:
     file = folder / "groups.yaml"
     recipe = yaml.safe_load(RECIPE.format(workspace=folder / "runs", model=model))
     for section, fields in yaml.safe_load(more or "{}").items():
-        recipe[section] |= fields
+        recipe[section] = recipe.get(section, {}) | fields
     file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return file
 

@@ -14,7 +14,7 @@ from agentr_core.methods.catalogue import (
     REINFORCE,
     STEPS_OF_GROUPS,
 )
-from agentr_core.methods.objectives import reinforced, sampled_groups
+from agentr_core.methods.objectives import reinforced, sampled_groups, swapping_faults
 from agentr_core.methods.wording import of_groups
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.grpo import grpo_faults
@@ -39,9 +39,7 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data)
-    if recipe.model.backend != "transformers":
-        faults.append("model.backend: method grpo replaces the weights of a model in process; set it to transformers")
+    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) + swapping_faults(recipe)
     if recipe.context != "stop":
         faults.append("context: method grpo trains whole conversations, not what a window leaves of them; leave it out")
     return faults

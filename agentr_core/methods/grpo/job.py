@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.files import adapter_base, weight_files
 from agentr_core.runtime.place import Workplace
 from agentr_core.training import Manifest, TrainingStep, publish
 from agentr_core.training.group.policy import Policy
@@ -22,6 +22,10 @@ from agentr_core.training.result import write_result
 
 _PACKAGES = ("torch", "transformers")
 _SHARED_MEMORY = Path("/dev/shm")
+_COPIES = 8
+"""More than what is shared at once: the weights of two steps, and for helpers weights and
+gradients, all of them in up to twice the bytes that are stored.
+"""
 
 
 def job_of(place: Workplace, iteration: int) -> OnlineJob:
@@ -76,15 +80,18 @@ def publish_policy(job: OnlineJob, policy: Policy, history: list[TrainingStep], 
 
 @contextmanager
 def shared_folder(job: OnlineJob) -> Iterator[Path]:
-    """Lend a folder for files that processes share, in memory where the system has such files.
+    """Lend a folder for files that processes share, in memory where the system has such files and
+    room for them, else beside the unfinished training.
 
     Its name is the checkpoint's, so that a rerun removes what a killed process left: memory that
     nobody else would ever free.
     """
-    root = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    stored = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
+    in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _COPIES * stored
+    root = _SHARED_MEMORY if in_memory else job.work.root
     folder = root / f"agentr-weights-{fingerprint(str(job.output_dir.absolute()))}"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, parents=True)
     try:
         yield folder
     finally:

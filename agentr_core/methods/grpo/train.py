@@ -86,7 +86,7 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
         helpers(place, job.model_dir, sampler, writer) as aside,
     ):
         if not isinstance(sampler.model, Reloading):
-            raise ConfigError("model.backend: its weights cannot be replaced while it runs; set it to transformers")
+            raise ConfigError("model.backend: these weights cannot be replaced; set it to transformers or vllm")
         renderer = load_renderer(job.model_dir, at=place.started_at())
         rollouts = Rollouts(
             place=place,
@@ -129,6 +129,7 @@ class _Training:
             updates=grpo.steps * grpo.num_iterations * grpo.minibatches,
             most=grpo.max_steps * grpo.max_new_tokens,
             folder=self.folder,
+            seed=job.seed,
         )
         try:
             first = 1
@@ -195,13 +196,15 @@ class _Training:
         model = self.rollouts.sampler.model
         assert isinstance(model, Reloading)
         if self.loaded != done:
-            # A new name each time: the file before stays until all samplers have the new one.
-            file = self.folder / f"step-{done}.safetensors"
-            await asyncio.to_thread(learner.write_weights, file)
+            # A new folder each time: the file before stays until all samplers have the new one.
+            file = self.folder / f"step-{done}" / "model.safetensors"
+            file.parent.mkdir()
+            dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
+            await asyncio.to_thread(learner.write_weights, file, dtype)
             await model.reload(file)
-            for old in self.folder.glob("step-*.safetensors"):
-                if old != file:
-                    old.unlink()
+            for old in self.folder.glob("step-*"):
+                if old != file.parent:
+                    shutil.rmtree(old)
             self.loaded = done
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
 

@@ -9,12 +9,13 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentr_core.errors import ConfigError
 from agentr_core.models.vllm.env import Device
 from agentr_core.models.vllm.lora import Adapter
+from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.recipes import VllmConfig
 from agentr_core.recipes.models import Dtype
 
@@ -24,7 +25,8 @@ BASE_NAME = "base"
 _OURS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
      "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
-     "tokenizer", "enable-lora", "max-lora-rank", "lora-modules")
+     "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count",
+     "worker-extension-cls")
 )  # fmt: skip
 _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 """Environment variables of ours that would affect the engine's Python."""
@@ -51,6 +53,10 @@ class Launch:
     implementation: str = "auto"
     """Whose implementation of the model vLLM runs, as in its option `model-impl`."""
     adapter: Adapter | None = None
+    key: str = field(default="", repr=False)
+    """What a request must have to be answered; who has it may replace the weights. Empty: anybody
+    on this machine is answered, and the weights stay.
+    """
 
     @property
     def eager(self) -> bool:
@@ -85,6 +91,10 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     elif settings.seeds:
         # A seeded request whose prefill is cut in two kills the engine on a CPU.
         words.append("--no-enable-chunked-prefill")
+    if launch.key:
+        module = Path(agentr_weights.__file__).stem
+        words += ["--middleware", f"{module}.{agentr_weights.Weights.__name__}"]
+        words += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
     if "model-impl" not in settings.options:
         words += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):
@@ -114,6 +124,8 @@ def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict
     """
     kept = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
     kept |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    if launch.key:
+        kept |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
     settings = launch.settings
     if launch.device == "cpu":
         # Bound to cores by vLLM itself, all replicas would share the first one.

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
+from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.connections import allow_connections, limits
 from agentr_core.models.sticky import replica_of
@@ -16,7 +17,9 @@ from agentr_core.models.stopping import cut_at_stop
 from agentr_core.models.together import all_or_none
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.replicas import Fleet
-from agentr_core.models.vllm.wire import Choice, body, read_choices
+from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
+from agentr_core.models.vllm.weights import check_replacement
+from agentr_core.models.vllm.wire import Choice, body, read_choices, read_version
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.types import Generation, Message, Request
 
@@ -35,6 +38,9 @@ class VllmModel:
     Requests are sent all at once; the engine batches them. With `model.vllm.seeds`, reply i of a
     request is drawn from (seed, i) whatever else the engine does; only rounding still depends on
     its batch. Log-probabilities are the model's own, at temperature 1.
+
+    With a launch that has a key, the weights can be replaced in place. Each request says which
+    weights it is for, so that a replica that was started anew, or failed to take them, refuses it.
 
     Args:
         launch: What the fleet serves; the tokenizer is that of `launch.model`.
@@ -60,10 +66,13 @@ class VllmModel:
         # Empty until the replicas answer, and from a failed request until they do again.
         self._addresses: tuple[str, ...] = ()
         self._looking = asyncio.Lock()
+        # What the replicas shall have instead of the weights that they start with, by version.
+        self._weights: Path | None = None
+        self._version, self._versions = "", 0
         allow_connections(_CONNECTIONS)
         self._client = AsyncOpenAI(
             base_url="http://127.0.0.1",
-            api_key="none",
+            api_key=launch.key or "none",
             max_retries=0,
             timeout=Timeout(launch.settings.request_timeout, pool=None),
             # The servers are on this machine: a proxy that the environment names must not come
@@ -72,22 +81,45 @@ class VllmModel:
         )
 
     async def ready(self) -> tuple[str, ...]:
-        """Return the addresses of the replicas once all of them answer; those that died are
-        restarted.
+        """Return the addresses of the replicas once all of them answer with the right weights;
+        those that died are restarted.
 
-        Raises `ModelServerError` if one does not start, and `ModelFault` if one has died too often
-        or after `close`.
+        Raises `ModelServerError` if one does not start, and `ModelFault` if one has died too often,
+        does not take the weights, or after `close`.
         """
         async with self._looking:
             while not self._addresses:
                 if self._closed:
                     raise ModelFault(f"model {self.name} is closed; load it again")
                 found = await asyncio.to_thread(self._fleet.advance)
-                if found is None:
+                if found is None or not await self._bring(found):
                     await asyncio.sleep(_POLL_SECONDS)
                 else:
                     self._addresses = found
             return self._addresses
+
+    async def reload(self, weights: Path) -> None:
+        """Have all replicas take over the weights of a safetensors file, without a restart, once
+        the replies under way are done. What they computed with the old ones is forgotten.
+
+        Raises `ConfigError` if the replicas are not ours alone or serve an adapter, `ModelFault` if
+        the file does not have the parameters of the model, or a replica does not take them.
+        """
+        if not self._launch.key:
+            raise ConfigError(
+                "the weights behind `agentr models serve` cannot be replaced in place, since other runs may use them; "
+                "unset AGENTR_VLLM, so that this run starts servers of its own"
+            )
+        if self._launch.adapter is not None:
+            raise ConfigError(
+                f"vLLM serves {self._launch.model} as an adapter, whose weights cannot be replaced; begin with a "
+                "merged model, and leave training.publish=merged"
+            )
+        await asyncio.to_thread(check_replacement, weights, self._launch.model)
+        self._versions += 1
+        self._weights, self._version = weights, f"{weights.parent.name} ({self._versions})"
+        self._addresses = ()
+        await self.ready()
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies.
@@ -134,19 +166,47 @@ class VllmModel:
     async def _post(self, address: str, asked: dict[str, Any]) -> bytes:
         from openai import APIConnectionError, APIStatusError
 
+        options: Any = {"headers": {VERSION: self._version}} if self._launch.key else {}
         try:
-            return await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked)
+            return await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked, options=options)
         except APIConnectionError as error:
             self._suspect(address)
             why = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__
             raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({why})") from error
         except APIStatusError as error:
             said = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
-            # 404: it serves other weights now.
-            if error.status_code >= 500 or error.status_code in (404, 408, 429):
+            # 404, 409: it serves other weights now.
+            if error.status_code >= 500 or error.status_code in (404, 408, OTHER_WEIGHTS, 429):
                 self._suspect(address)
                 raise ModelUnavailable(said) from error
             raise ModelFault(said) from error
+
+    async def _bring(self, addresses: Sequence[str]) -> bool:
+        """Have those replicas take the right weights that do not have them; return whether all have
+        them now. Raises `ModelFault` when one answers that it cannot.
+        """
+        if self._weights is None:
+            return True
+        return all(await asyncio.gather(*(self._bring_to(address, self._weights) for address in addresses)))
+
+    async def _bring_to(self, address: str, weights: Path) -> bool:
+        from openai import APIConnectionError, APIStatusError
+
+        wish = {"folder": str(weights.parent.absolute()), "version": self._version}
+        try:
+            there = await self._client.get(f"{address}{PATH}", cast_to=bytes)
+            if read_version(there) != self._version:
+                there = await self._client.post(f"{address}{PATH}", cast_to=bytes, body=wish)
+        except APIConnectionError:
+            self._fleet.suspect(address)
+            return False
+        except APIStatusError as error:
+            raise ModelFault(
+                f"the vLLM replica at {address} did not take the weights in {weights}: {error.message[:500]}"
+            ) from error
+        if (has := read_version(there)) != self._version:
+            raise ModelFault(f"the vLLM replica at {address} has the weights {has!r}, not {self._version!r}")
+        return True
 
     def _suspect(self, address: str) -> None:
         self._fleet.suspect(address)

@@ -41,6 +41,10 @@ class _Completion(_Strict):
     choices: list[Choice]
 
 
+class _Weights(_Strict):
+    version: str
+
+
 def body(
     request: Request, prompt: Sequence[int], *, served_name: str, limit: int, stop_ids: Collection[int], seeds: bool
 ) -> dict[str, Any]:
@@ -101,3 +105,11 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
         if request.sampling.logprobs and given != len(choice.token_ids):
             raise MalformedReply(f"vLLM gave {given} log-probabilities for {len(choice.token_ids)} tokens")
     return choices
+
+
+def read_version(payload: bytes) -> str:
+    """Return the version of the weights that a replica says it has. Raises `MalformedReply`."""
+    try:
+        return _Weights.model_validate_json(payload).version
+    except ValidationError:
+        raise MalformedReply(f"vLLM's server does not say which weights it has: {payload[:_SHOWN]!r}") from None

@@ -26,14 +26,23 @@ class Learner:
         updates: how many updates the schedule is made for.
         most: the most sampled tokens of an episode.
         folder: where files for other processes go, ideally in memory.
+        seed: that of new adapters.
 
     Raises `ModelDirectoryError` if the model cannot be loaded.
     """
 
     def __init__(
-        self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, *, updates: int, most: int, folder: Path
+        self,
+        model_dir: Path,
+        training: TrainingConfig,
+        grpo: GrpoConfig,
+        *,
+        updates: int,
+        most: int,
+        folder: Path,
+        seed: int = 0,
     ) -> None:
-        self.policy = Policy(model_dir, training, grpo)
+        self.policy = Policy(model_dir, training, grpo, seed=seed)
         self._helpers = Helpers(training.num_processes - 1, model_dir, training, grpo, folder)
         self._training, self._grpo, self._most = training, grpo, most
         self._parameters = self.policy.parameters
@@ -85,21 +94,23 @@ class Learner:
         totals += Totals(updates=1, norm=norm)
         return totals
 
-    def write_weights(self, file: Path) -> None:
-        """Write the weights by name as safetensors, each once, for samplers to take over."""
-        save_file({name: p.detach().contiguous().cpu() for name, p in self._parameters.items()}, file)
+    def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write all weights by name as safetensors, each once, for samplers of a number format to
+        take over.
+        """
+        save_file(self.policy.weights(dtype), file)
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next update depends on, as tensors and plain values."""
         return {
-            "model": self.policy.model.state_dict(),
+            "model": self.policy.state(),
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a state of the same training."""
-        self.policy.model.load_state_dict(state["model"])
+        self.policy.restore(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentr_core.recipes import GrpoConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
+from agentr_core.training.adapters import adapted, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate
 from agentr_core.training.group.rows import PolicyRow, numbered
 from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length
@@ -50,29 +51,51 @@ class Totals:
 
 
 class Policy:
-    """A model with weights in 32 bits, on the first GPU or the CPU. Not thread-safe.
+    """A model on the first GPU or the CPU, with 32-bit numbers in what is trained: all weights, or
+    LoRA adapters. Not thread-safe.
+
+    Args:
+        seed: that of new adapters.
 
     Raises `ModelDirectoryError` when it cannot be loaded.
     """
 
-    def __init__(self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig) -> None:
+    def __init__(self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, *, seed: int = 0) -> None:
         parent = load_parent(model_dir, training, zero3=False)
+        model = parent.model
+        if parent.lora is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = adapted(model, training)
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
         # Samplers draw no token beyond the tokenizer's either.
         self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Evaluation mode: what is trained is what sampled, without dropout.
-        self.model: Any = parent.model.to(self._device).eval()
-        self._bf16, self._grpo = training.bf16 is True, grpo
+        self.model: Any = model.to(self._device).eval()
+        self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._reference: Any = None
         if grpo.beta:
             self._reference = load_parent(model_dir, training, zero3=False).model.to(self._device).eval()
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters by name, each once."""
-        return dict(self.model.named_parameters())
+        """The parameters that are trained, by name, each once."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return all weights as a model without adapters has them, each once, on the CPU."""
+        return whole_weights(self.model, dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what is trained, and what belongs to it, as `restore` takes it."""
+        trained = self.parameters
+        return {name: value for name, value in self.model.state_dict().items() if name in trained or not self._adapted}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a state of the same training."""
+        self.model.load_state_dict(state, strict=not self._adapted)
 
     def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> Totals:
         """Add the gradient of the loss on episodes to that of the parameters, and return what was

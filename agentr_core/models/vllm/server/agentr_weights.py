@@ -1,0 +1,109 @@
+"""What a replica has of ours: only its owner is answered, who may replace the weights in place.
+
+It stands before everything that vLLM's server answers, so the routes of VLLM_SERVER_DEV_MODE, which
+ask for no key, stay closed. A request says which weights it is for; a server that has others, as
+one that was started anew does, refuses it, and never answers with old weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+KEY = "AGENTR_SERVER_KEY"
+"""The environment variable with the bearer key."""
+VERSION = "x-agentr-weights"
+"""The header with the version of the weights that a request is for; empty: those of the start."""
+PATH = "/agentr/weights"
+OTHER_WEIGHTS = 409
+
+_OPEN = "/health"
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+
+class Weights:
+    """The middleware, which vLLM makes once, around its own application."""
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+        self._key = os.environ[KEY]
+        self._version = ""
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Answer a request, or hand it on to vLLM."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _OPEN):
+            return await self._app(scope, receive, send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["type"] != "http" or not self._owns(headers.get("authorization", "")):
+            return await _answer(send, 401, {"error": {"message": "this server answers the run that started it"}})
+        if scope["path"] == PATH:
+            if scope["method"] == "POST":
+                return await self._replace(scope, receive, send)
+            return await _answer(send, 200, {"version": self._version})
+        asked = headers.get(VERSION, "")
+        if asked != self._version:
+            fault = f"the weights here are {self._version!r}, not {asked!r}"
+            return await _answer(send, OTHER_WEIGHTS, {"error": {"message": fault}})
+        await self._app(scope, receive, send)
+
+    def _owns(self, authorization: str) -> bool:
+        return secrets.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
+
+    async def _replace(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        try:
+            wish = json.loads(await _body(receive))
+            await self._load(scope["app"].state.engine_client, wish["folder"], wish["version"])
+        except Exception as error:
+            # Whatever the engine raises is told to the owner, who gives up.
+            return await _answer(send, 500, {"error": {"message": f"{type(error).__name__}: {error}"}})
+        await _answer(send, 200, {"version": self._version})
+
+    async def _load(self, engine: Any, folder: str, version: str) -> None:
+        """Have the engine take over the weights in a folder once the replies under way are done."""
+        # Until all is done the weights are neither the old nor the new ones.
+        self._version = "none, since replacing them failed"
+        await engine.pause_generation(mode="wait", clear_cache=True)
+        await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
+        # Keys and values that the old weights computed.
+        if not await engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be emptied")
+        await engine.update_weight_version(version)
+        self._version = await engine.get_weight_version()
+        await engine.resume_generation()
+
+
+class Worker:
+    """What vLLM mixes into the worker of each GPU, or of the CPU."""
+
+    model_runner: Any
+    reload_weights: Callable[..., None]
+
+    def take_weights(self, folder: str) -> None:
+        """Load the weights in a folder into the model that runs."""
+        self.reload_weights(weights_path=folder)
+        for layer in self.model_runner.get_model().modules():
+            # On a CPU each layer multiplies by a packed copy. That of an output layer tied to the
+            # embedding is not made again with the embedding's: it would go on with the old weights.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+async def _body(receive: _Receive) -> bytes:
+    content, more = b"", True
+    while more:
+        message = await receive()
+        content += message.get("body", b"")
+        more = message.get("more_body", False)
+    return content
+
+
+async def _answer(send: _Send, status: int, content: dict[str, Any]) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
