@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import re
 import secrets
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm_engine import START_SECONDS, TINY, settings
 
+from agentr_core.errors import ModelUnavailable
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.model import VllmModel
@@ -40,11 +44,16 @@ REQUESTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the replica says."""
+    return tmp_path_factory.mktemp("swap-logs") / "replica-0.log"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def served(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmModel]:
+async def served(engine: Path, log: Path) -> AsyncIterator[VllmModel]:
     launch = dataclasses.replace(make_launch(TINY, settings()), key=secrets.token_hex(16))
-    logs = tmp_path_factory.mktemp("swap-logs")
-    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=logs))
+    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=log.parent))
     try:
         async with asyncio.timeout(START_SECONDS + 60):
             await made.ready()
@@ -98,6 +107,21 @@ async def test_replies_after_each_replacement_are_those_of_the_new_weights(serve
     shutil.copyfile(TINY / "model.safetensors", folder / "model.safetensors")
     await served.reload(folder / "model.safetensors")
     assert_same(await served.generate(REQUESTS), said[0])
+
+
+async def test_a_replica_that_is_killed_comes_back_with_the_weights_that_it_had_taken(
+    served: VllmModel, log: Path, tmp_path: Path
+) -> None:
+    file = other_weights(tmp_path / "step-3", 3)
+    await served.reload(file)
+    said = await served.generate(REQUESTS)
+    engines = re.findall(r"\(EngineCore pid=(\d+)\)", log.read_text())
+    os.kill(int(engines[-1]), signal.SIGKILL)
+    with pytest.raises(ModelUnavailable):
+        await served.generate(REQUESTS)
+    async with asyncio.timeout(START_SECONDS + 60):
+        assert_same(await served.generate(REQUESTS), said)
+    assert len(set(re.findall(r"\(EngineCore pid=(\d+)\)", log.read_text()))) > len(set(engines))
 
 
 @pytest.mark.parametrize(("lora_r", "rate"), [(0, 1e-3), (4, 1e-2)])
