@@ -12,7 +12,7 @@ from agentr_core.exchange.training_set import Origin, TrainingSet, opening
 from agentr_core.types import Sample, Span
 
 VERSION = "ATIF-v1.7"
-"""What is written; source: RFC 0001 of Harbor and its models of version 0.20."""
+"""What is written; source: RFC 0001 of Harbor and its models of version 0.25."""
 _FOLDER = "trajectories"
 
 

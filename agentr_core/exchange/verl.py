@@ -38,8 +38,8 @@ SCHEMA = pa.schema(
         ),
     ]
 )
-"""verl's own columns; it reads further ones from `extra_info`. Source: verl 0.6, the page "Prepare
-data for post-training" of its documentation and `RLHFDataset`."""
+"""verl's own columns; it reads further ones from `extra_info`. Source: `RLHFDataset` of verl
+0.9.1, and the page "Prepare data for post-training" of its documentation."""
 
 
 def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:

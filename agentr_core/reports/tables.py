@@ -129,7 +129,7 @@ def stops(record: ErrorRecord) -> Table:
     )
     columns = (
         Column("Stop reason", "text"),
-        Column("Tree paths"),
+        Column("Collected paths"),
         Column("%"),
         Column("Held-out episodes"),
         Column("%"),

@@ -54,8 +54,8 @@ def count(number: int) -> str:
 
 
 def decimal(number: float | None, digits: int = 2) -> str:
-    """Return a number with fixed decimals, or a dash."""
-    return NOTHING if number is None else f"{number:,.{digits}f}"
+    """Return a number with fixed decimals and a true minus sign, or a dash."""
+    return NOTHING if number is None else f"{number:,.{digits}f}".replace("-", MINUS)
 
 
 def signed(number: float, digits: int = 1) -> str:

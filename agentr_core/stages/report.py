@@ -188,7 +188,7 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     evaluated = outcomes.evaluated_stops(place.store, evaluations)
     refused = outcomes.refusals(place.store, iteration_id, limit=8)
     return ErrorRecord(
-        refused=tuple(Tally(name=opening, count=count) for opening, count in refused.items()),
+        refused=tuple(Tally(name=opening or "(nothing)", count=count) for opening, count in refused.items()),
         stops=tuple(
             StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
             for reason in sorted(collected.keys() | evaluated.keys())

@@ -219,7 +219,7 @@ def test_sharegpt_has_a_flag_for_each_turn_and_reads_back(tmp_path: Path) -> Non
 
 
 def test_llama_factory_finds_its_files(tmp_path: Path) -> None:
-    """As data/README.md of LLaMA-Factory 0.9.3 has it."""
+    """As `get_dataset` of LLaMA-Factory 0.9.5 reads it; it was run once, see deployments/LOG.md."""
     known = {"file_name", "formatting", "ranking", "columns", "tags"}
     columns = {"messages", "system", "tools", "chosen", "rejected"}
     tags = {"role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag"}
@@ -310,7 +310,7 @@ def test_the_schema_of_atif_finds_what_breaks_it(tmp_path: Path) -> None:
 
 
 def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
-    """Columns and types as `RLHFDataset` of verl 0.6 reads them; see `exchange.verl.SCHEMA`."""
+    """Columns and types as `RLHFDataset` of verl 0.9.1 reads them; see `exchange.verl.SCHEMA`."""
     export(training_set(*samples(), grown()), tmp_path / "out", "verl")
     rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert [row.keys() for row in rows] == [{"data_source", "prompt", "ability", "reward_model", "extra_info"}] * 2

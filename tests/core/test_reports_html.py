@@ -3,9 +3,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from browser import HOSTILE, browse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -244,3 +247,39 @@ def test_reports_of_several_runs_have_no_index() -> None:
         render_index([EMPTY, replace(EMPTY, run_id="run-2")])
     with pytest.raises(ValueError, match="got none"):
         render_index([])
+
+
+def marks(seen: str) -> set[str]:
+    """Return what of a hostile text became part of a page in a browser."""
+    found = set(re.findall(r"<(?:img|iframe|base|form|link|meta|a|button)\b[^>]*taken", seen))
+    return found | set(re.findall(r"<title>taken</title>", seen))
+
+
+@pytest.mark.slow
+def test_a_browser_shows_hostile_texts_as_texts(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_bytes(render_html(hostile(HOSTILE)).encode("utf-8"))
+    seen = browse((tmp_path / "page.html").as_uri(), tmp_path / "profile")
+    assert "&lt;a id=taken" in seen
+    assert not marks(seen)
+    (tmp_path / "bare.html").write_text(f"<!doctype html><p>{HOSTILE}", encoding="utf-8")
+    gone = browse((tmp_path / "bare.html").as_uri(), tmp_path / "profile")
+    assert "file:///taken-refresh" in gone, "it is hostile indeed: the page is left for another"
+
+
+@pytest.mark.slow
+def test_prefects_page_of_an_artifact_shows_hostile_texts_as_texts(tmp_path: Path) -> None:
+    from servers import served
+    from wheel import environment
+
+    text = render_markdown(hostile(HOSTILE))
+    artifact = {"key": "report", "type": "markdown", "data": text, "description": "Report of iteration 1"}
+    with served(environment(tmp_path, tmp_path / "prefect"), ui=True) as env:
+        api = env["PREFECT_API_URL"]
+        made = httpx.post(f"{api}/artifacts/", json=artifact, timeout=60).raise_for_status().json()
+        for pages in ("", "/v2"):
+            address = f"{api.removesuffix('/api')}{pages}/artifacts/artifact/{made['id']}"
+            # The page draws the text in a worker, which the browser's own time does not wait for.
+            tries = (browse(address, tmp_path / "profile", seconds=5) for _ in range(9))
+            seen = next((one for one in tries if "&lt;a id=taken" in one), "")
+            assert seen, address
+            assert not marks(seen)

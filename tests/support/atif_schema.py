@@ -1,5 +1,5 @@
 """The agent trajectory interchange format, version 1.7, as a JSON schema: what the models of Harbor
-0.20 (`harbor.models.trajectories`, RFC 0001) accept, of text alone. `faults` has their further
+0.25 (`harbor.models.trajectories`, RFC 0001) accept, of text alone. `faults` has their further
 rules.
 """
 
@@ -12,6 +12,7 @@ import jsonschema
 _TEXT = {"type": "string"}
 _MAYBE_TEXT = {"type": ["string", "null"]}
 _MAYBE_NUMBER = {"type": ["number", "null"]}
+_MAYBE_INTEGER = {"type": ["integer", "null"]}
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _MAYBE_OBJECT = {"type": ["object", "null"]}
 
@@ -22,7 +23,8 @@ def _record(required: list[str], **properties: Any) -> dict[str, Any]:
 
 _METRICS = _record(
     [],
-    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"), _MAYBE_NUMBER),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), _MAYBE_INTEGER),
+    cost_usd=_MAYBE_NUMBER,
     **dict.fromkeys(("prompt_token_ids", "completion_token_ids"), _INTEGERS),
     logprobs={"type": "array", "items": {"type": "number"}},
     extra=_MAYBE_OBJECT,
@@ -69,9 +71,9 @@ SCHEMA = _record(
     final_metrics=_record(
         [],
         **dict.fromkeys(
-            ("total_prompt_tokens", "total_completion_tokens", "total_cached_tokens", "total_cost_usd", "total_steps"),
-            _MAYBE_NUMBER,
+            ("total_prompt_tokens", "total_completion_tokens", "total_cached_tokens", "total_steps"), _MAYBE_INTEGER
         ),
+        total_cost_usd=_MAYBE_NUMBER,
         extra=_MAYBE_OBJECT,
     ),
     continued_trajectory_ref=_MAYBE_TEXT,

@@ -31,6 +31,8 @@ def browse(url: str, profile: Path, *, seconds: float = 2.0) -> str:
         "--no-sandbox",
         "--disable-gpu",
         "--disable-background-networking",
+        # Pages of others, such as Prefect's, ask for addresses elsewhere; here there are none.
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--virtual-time-budget={seconds * 1000:.0f}",
         f"--user-data-dir={profile}",
     ]

@@ -45,13 +45,14 @@ def wait_for(url: str, body: object = None, *, seconds: float = PATIENCE) -> Any
 
 
 @contextmanager
-def served(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Run a Prefect server for the length of the block; return the variables with its address among
-    them.
+def served(env: Mapping[str, str], *, ui: bool = False) -> Iterator[dict[str, str]]:
+    """Run a Prefect server for the length of the block, with its pages or without; return the
+    variables with its address among them.
     """
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
-    known = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api}
-    with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"], env=known):
+    known = PREFECT_DEFAULTS | {**env, "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api}
+    pages = "--ui" if ui else "--no-ui"
+    with launched([PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), pages], env=known):
         wait_for(f"{api}/health")
         yield known
