@@ -13,6 +13,9 @@ PREFECT_DEFAULTS = {
     # waits for two seconds.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    # No run uses blocks. To register those of all installed packages takes the first start with a
+    # new database two seconds; `prefect server start` still does it.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
 """Variables of Prefect's for a server that this process or the tests start."""
 

@@ -30,6 +30,7 @@ def played(root: Path, model: Path, url: str, *, seed: int = 0) -> None:
     assert process.returncode == 0, err
 
 
+@pytest.mark.long
 def test_a_second_run_asks_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     with counting() as server:

@@ -145,6 +145,7 @@ async def test_a_loss_that_is_not_finite_is_told_with_the_log_and_the_good_check
     assert not job.output_dir.exists()
 
 
+@pytest.mark.long
 async def test_a_damaged_model_is_the_users_mistake(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model_dir, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

@@ -114,6 +114,7 @@ def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_directory_that_cannot_be_loaded_is_told_as_without_workers(tiny_model_dir: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

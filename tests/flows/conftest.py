@@ -4,7 +4,11 @@ knows nothing.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
+import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,22 +16,46 @@ from pathlib import Path
 
 import door
 import pytest
+from servers import PREFECT
 from wheel import PATIENCE, environment, sentence, write_recipe
 
 from flows.cli import PREFECT_DEFAULTS, main
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with all tables of Prefect's and no rows, to be copied. It is made once for all
+    processes of the tests: to go through the migrations takes a server twice as long as to start.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    home = folder / "prefect-template"
+    with (folder / "prefect-template.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.exists():
+            draft = folder / "prefect-draft"
+            env = {**os.environ, "PREFECT_HOME": str(draft)}
+            subprocess.run([PREFECT, "server", "database", "upgrade", "-y"], env=env, check=True, capture_output=True)
+            draft.rename(home)
+    return home / "prefect.db"
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Prefect with a server and a database of its own for all tests that run flows in this
     process.
     """
+    folder = tmp_path_factory.mktemp("prefect-server")
+    shutil.copyfile(prefect_database, folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in PREFECT_DEFAULTS.items():
             patch.setenv(name, value)
-        from prefect.testing.utilities import prefect_test_harness
+        from prefect.testing import utilities
 
-        with prefect_test_harness(server_startup_timeout=int(PATIENCE)):
+        # Where the harness puts its database.
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        with utilities.prefect_test_harness(server_startup_timeout=int(PATIENCE)):
             yield
 
 
@@ -73,6 +101,17 @@ def process_env(door_site: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     tests' own.
     """
     return environment(door_site, tmp_path_factory.mktemp("prefect"))
+
+
+@pytest.fixture
+def serving_env(process_env: dict[str, str], prefect_database: Path, tmp_path: Path) -> dict[str, str]:
+    """As `process_env`, for processes that start a Prefect server: its database is this test's
+    own.
+    """
+    home = tmp_path / "prefect"
+    home.mkdir()
+    shutil.copyfile(prefect_database, home / "prefect.db")
+    return PREFECT_DEFAULTS | process_env | {"PREFECT_HOME": str(home)}
 
 
 @pytest.fixture(scope="session")

@@ -188,12 +188,12 @@ def test_serving_without_a_server(refusal: Answer, recipe: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_alone_can_be_interrupted_and_goes_on(
-    recipe: Path, process_env: dict[str, str], served_env: dict[str, str]
+    recipe: Path, serving_env: dict[str, str], served_env: dict[str, str]
 ) -> None:
     words = ("run", recipe, "-o", "environment.options.pause=0.1")
     store = Store(recipe.parent / "runs" / "store.duckdb")
     # The first run has a Prefect server of its own, which must end with it.
-    with started(*words, env=process_env) as first:
+    with started(*words, env=serving_env) as first:
         # The lock is older than the store.
         wait_for(first, store.path.exists)
         second = agentr(*words, env=served_env)

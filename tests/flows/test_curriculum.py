@@ -123,6 +123,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_branches_begin_with_the_steps_of_their_parent(calm: Path) -> None:
     store = store_of(calm)
     made = store.rows(

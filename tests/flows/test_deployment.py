@@ -14,9 +14,9 @@ from agentr_core.store import Store
 
 
 @pytest.mark.slow
-def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, process_env: dict[str, str]) -> None:
+def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> None:
     recipe = write_recipe(tmp_path, door_model)
-    with served(process_env | {"PREFECT_HOME": str(tmp_path / "prefect")}) as env:
+    with served(serving_env) as env:
         api = env["PREFECT_API_URL"]
         with started("serve", recipe, env=env) as serving:
             wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["door"]}}})

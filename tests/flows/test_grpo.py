@@ -145,6 +145,7 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     assert not left or not left[0].exists()
 
 
+@pytest.mark.long
 def test_killed_while_it_samples_it_samples_only_what_is_missing(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
@@ -163,6 +164,7 @@ def test_killed_while_it_samples_it_samples_only_what_is_missing(
     assert weights_of(file) == weights_of(calm)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("door_installed")
 def test_a_validation_that_is_stored_is_not_played_again(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -77,8 +77,8 @@ def has_descriptors() -> bool:
 
 
 @pytest.mark.skipif(not has_descriptors(), reason="the system has no process descriptors")
-def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(process_env: dict[str, str]) -> None:
-    with served(PATIENCE, process_env) as process:
+def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(serving_env: dict[str, str]) -> None:
+    with served(PATIENCE, serving_env) as process:
         left = family(process)
         assert any("prefect.server.api.server:create_app" in one.cmdline() for one in left)
         process.kill()
@@ -88,8 +88,8 @@ def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(process_en
         assert not left
 
 
-def test_a_process_that_ends_in_order_leaves_nobody_behind(process_env: dict[str, str]) -> None:
-    with served(1.0, process_env) as process:
+def test_a_process_that_ends_in_order_leaves_nobody_behind(serving_env: dict[str, str]) -> None:
+    with served(1.0, serving_env) as process:
         left = family(process)
 
         process.communicate(timeout=PATIENCE / 10)
@@ -98,9 +98,9 @@ def test_a_process_that_ends_in_order_leaves_nobody_behind(process_env: dict[str
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_the_server_outlives_what_ends_the_whole_group(process_env: dict[str, str], number: signal.Signals) -> None:
+def test_the_server_outlives_what_ends_the_whole_group(serving_env: dict[str, str], number: signal.Signals) -> None:
     path = os.pathsep.join(filter(None, sys.path))
-    with launched([sys.executable, "-c", OUTLIVES], env={**process_env, "PYTHONPATH": path}) as process:
+    with launched([sys.executable, "-c", OUTLIVES], env={**serving_env, "PYTHONPATH": path}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "reached\n"
         left = family(process)

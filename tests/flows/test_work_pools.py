@@ -71,10 +71,9 @@ class Pool:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, door_model: Path, process_env: dict[str, str]) -> Iterator[Pool]:
+def pool(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> Iterator[Pool]:
     """A pool of the test's own, without workers."""
-    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "AGENTR_HOME": str(ROOT), "DOOR_PAUSE": "0.1"}
-    with served(process_env | home) as env:
+    with served(serving_env | {"AGENTR_HOME": str(ROOT), "DOOR_PAUSE": "0.1"}) as env:
         for start in ("prefect work-pool create", "prefect --no-prompt deploy"):
             done = subprocess.run(prefect(command(start)), cwd=ROOT, env=env, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
