@@ -69,7 +69,7 @@ def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
     with served(process_env | home) as env:
 
         def collect(limit: int, enough: int) -> None:
-            words = ["collect", file, "--limit", str(limit), "--enough", str(enough), "-o", "seed=3"]
+            words: list[str | Path] = ["collect", file, "--limit", str(limit), "--enough", str(enough), "-o", "seed=3"]
             done = agentr(*words, env=env)
             assert done.returncode == 0, done.stdout + done.stderr
 
@@ -121,8 +121,8 @@ def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]
 
         made = httpx.post(f"{api}/deployments/{deployment['id']}/create_flow_run", json={}, timeout=60).json()
         for state in ("RUNNING", "FAILED"):
-            body = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
-            httpx.post(f"{api}/flow_runs/{made['id']}/set_state", json=body, timeout=60).raise_for_status()
+            asked = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
+            httpx.post(f"{api}/flow_runs/{made['id']}/set_state", json=asked, timeout=60).raise_for_status()
         deadline = time.monotonic() + PATIENCE
         while not inbox.bodies:
             assert time.monotonic() < deadline
