@@ -122,6 +122,26 @@ def sampled(file: Path, wanted: int) -> bool:
     return count(file, "trajectory where source = 'rollout'") >= wanted
 
 
+# PEFT asks for an attribute that Transformers has renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.usefixtures("door_installed")
+def test_adapters_come_out_the_same_after_a_kill_and_are_published_beside_a_whole_model(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    more = "training: {lora_r: 4, learning_rate: 1.0e-2}"
+    whole, cut = (groups.write(tmp_path / name, door_model, more=more) for name in ("whole", "cut"))
+    asyncio.run(groups.trained(whole))
+    with launched([sys.executable, "-m", "groups", str(cut), "3"], env=process_env) as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    asyncio.run(groups.trained(cut))
+    assert weights_of(cut) == weights_of(whole)
+    for file in (whole, cut):
+        (path,) = store_of(file).query("select path from checkpoint where parent_id is not null")["path"]
+        assert (Path(path) / "model.safetensors").is_file()
+        assert (Path(path) / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:

@@ -24,7 +24,7 @@ class GroupReward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRelative(Objective):
-    """Group-relative policy optimisation: sampler, policy and optimizer are in one process."""
+    """Group-relative policy optimisation: samplers get the policy's weights after each step."""
 
     kind: Literal["grpo"] = "grpo"
     rows: ClassVar[Literal["episodes"]] = "episodes"
