@@ -27,15 +27,31 @@ from agentr_core.retrying import RetryPolicy, wait_before_retry
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# More connections than threads use at once. They are given up before a server of Uvicorn does so (5
-# s): a request that crosses such an end is one of which nobody knows whether it was carried out.
+# A connection is given up before a server of Uvicorn does so (5 s): a request that crosses such an
+# end is one of which nobody knows whether it was carried out.
 _KEPT_SECONDS = 3
-_CONNECTIONS = 256
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 # Status codes of what stands before a server that is not there or has too much to do.
 _UNAVAILABLE = (429, 502, 503, 504)
 _WRONG_SERVER = (404, 405, 422)
+
+
+class _Client(threading.local):
+    """A thread's own client, closed with its thread. One client for all threads would close idle
+    connections that another thread has just been given: its request fails, or waits for an answer
+    that never comes.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.http = httpx.Client(**settings)
+        # It goes with what this thread has here; the finalizer itself keeps the client.
+        self._thread = _Thread()
+        weakref.finalize(self._thread, self.http.close)
+
+
+class _Thread:
+    """What ends with a thread."""
 
 
 class Connection:
@@ -46,7 +62,6 @@ class Connection:
         timeout_s: seconds that the answer to a request may take.
         patience_s: seconds for which a connection is tried again before the server counts as gone.
         kind: what the server is, for error messages.
-        most: the most connections at once.
     """
 
     def __init__(
@@ -56,7 +71,6 @@ class Connection:
         timeout_s: float,
         patience_s: float,
         kind: str = "an AgentGym server of that world",
-        most: int = _CONNECTIONS,
     ) -> None:
         self.url = url
         self._kind = kind
@@ -66,12 +80,15 @@ class Connection:
         """
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
-        limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEPT_SECONDS)
-        self._client = httpx.Client(base_url=url, timeout=self._timeout, limits=limits)
+        self._client = _Client(
+            base_url=url,
+            timeout=self._timeout,
+            limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
+            verify=httpx.create_ssl_context(),
+        )
         self._spare: list[int] = []
         self._responsive = True
         self._lock = threading.Lock()
-        weakref.finalize(self, self._client.close)
 
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
         """Return the answer to a request, which is sent at most once.
@@ -156,7 +173,7 @@ class Connection:
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
         where = f"{self.url}{path}"
         try:
-            response = self._client.request(method, path, json=body, timeout=timeout)
+            response = self._client.http.request(method, path, json=body, timeout=timeout)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise
         except httpx.TimeoutException as error:
@@ -175,12 +192,11 @@ def connection(
     timeout_s: float,
     patience_s: float,
     kind: str = "an AgentGym server of that world",
-    most: int = _CONNECTIONS,
 ) -> Connection:
     """Return the one connection of this process to a server; it outlives environments, for the ids
     to spare in it.
     """
-    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind, most=most)
+    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind)
 
 
 def _read(where: str, response: httpx.Response, kind: str) -> Any:

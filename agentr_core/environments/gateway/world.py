@@ -27,7 +27,6 @@ from agentr_core.types import Generation, Instance, Message, Transition
 
 _POLL = 5.0
 _TIMEOUT = 300.0
-_CONNECTIONS = 4096
 
 
 class Gateway:
@@ -81,9 +80,7 @@ class Gateway:
             raise ConfigError(f"gateway: repeatability must be {', '.join(Repeatability)}, not {repeatability!r}")
         self.repeatability = Repeatability(repeatability)
         self._tasks = {split: _tasks(split, given) for split, given in splits.items()}
-        self._server = connection(
-            url.rstrip("/"), timeout_s=_TIMEOUT, patience_s=30.0, kind="a gateway of agentr", most=_CONNECTIONS
-        )
+        self._server = connection(url.rstrip("/"), timeout_s=_TIMEOUT, patience_s=30.0, kind="a gateway of agentr")
         self._patience = patience_s
         self._episode = ""
         self._over = True

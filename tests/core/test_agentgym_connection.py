@@ -1,0 +1,78 @@
+"""Each thread has a connection of its own, which nobody else can close under it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from agentr_core.environments.agentgym.connection import Connection
+
+
+class Ports(ThreadingHTTPServer):
+    """Answers with the port that a request came from, and tells when a connection has ended."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.ended = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = str(self.client_address[1]).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def finish(self) -> None:
+        super().finish()
+        assert isinstance(self.server, Ports)
+        self.server.ended.set()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def ports() -> Iterator[Ports]:
+    with Ports() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_thread_keeps_its_connection_and_shares_it_with_none(ports: Ports) -> None:
+    server = Connection(ports.url, timeout_s=5, patience_s=0)
+
+    def ask() -> int:
+        return int(server.post("/", {}))
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        # One after the other: a pool would give the second thread the connection of the first.
+        first, second = one.submit(ask).result(), other.submit(ask).result()
+        assert first != second
+        assert (one.submit(ask).result(), other.submit(ask).result()) == (first, second)
+
+
+def test_the_connection_of_a_thread_ends_with_it(ports: Ports) -> None:
+    server = Connection(ports.url, timeout_s=5, patience_s=0)
+    thread = threading.Thread(target=server.post, args=("/", {}))
+    thread.start()
+    thread.join()
+    assert ports.ended.wait(5)
