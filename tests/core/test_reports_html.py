@@ -267,6 +267,7 @@ def test_a_browser_shows_hostile_texts_as_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_prefects_page_of_an_artifact_shows_hostile_texts_as_texts(tmp_path: Path) -> None:
     from servers import served
     from wheel import environment

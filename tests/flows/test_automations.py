@@ -59,6 +59,7 @@ def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str
     return found
 
 
+@pytest.mark.long
 def test_gathered_trajectories_start_a_training_once_its_automation_is_on(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:

@@ -107,8 +107,8 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
         f"workspace={tmp_path / 'runs'}",
         f"environment.options.url=http://127.0.0.1:{port}",
         f"environment.options.patience_s={PATIENCE}",
-        "instances.train_limit=8",
-        "instances.test_limit=8",
+        "instances.train_limit=4",
+        "instances.test_limit=4",
         "search.dives=2",
         "search.width=3",
         "search.depth=6",
@@ -123,7 +123,7 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     store = Store(tmp_path / "runs" / "store.duckdb")
     moments = (
         at_least(2, "episode", store),
-        at_least(30, "node", store),
+        at_least(20, "node", store),
         at_least(
             2,
             "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1",
@@ -142,8 +142,8 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     assert "Traceback" not in said
 
     assert store.query("select status from run")["status"].tolist() == ["finished"]
-    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [8, 8]
-    assert store.query("select count(*) n from tree where finished")["n"].tolist() == [8]
+    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]
+    assert store.query("select count(*) n from tree where finished")["n"].tolist() == [4]
     events = store.query("select distinct class, level from event order by 1").values.tolist()
     assert ["TreeBegunAnew", "warning"] in events
     assert "error" not in {level for _, level in events}

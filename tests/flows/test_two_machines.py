@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_two_seeds_with_the_same_chats_become_one_store(recipe: Path) -> None:
     chats = recipe.with_name("general.jsonl")
     turns = [[{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": str(n)}] for n in range(4)]
