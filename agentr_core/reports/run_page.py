@@ -122,7 +122,10 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
     rows = [Row((name, *_cost_cells(spent, len(parts), priced=priced))) for name, spent in lines]
     if len(rows) > 1:
         rows.append(Row(("total", *_cost_cells(totals, len(parts), priced=priced)), "strong"))
-    note = "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
+    note = (
+        "Time is the sum of its parts; parts that run side by side, such as models and worlds, count in full. "
+        "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
+    )
     return Section("costs", title, (Table(columns, tuple(rows)),), note)
 
 
