@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentr_core import recipes
+from agentr_core.models.vllm.command import Launch
+from agentr_core.models.vllm.model import VllmModel
+from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.recipes import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -26,3 +32,15 @@ def settings(**vllm: object) -> ModelConfig:
         "vllm": {"start_timeout": START_SECONDS, **vllm},
     }
     return recipes.parse({"name": "test", "model": model}).model
+
+
+@asynccontextmanager
+async def serving(launch: Launch, *, engine: Path, logs: Path) -> AsyncIterator[VllmModel]:
+    """Lend a model once its replicas answer; they end with the block."""
+    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=logs))
+    try:
+        async with asyncio.timeout(START_SECONDS + 60):
+            await made.ready()
+        yield made
+    finally:
+        await made.close()

@@ -4,18 +4,16 @@ them.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from vllm_engine import ROOT, START_SECONDS, TINY, settings
+from vllm_engine import ROOT, TINY, serving, settings
 
 from agentr_core.models.vllm.env import ensure
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.models.vllm.start import make_launch
 
 
@@ -38,11 +36,5 @@ def replicas_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(engine: Path, replicas_log: Path) -> AsyncIterator[VllmModel]:
     """The tiny model on one replica, which all tests share: to start it takes longest."""
-    launch = make_launch(TINY, settings())
-    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=replicas_log))
-    try:
-        async with asyncio.timeout(START_SECONDS + 60):
-            await made.ready()
+    async with serving(make_launch(TINY, settings()), engine=engine, logs=replicas_log) as made:
         yield made
-    finally:
-        await made.close()

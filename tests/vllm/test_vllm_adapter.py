@@ -4,18 +4,16 @@ says of it.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from vllm_engine import START_SECONDS, TINY, settings
+from vllm_engine import TINY, serving, settings
 
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.models.vllm.start import make_launch
 from agentr_core.types import Generation, Message, Request, Sampling
 
@@ -50,15 +48,9 @@ def adapter(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def adapted(engine: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmModel]:
-    launch = make_launch(adapter, settings())
     logs = tmp_path_factory.mktemp("adapter-logs")
-    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=logs))
-    try:
-        async with asyncio.timeout(START_SECONDS + 60):
-            await made.ready()
+    async with serving(make_launch(adapter, settings()), engine=engine, logs=logs) as made:
         yield made
-    finally:
-        await made.close()
 
 
 def asked(text: str, *, n: int = 1, **options: object) -> Request:

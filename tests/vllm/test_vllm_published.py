@@ -4,16 +4,13 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from vllm_engine import START_SECONDS, TINY, settings
+from vllm_engine import TINY, serving, settings
 
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.models.vllm.start import make_launch
 from agentr_core.recipes import parse
 from agentr_core.runtime.start import begin, start
@@ -61,14 +58,8 @@ async def test_a_published_directory_is_served_as_it_is(engine: Path, tmp_path: 
         )
         for thing in ("stick", "oak boat", "ladder")
     ]
-    launch = make_launch(folder, settings())
-    model = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=tmp_path / "logs"))
-    try:
-        async with asyncio.timeout(START_SECONDS + 60):
-            await model.ready()
+    async with serving(make_launch(folder, settings()), engine=engine, logs=tmp_path / "logs") as model:
         served = await model.generate(requests)
-    finally:
-        await model.close()
     here = TransformersModel.load(folder, device="cpu")
     try:
         expected = await here.generate(requests)

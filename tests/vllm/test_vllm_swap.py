@@ -17,13 +17,12 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
-from vllm_engine import START_SECONDS, TINY, settings
+from vllm_engine import START_SECONDS, TINY, serving, settings
 
 from agentr_core.errors import ModelUnavailable
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.models.vllm.start import make_launch
 from agentr_core.types import Generation, Message, Request, Sampling
 
@@ -53,13 +52,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(engine: Path, log: Path) -> AsyncIterator[VllmModel]:
     launch = dataclasses.replace(make_launch(TINY, settings()), key=secrets.token_hex(16))
-    made = VllmModel(launch, Replicas(launch, python=engine / "bin" / "python", logs=log.parent))
-    try:
-        async with asyncio.timeout(START_SECONDS + 60):
-            await made.ready()
+    async with serving(launch, engine=engine, logs=log.parent) as made:
         yield made
-    finally:
-        await made.close()
 
 
 def other_weights(folder: Path, seed: int) -> Path:
