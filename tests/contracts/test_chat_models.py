@@ -446,18 +446,25 @@ async def test_batch_invariance(tiny: TransformersModel, temperature: float) -> 
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-async def test_prefix_cache_changes_nothing(tiny_model_dir: Path) -> None:
-    cached, bare = (
-        TransformersModel.load(tiny_model_dir, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0)
-    )
+@pytest.mark.parametrize("directory", ["tiny_model_dir", "windowed_model_dir", "all_windowed_model_dir"])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_prefix_cache_changes_no_token(directory: str, n: int, request: pytest.FixtureRequest) -> None:
+    """What was sampled is taken from the cache as what was read; only the last bits may differ."""
+    path: Path = request.getfixturevalue(directory)
+    cached, bare = (TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0))
     messages: tuple[Message, ...] = (Message(role="user", text="craft oak planks " * 20),)
     for turn in range(4):
-        asked = Request(messages=messages, sampling=Sampling(max_new_tokens=16, logprobs=True), seed=turn, n=2)
+        asked = Request(messages=messages, sampling=Sampling(max_new_tokens=40, logprobs=True), seed=turn, n=n)
         first, second = (await answer(cached, asked))[0], (await answer(bare, asked))[0]
-        assert first == second
-        said = Message(role="assistant", text=first[0].text, token_ids=first[0].token_ids)
-        messages = (*messages, said, Message(role="user", text="Got oak log. " * 8))
-    assert len(cached._decoder._prefixes) > 3  # type: ignore[union-attr]
+        for one, other in zip(first, second, strict=True):
+            assert replace(one, logprobs=None) == replace(other, logprobs=None)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        said = Message(role="assistant", text=first[-1].text, token_ids=first[-1].token_ids)
+        messages = (*messages, said, Message(role="user", text="Got oak log. "))
+    prompts = [cached.count_tokens(replace(asked, messages=messages[: 2 * turn + 1])) for turn in range(4)]
+    # All but the first prompt, less half a block and what is new in each turn.
+    assert cached.cached_share() * sum(prompts) > sum(prompts[:-1]) + 3 * (39 - 16)
+    assert bare.cached_share() == 0
     assert len(bare._decoder._prefixes) == 0  # type: ignore[union-attr]
     await cached.close()
     await bare.close()

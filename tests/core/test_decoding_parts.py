@@ -213,7 +213,7 @@ def test_block_names_follow_all_tokens_before() -> None:
 def test_prefix_cache_forgets_what_was_used_longest_ago() -> None:
     cache = PrefixCache(max_bytes=2 * 8)
     for name in (b"a", b"b", b"c"):
-        cache.put(name, (torch.zeros(1), torch.zeros(1)))
+        cache.put(name, (torch.zeros(1), torch.zeros(1), torch.zeros(0), torch.zeros(0)))
     assert cache.get(b"a") is not None
     cache.trim()
     assert [name for name in (b"a", b"b", b"c") if cache.get(name) is not None] == [b"a", b"c"]
@@ -225,8 +225,17 @@ def _buffer(rows: int, columns: int) -> KVBuffer:
     return buffer
 
 
-def _write(buffer: KVBuffer, numbers: list[float], column: int, rows: list[int] | None = None) -> list[list[float]]:
-    buffer.window(rows, column, column + 1)
+def _write(buffer: KVBuffer, numbers: list[float], column: int) -> list[list[float]]:
+    buffer.window(column, column + 1)
+    return _update(buffer, numbers)
+
+
+def _spread(buffer: KVBuffer, numbers: list[float], columns: list[int], rows: list[int]) -> list[list[float]]:
+    buffer.spread(rows, torch.tensor(columns)[:, None], 2)
+    return _update(buffer, numbers)
+
+
+def _update(buffer: KVBuffer, numbers: list[float]) -> list[list[float]]:
     keys = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None]
     seen, values = buffer.update(0, keys, keys.expand(-1, -1, -1, 2))
     assert torch.equal(values[..., :1], seen)
@@ -236,13 +245,18 @@ def _write(buffer: KVBuffer, numbers: list[float], column: int, rows: list[int] 
 def test_buffer_writes_reads_and_keeps_rows() -> None:
     buffer = _buffer(4, 2)
     assert _write(buffer, [1, 2, 3, 4], 0) == [[1], [2], [3], [4]]
-    assert _write(buffer, [30, 10], 1, [0, 2]) == [[1, 30], [3, 10]], "scattered rows"
-    assert _write(buffer, [20, 40], 1, [2, 3]) == [[3, 20], [4, 40]], "neighbouring rows"
+    assert _spread(buffer, [10, 30], [1, 0], [0, 2]) == [[1, 10], [30, 0]], "scattered rows"
+    assert _spread(buffer, [40, 20], [1, 0], [3, 2]) == [[4, 40], [20, 0]], "in another order"
+    assert _spread(buffer, [3, 41], [0, 1], [2, 3]) == [[3, 0], [4, 41]], "neighbouring rows"
+    buffer.spread([1, 3], torch.tensor([[1], [1]]), torch.tensor([[-1, 1], [0, 1]]))
+    assert _update(buffer, [5, 40]) == [[2, 5], [4, 40]], "each row sees columns of its own"
     places = buffer.keep([1, 3], 2, 2)
     assert places == [1, 0]
-    assert buffer.keys[0, :, 0, :, 0].tolist() == [[4, 40], [2, 0]]
+    assert buffer.keys[0, :, 0, :, 0].tolist() == [[4, 40], [2, 5]]
     buffer.grow(3)
-    assert _write(buffer, [5, 6], 2) == [[4, 40, 5], [2, 0, 6]]
+    assert _write(buffer, [5, 6], 2) == [[4, 40, 5], [2, 5, 6]]
     other = _buffer(1, 3)
-    other.write(0, 1, buffer.read(1, 1, 3))
-    assert other.keys[0, 0, 0, :, 0].tolist() == [0, 0, 6]
+    other.write(0, 1, *buffer.read(1, slice(1, 3)))
+    assert other.keys[0, 0, 0, :, 0].tolist() == [0, 5, 6]
+    other.write(0, 0, *buffer.read(0, torch.tensor([2, 0])))
+    assert other.keys[0, 0, 0, :, 0].tolist() == [5, 4, 6]

@@ -34,6 +34,8 @@ CUT = (
     "instances={train: train, test: test}",
     "evaluation={max_steps: 4, max_new_tokens: 6, revision_test: {max_steps: 4}}",
     "training.num_threads=1",
+    # `auto` would be another setting, and another id, on a processor without bfloat16.
+    "training.bf16=true",
 )
 TREES = ("search={dives: 2, width: 4, depth: 4, max_new_tokens: 6}", "critique={max_new_tokens: 6, unparsable: bad}")
 BUDGET = (

@@ -3,7 +3,7 @@
 Transformers' `generate` has one random generator for a whole batch, so it cannot give each reply
 its own stream. This loop can, and it is built for many short replies to long, similar prompts:
 
-- Prompts are computed in blocks of 64 tokens, and blocks seen before are taken from a prefix cache.
+- Beginnings of prompts that were computed before are taken from a prefix cache, replies with them.
 - The replies to one prompt share its keys and values: they are several queries on one row of the
   cache, and each is masked to the columns of the prompt and its own.
 - Keys and values are written in place; rows whose replies have ended are dropped as soon as a
@@ -16,23 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agentr_core.errors import ModelFault
-from agentr_core.models.local.grid import Grid, Reply
+from agentr_core.models.local.grid import Grid, Grown, Reply
 from agentr_core.models.local.kv import KVShape, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
+from agentr_core.models.local.prefill import BLOCK, Prefill
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.sampling import choose, log_probabilities, penalised
 from agentr_core.models.local.waves import Wave, padded_rows
 
-BLOCK = 64
-"""Tokens of a prompt computed in one pass, and the step in which the number of visible columns
-grows.
-"""
-_MAX_PREFILL_ROWS = 16
+_VISIBLE_STEP = 64
+"""The step in which the number of visible columns grows."""
 _COLUMNS_AHEAD = 64
 """Decode steps for which a wave reserves columns at a time."""
 
@@ -64,11 +61,8 @@ class Decoder:
         self._last_position = context_length - 1
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self._block_masks: dict[int, MaskInput] = {}
+        self.prefill = Prefill(model, attention, self._prefixes, self._last_position)
         self._spare: LayeredKV | None = None
-        self.prompt_tokens = 0
-        """Tokens of all rows filled so far; of these `cached_tokens` came from the prefix cache."""
-        self.cached_tokens = 0
 
     @torch.no_grad()
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -83,7 +77,7 @@ class Decoder:
             raise ModelFault(f"the new weights are of another model: {', '.join(sorted(strangers)[:3])}")
         for name, parameter in own.items():
             parameter.copy_(weights[name])
-        self._prefixes = PrefixCache(self._prefixes.max_bytes)
+        self._prefixes.clear()
 
     @torch.inference_mode()
     def decode(self, wave: Wave, prompts: Sequence[Sequence[int]], replies: Sequence[Reply]) -> None:
@@ -93,66 +87,31 @@ class Decoder:
         """
         # The last prompt token is fed by the first decode step, so that step is like all others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
-        base = _round_up(max(len(head) for head in heads), BLOCK)
+        base = _round_up(max(len(head) for head in heads), _VISIBLE_STEP)
         # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave
         # through the mask.
-        buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near), None
+        buffer, self._spare = self._spare or self._new_buffer(), None
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _COLUMNS_AHEAD * wave.width)
-        self._prefill(buffer, heads)
+        self.prefill.fill(buffer, heads)
         self._prefixes.trim()
         self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
+        self._prefixes.trim()
         self._spare = buffer
 
-    def _prefill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
-        """Fill the rows of a buffer with the keys and values of their prompts, block by block."""
-        names = [block_names(head, BLOCK) for head in heads]
-        self.prompt_tokens += sum(map(len, heads))
-        for number in range(max(-(-len(head) // BLOCK) for head in heads)):
-            start = number * BLOCK
-            rows = [row for row, head in enumerate(heads) if len(head) > start]
-            whole = {row: names[row][number] for row in rows if len(names[row]) > number}
-            missing = {name: row for row, name in whole.items() if self._prefixes.get(name) is None}
-            self._compute_block(buffer, heads, sorted({*missing.values(), *(set(rows) - set(whole))}), start)
-            self.cached_tokens += BLOCK * (len(whole) - len(missing))
-            for name, row in missing.items():
-                self._prefixes.put(name, buffer.read(row, start, start + BLOCK))
-            for row, name in whole.items():
-                block = self._prefixes.get(name)
-                if block is not None and missing.get(name) != row:
-                    buffer.write(row, start, block)
-
-    def _compute_block(
-        self, buffer: LayeredKV, heads: Sequence[Sequence[int]], rows: Sequence[int], start: int
-    ) -> None:
-        device = self._shape.device
-        positions = torch.arange(start, start + BLOCK, device=device)[None]
-        for chunk in _power_of_two_chunks(rows, _MAX_PREFILL_ROWS):
-            tokens = np.zeros((len(chunk), BLOCK), dtype=np.int64)
-            for line, row in enumerate(chunk):
-                part = heads[row][start : start + BLOCK]
-                tokens[line, : len(part)] = part
-            buffer.far.window(chunk, start, start + BLOCK)
-            buffer.near.window(chunk, start, start + BLOCK, self._first_near(start))
-            # The body without the output layer: nobody reads a prompt's logits.
-            self._model.base_model(
-                input_ids=torch.from_numpy(tokens).to(device),
-                attention_mask=self._block_mask(start),
-                position_ids=positions.expand(len(chunk), -1),
-                past_key_values=buffer.cache,
-                use_cache=True,
-            )
+    def _new_buffer(self) -> LayeredKV:
+        return LayeredKV(self._shape, self._attention.near, self._attention.window)
 
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
             start = grid.column
-            visible = _round_up(start + grid.width, BLOCK)
+            visible = _round_up(start + grid.width, _VISIBLE_STEP)
             if visible > buffer.columns:
                 more = _COLUMNS_AHEAD * grid.width
                 buffer.grow(buffer.columns + more)
                 grid.widen(more)
             first, last = self._attention.span(start - buffer.shift + grid.width, grid.width)
-            buffer.far.window(None, start, visible)
-            buffer.near.window(None, start - buffer.shift, last, first)
+            buffer.far.window(start, visible)
+            buffer.near.window(start - buffer.shift, last, first)
             output = self._model(
                 input_ids=grid.tokens,
                 attention_mask=self._masks(grid, visible, slice(first, last)),
@@ -162,10 +121,24 @@ class Decoder:
                 past_key_values=buffer.cache,
                 use_cache=True,
             )
-            grid.accept(*self._sample(output.logits, grid), self._ended)
+            for ended in grid.accept(*self._sample(output.logits, grid), self._ended):
+                self._remember(buffer, ended)
             size = padded_rows(max(1, len(grid.live_rows())), grid.width)
             if size < buffer.rows:
                 grid.shrink(buffer, size)
+
+    def _remember(self, buffer: LayeredKV, reply: Grown) -> None:
+        """Cache the blocks that a reply has completed: what follows it in its conversation begins
+        with them.
+        """
+        if not self._prefixes.max_bytes:
+            return
+        names = block_names(reply.tokens, BLOCK)
+        for number in range(reply.filled // BLOCK, len(names)):
+            if names[number] not in self._prefixes:
+                start, stop = number * BLOCK, (number + 1) * BLOCK
+                columns, near = reply.columns(start, stop), reply.near_columns(start, stop)
+                self._prefixes.put(names[number], buffer.read_reply(reply.row, columns, near))
 
     def _sample(self, logits: Tensor, grid: Grid) -> tuple[list[int], list[float]]:
         chosen = logits.flatten(0, 1)[grid.slots(), : self._vocabulary]
@@ -185,42 +158,9 @@ class Decoder:
         within = self._attention.within(grid.near.mask[..., near], grid.near.positions[:, near], grid.positions)
         return self._attention.masks(far, within)
 
-    def _first_near(self, start: int) -> int:
-        """Return the first column that near layers see while the block at column `start` is
-        computed.
-        """
-        window = self._attention.window
-        return 0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK
-
-    def _block_mask(self, start: int) -> MaskInput:
-        """Return the masks [1, 1, block, start + block]: all that came before, and the block's own
-        past.
-        """
-        masks = self._block_masks.get(start)
-        if masks is None:
-            own = torch.full((BLOCK, BLOCK), -torch.inf, dtype=self._shape.dtype, device=self._shape.device).triu(1)
-            far, near = torch.cat([own.new_zeros(BLOCK, start), own], dim=1)[None, None], None
-            if self._attention.window is not None:
-                first = self._first_near(start)
-                positions = torch.arange(first, start + BLOCK, device=self._shape.device)[None]
-                near = self._attention.within(far[..., first:], positions, positions[:, start - first :])
-            masks = self._block_masks[start] = self._attention.masks(far, near)
-        return masks
-
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _power_of_two_chunks(rows: Sequence[int], largest: int) -> list[list[int]]:
-    """Return the rows in chunks whose sizes are powers of two: few shapes, and no padding."""
-    chunks = []
-    start = 0
-    while start < len(rows):
-        size = min(largest, 1 << ((len(rows) - start).bit_length() - 1))
-        chunks.append(list(rows[start : start + size]))
-        start += size
-    return chunks
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:

@@ -41,6 +41,36 @@ class Reply:
         return self.ended or len(self.tokens) >= self.limit
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """Where the keys and values of a reply that has ended are, in row `row` of the wave's buffer.
+
+    They are those of `tokens`: its prompt, and itself without the last token, which was never fed.
+    The prompt but for its last token, `filled` tokens, was filled in from column 0 on, and stands
+    before column `base` in near layers. The others were fed one by one, the first one in column
+    `fed`, the next ones `width` columns further each.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    filled: int
+    base: int
+    fed: int
+    width: int
+
+    def columns(self, start: int, stop: int) -> list[int]:
+        """Return the columns of the tokens from number `start` to `stop` in far layers."""
+        return [number if number < self.filled else self._fed(number) for number in range(start, stop)]
+
+    def near_columns(self, start: int, stop: int) -> list[int]:
+        """Return those in near layers, before the buffer's shift."""
+        before = self.base - self.filled
+        return [before + number if number < self.filled else self._fed(number) for number in range(start, stop)]
+
+    def _fed(self, number: int) -> int:
+        return self.fed + (number - self.filled) * self.width
+
+
 class Grid:
     """The slots of a wave while it is decoded: who grows where, what is fed next, what each may
     see.
@@ -60,9 +90,10 @@ class Grid:
         vocabulary: int,
     ) -> None:
         self.width = wave.width
-        self.column = base
+        self.column = self._base = base
         self._device = buffer.shape.device
         self._rows: list[Row | None] = [*wave.rows, *[None] * (buffer.rows - len(wave.rows))]
+        self._prompts = prompts
         self._replies = replies
         tokens = np.zeros((buffer.rows, wave.width), dtype=np.int64)
         positions = np.zeros_like(tokens)
@@ -119,8 +150,10 @@ class Grid:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...]], bool],
-    ) -> None:
-        """Append one token to each live reply, and feed them in the next step."""
+    ) -> list[Grown]:
+        """Append one token to each live reply, and feed them in the next step; return the replies
+        that have ended.
+        """
         fed = torch.tensor(tokens, device=self._device)
         self.tokens.view(-1)[self._flat] = fed
         if self._seen is not None:
@@ -133,8 +166,25 @@ class Grid:
         if logprobs:
             for reply, logprob in zip(self.live, logprobs, strict=True):
                 reply.token_logprobs.append(logprob)
-        if any(reply.finished for reply in self.live):
+        grown = [
+            self._grown(place, slot, reply)
+            for (place, slot), reply in zip(self._slots, self.live, strict=True)
+            if reply.finished
+        ]
+        if grown:
             self._refresh()
+        return grown
+
+    def _grown(self, row: int, slot: int, reply: Reply) -> Grown:
+        prompt = self._prompts[reply.prompt]
+        return Grown(
+            row=row,
+            tokens=[*prompt, *reply.tokens[:-1]],
+            filled=len(prompt) - 1,
+            base=self._base,
+            fed=self._base + slot,
+            width=self.width,
+        )
 
     def widen(self, more: int) -> None:
         """Follow the growth of the buffer."""

@@ -14,6 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+Block = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Keys and values of some tokens in far layers, and in near layers those of the last ones: each
+[layers, heads, tokens, head size].
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -31,9 +36,14 @@ class KVBuffer:
     """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass
     reads and writes.
 
-    Before a forward pass, `window` names its rows, the columns it writes and those it may attend
+    Before a forward pass, `window` or `spread` names the columns it writes and those it may attend
     to. Columns that hold no token of a row must be masked by the caller; they are finite numbers.
     """
+
+    _rows: slice | Tensor
+    _lines: Tensor | None
+    _written: int | Tensor
+    _seen: slice | Tensor
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
@@ -51,7 +61,7 @@ class KVBuffer:
         dimensions = (self.shape.layers, rows, self.shape.heads, columns)
         self.keys = self._key_memory[: tokens * self.shape.key_size].view(*dimensions, self.shape.key_size)
         self.values = self._value_memory[: tokens * self.shape.value_size].view(*dimensions, self.shape.value_size)
-        self.window(None, 0, 0)
+        self.window(0, 0)
 
     @property
     def rows(self) -> int:
@@ -61,21 +71,26 @@ class KVBuffer:
     def columns(self) -> int:
         return self.keys.shape[3]
 
-    def window(self, rows: Sequence[int] | None, start: int, visible: int, first: int = 0) -> None:
-        """Let the next forward pass write from column `start` on and see the columns from `first`
-        up to `visible`.
-
-        `rows` are the ascending indices of its rows; None means all of them.
+    def window(self, start: int, visible: int, first: int = 0) -> None:
+        """Let the next forward pass, over all rows, write from column `start` on and see the
+        columns from `first` up to `visible`.
         """
-        self.first, self.start, self.visible = first, start, visible
-        self._rows: slice | Tensor
-        if rows is None:
-            self._rows = slice(None)
-        elif rows[-1] - rows[0] == len(rows) - 1:
-            # A slice is read in place; an index would copy all that is visible.
-            self._rows = slice(rows[0], rows[-1] + 1)
-        else:
-            self._rows = torch.tensor(rows, device=self.shape.device)
+        self._rows, self._lines = slice(None), None
+        self._written, self._seen = start, slice(first, visible)
+        self.start, self.visible = start, visible
+
+    def spread(self, rows: Sequence[int], columns: Tensor, seen: Tensor | int) -> None:
+        """Let the next forward pass, over `rows`, write each to columns of its own [rows, tokens].
+
+        It sees the columns `seen` of its row [rows, columns], below 0 nothing, or all up to a
+        number.
+        """
+        self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
+        # Neighbours are read in place; an index copies all that is visible.
+        together = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
+        self._rows = slice(rows[0], rows[-1] + 1) if together else self._lines[:, 0]
+        self._written, self._seen = columns, slice(0, seen) if isinstance(seen, int) else seen.clamp(min=0)
+        self.start, self.visible = 0, seen if isinstance(seen, int) else seen.shape[1]
 
     def grow(self, columns: int) -> None:
         """Make room for more columns, keeping what is stored."""
@@ -104,27 +119,31 @@ class KVBuffer:
         self.keys, self.values = self.keys[:, :size], self.values[:, :size]
         return places
 
-    def read(self, row: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of a row's columns: two tensors [layers, heads, stop - start, head
-        size].
-        """
-        return self.keys[:, row, :, start:stop].clone(), self.values[:, row, :, start:stop].clone()
+    def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return a copy of columns of a row: two tensors [layers, heads, columns, head size]."""
+        return self.keys[:, row, :, columns].clone(), self.values[:, row, :, columns].clone()
 
-    def write(self, row: int, start: int, block: tuple[Tensor, Tensor]) -> None:
+    def write(self, row: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Store what `read` returned."""
-        stop = start + block[0].shape[2]
-        self.keys[:, row, :, start:stop] = block[0]
-        self.values[:, row, :, start:stop] = block[1]
+        stop = start + keys.shape[2]
+        self.keys[:, row, :, start:stop] = keys
+        self.values[:, row, :, start:stop] = values
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
         are visible.
         """
-        stop = self.start + keys.shape[2]
-        self.keys[layer][self._rows, :, self.start : stop] = keys
-        self.values[layer][self._rows, :, self.start : stop] = values
-        seen = slice(self.first, self.visible)
-        return self.keys[layer][self._rows, :, seen], self.values[layer][self._rows, :, seen]
+        return self._exchange(self.keys[layer], keys), self._exchange(self.values[layer], values)
+
+    def _exchange(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Store new tokens in a layer, and return what is visible of it."""
+        if isinstance(self._written, int):
+            stored[self._rows, :, self._written : self._written + new.shape[2]] = new
+        else:
+            stored[self._lines, :, self._written] = new.transpose(1, 2)
+        if isinstance(self._seen, slice):
+            return stored[self._rows, :, self._seen]
+        return stored[self._lines, :, self._seen].transpose(1, 2)
 
     def gather(self, columns: Tensor) -> None:
         """Move columns to the front: column j of row i becomes what column `columns[i, j]` was;
@@ -142,15 +161,16 @@ class KVBuffer:
 
 
 class LayeredKV:
-    """What all layers of a model store: `far` for those that see everything, `near` for those with
-    a sliding window.
+    """What all layers of a model store: `far` for those that see everything, `near` for those that
+    see the last `window` tokens, itself included.
 
     While prompts are filled in, both have the same columns. `settle` leaves `near` only the last
     tokens of each prompt: `shift` columns fewer than `far` has before the first column of a reply.
     """
 
-    def __init__(self, shape: KVShape, near: frozenset[int]) -> None:
+    def __init__(self, shape: KVShape, near: frozenset[int], window: int | None) -> None:
         self.shape = shape
+        self._before = 0 if window is None else window - 1
         self.far = KVBuffer(replace(shape, layers=shape.layers - len(near)))
         self.near = KVBuffer(replace(shape, layers=len(near)))
         self.shift = 0
@@ -201,15 +221,45 @@ class LayeredKV:
         self.near.keep(rows, size, used - self.shift)
         return self.far.keep(rows, size, used)
 
-    def read(self, row: int, start: int, stop: int) -> tuple[Tensor, ...]:
-        """Return a copy of a row's columns, before `settle`."""
-        return *self.far.read(row, start, stop), *self.near.read(row, start, stop)
+    def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
+        """Let the next forward pass, over some rows, fill in prompts at `positions` [rows, tokens],
+        those of a row one after the other; return the positions that far and near layers then see
+        [rows or 1, columns], below 0: nothing.
+        """
+        device = self.shape.device
+        everything = torch.arange(visible, device=device)[None]
+        self.far.spread(rows, positions, visible)
+        length = self._before + positions.shape[1]
+        if length >= visible:
+            self.near.spread(rows, positions, visible)
+            return everything, everything
+        seen = positions[:, :1] - self._before + torch.arange(length, device=device)
+        self.near.spread(rows, positions, seen)
+        return everything, seen
 
-    def write(self, row: int, start: int, block: tuple[Tensor, ...]) -> None:
-        """Store what `read` returned."""
-        far_keys, far_values, near_keys, near_values = block
-        self.far.write(row, start, (far_keys, far_values))
-        self.near.write(row, start, (near_keys, near_values))
+    def read(self, row: int, start: int, stop: int) -> Block:
+        """Return a copy of tokens of a prompt, before `settle`; of near layers those that a token
+        after them may see.
+        """
+        first = max(start, stop - self._before)
+        return *self.far.read(row, slice(start, stop)), *self.near.read(row, slice(first, stop))
+
+    def read_reply(self, row: int, columns: Sequence[int], near: Sequence[int]) -> Block:
+        """Return a copy of tokens in these columns of far layers, after `settle`, as `read` does;
+        `near` are their columns in near layers, before the shift.
+        """
+        device = self.shape.device
+        last = torch.tensor(near[max(0, len(near) - self._before) :], dtype=torch.long, device=device) - self.shift
+        return *self.far.read(row, torch.tensor(columns, device=device)), *self.near.read(row, last)
+
+    def write(self, row: int, blocks: Sequence[Block]) -> None:
+        """Store what `read` returned of the blocks from the beginning of a row, one or more."""
+        keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
+        self.far.write(row, 0, keys, values)
+        size = blocks[0][0].shape[2]
+        for number in range(max(0, len(blocks) - -(-self._before // size)), len(blocks)):
+            _, _, keys, values = blocks[number]
+            self.near.write(row, (number + 1) * size - keys.shape[2], keys, values)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]

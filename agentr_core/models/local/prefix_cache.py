@@ -1,9 +1,8 @@
 """Keys and values of prompt beginnings that were computed before.
 
-The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prompts are
-computed in blocks of fixed length, and a block's keys and values depend only on the tokens up to
-its end, so a block is looked up by the hash of those tokens. Blocks are computed in the same way
-whether they are stored afterwards or not.
+The turns of an episode, and the nodes of a tree, share almost all of their prompts. They are stored
+in blocks of fixed length. A block's keys and values depend only on the tokens up to its end, so a
+block is looked up by the hash of those tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from torch import Tensor
-
-Block = tuple[Tensor, ...]
-"""Keys and values of one block, for each kind of layers: each [layers, heads, tokens, head
-size].
-"""
+from agentr_core.models.local.kv import Block
 
 
 def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
@@ -50,6 +44,9 @@ class PrefixCache:
             self._blocks.move_to_end(name)
         return block
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._blocks
+
     def put(self, name: bytes, block: Block) -> None:
         """Store a block that is not stored yet. Nothing is evicted before `trim`."""
         self._blocks[name] = block
@@ -60,6 +57,11 @@ class PrefixCache:
         while self._bytes > self.max_bytes:
             _, block = self._blocks.popitem(last=False)
             self._bytes -= _size(block)
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._blocks.clear()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -1,0 +1,170 @@
+"""Fills the rows of a wave with the keys and values of their prompts.
+
+What a row has in the prefix cache is copied; the rest is computed, each row from its own column
+on, rows with about as much left together. Of rows that begin alike one computes what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentr_core.models.local.kv import Block, LayeredKV
+from agentr_core.models.local.masks import Attention, MaskInput
+from agentr_core.models.local.prefix_cache import PrefixCache, block_names
+
+BLOCK = 16
+"""Tokens of a block of the prefix cache. A prompt that goes on from a cached one is computed from
+the last whole block on, so half a block is computed again on average.
+"""
+_PASS_LENGTHS = (16, 32, 48, 64, 96, 128)
+"""The lengths to which the rows of a forward pass are padded: few, since each shape costs."""
+_PASS_TOKENS = 1024
+_VISIBLE_STEP = 64
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A row whose columns before `start` are filled. `names` are those of its whole blocks."""
+
+    row: int
+    head: Sequence[int]
+    names: list[bytes]
+    start: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.head) - self.start
+
+
+class Prefill:
+    """Fills buffers with one model. Not thread-safe: one worker owns it.
+
+    `prompt_tokens` counts the tokens of all rows filled so far; of these `cached_tokens` came from
+    the cache.
+    """
+
+    def __init__(self, model: Any, attention: Attention, prefixes: PrefixCache, last_position: int) -> None:
+        self._model = model
+        self._attention = attention
+        self._prefixes = prefixes
+        self._last_position = last_position
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def fill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
+        """Write the keys and values of `heads[i]` into row i of a buffer, from column 0 on.
+
+        The buffer needs some columns more than the longest head has tokens.
+        """
+        waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
+        self.prompt_tokens += sum(map(len, heads))
+        while waiting:
+            now, waiting = self._without_twins(waiting)
+            for filling in now:
+                self._restore(buffer, filling)
+            self._compute(buffer, [filling for filling in now if filling.left])
+
+    def _without_twins(self, waiting: Sequence[_Filling]) -> tuple[list[_Filling], list[_Filling]]:
+        """Return the rows to fill now, and those that wait for a block that one of these makes."""
+        now: list[_Filling] = []
+        later: list[_Filling] = []
+        promised: set[bytes] = set()
+        for filling in waiting:
+            missing = [name for name in filling.names if name not in self._prefixes]
+            (later if missing and missing[0] in promised else now).append(filling)
+            promised.update(missing)
+        return now, later
+
+    def _restore(self, buffer: LayeredKV, filling: _Filling) -> None:
+        """Copy the blocks from the beginning of a row that are cached."""
+        blocks: list[Block] = []
+        for name in filling.names:
+            block = self._prefixes.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        if blocks:
+            buffer.write(filling.row, blocks)
+            filling.start = BLOCK * len(blocks)
+            self.cached_tokens += filling.start
+
+    def _compute(self, buffer: LayeredKV, fillings: Sequence[_Filling]) -> None:
+        """Compute what is left of rows, and cache their whole blocks."""
+        first = {filling.row: filling.start for filling in fillings}
+        left = list(fillings)
+        while left:
+            for length, chunk in _chunks(left):
+                self._pass(buffer, chunk, length)
+            left = [filling for filling in left if filling.left]
+        for filling in fillings:
+            for number in range(first[filling.row] // BLOCK, len(filling.names)):
+                block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
+                self._prefixes.put(filling.names[number], block)
+
+    def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
+        """Compute up to `length` tokens of each row of a chunk."""
+        tokens = np.zeros((len(chunk), length), dtype=np.int64)
+        for line, filling in enumerate(chunk):
+            part = filling.head[filling.start : filling.start + length]
+            tokens[line, : len(part)] = part
+        device = buffer.shape.device
+        starts = torch.tensor([filling.start for filling in chunk], device=device)
+        positions = starts[:, None] + torch.arange(length, device=device)
+        end = max(filling.start for filling in chunk) + length
+        visible = min(-(-end // _VISIBLE_STEP) * _VISIBLE_STEP, buffer.columns)
+        far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
+        # The body without the output layer: nobody reads a prompt's logits.
+        self._model.base_model(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=self._masks(far, near, positions, buffer.shape.dtype),
+            # What pads a row may lie beyond the last position; nobody reads it.
+            position_ids=positions.clamp(max=self._last_position),
+            past_key_values=buffer.cache,
+            use_cache=True,
+        )
+        for filling in chunk:
+            filling.start = min(filling.start + length, len(filling.head))
+
+    def _masks(self, far: Tensor, near: Tensor, positions: Tensor, dtype: torch.dtype) -> MaskInput:
+        """Return the masks [rows, 1, length, columns] of a pass over `positions`, whose layers see
+        those of `far` and `near`.
+        """
+        everything = causal_mask(far, positions, dtype)
+        if self._attention.window is None:
+            return self._attention.masks(everything, None)
+        within = self._attention.within(causal_mask(near, positions, dtype), near, positions)
+        return self._attention.masks(everything, within)
+
+
+def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask [rows, 1, queries, columns]: 0 where a column's position in `seen` [rows or 1,
+    columns] is not after the query's in `positions` [rows, queries] and not below 0, else minus
+    infinity.
+    """
+    hidden = (seen[:, None, :] > positions[:, :, None]) | (seen[:, None, :] < 0)
+    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+def _chunks(fillings: Sequence[_Filling]) -> list[tuple[int, list[_Filling]]]:
+    """Return rows with the length of their pass: together those of one length, as many as a power
+    of two; so shapes are few, and no row is padding.
+    """
+    by_length: dict[int, list[_Filling]] = {}
+    for filling in fillings:
+        length = next((size for size in _PASS_LENGTHS if size >= filling.left), _PASS_LENGTHS[-1])
+        by_length.setdefault(length, []).append(filling)
+    chunks = []
+    for length, rows in sorted(by_length.items()):
+        most = 1 << (_PASS_TOKENS // length).bit_length() - 1
+        start = 0
+        while start < len(rows):
+            size = min(most, 1 << ((len(rows) - start).bit_length() - 1))
+            chunks.append((length, rows[start : start + size]))
+            start += size
+    return chunks
