@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, by_source, redundant_calls
+from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, by_source, gains, redundant_calls
 from agentr_core.methods.et_agent.conciseness import VOTES, is_concise, read_vote, vote
 from agentr_core.methods.et_agent.reward import group_rewards
 from agentr_core.methods.et_agent.rft import fit_for_tuning
@@ -190,3 +191,17 @@ def test_where_steps_are_counted_refused_ones_have_failed_and_repeated_ones_are_
     found = attempt_of(solved(*steps), source="textcraft", counts="steps")
     assert (found.calls, found.failed, found.redundant) == (3, 1, 1)
     assert attempt_of(solved(*steps), source="textcraft").calls == 0
+
+
+def test_gains_are_paired_by_question() -> None:
+    before = [attempt(question=f"q{number}", score=number / 10, calls=2) for number in range(5)]
+    after = [attempt(question=f"q{number}", score=number / 10 + 0.5, calls=1) for number in range(1, 6)]
+    found = gains([*after, attempt(question="q1", score=0.0, calls=1)], before)
+    # Question 1 counts once though it was answered twice; 0 and 5 have nothing to compare with.
+    assert found["performance_gain_over_base"].n == 4
+    assert found["performance_gain_over_base"].mean == pytest.approx((0.3 - 0.1 + 3 * 0.5) / 4)
+    efficiency = [0.3 - 0.05, *(number / 10 + 0.5 - number / 20 for number in (2, 3, 4))]
+    assert found["efficiency_gain_over_base"].mean == pytest.approx(fmean(efficiency))
+    apart = gains(after[:3], [attempt(question=f"q{number}", score=number / 10, calls=2) for number in (1, 2, 3)])
+    assert apart["performance_gain_over_base"].low == pytest.approx(0.5), "what all questions gain alike is certain"
+    assert not gains(after, []).popitem()[1].n

@@ -7,6 +7,7 @@ field says so.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -99,7 +100,7 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
     lengths = [attempt for attempt in attempts if attempt.reasoning_tokens is not None]
     return Behaviour(
         performance=_bounded(attempts, lambda one: one.score),
-        efficiency=_bounded(attempts, lambda one: one.score / max(one.calls, 1)),
+        efficiency=_bounded(attempts, _efficiency),
         tool_productivity=_tool_productivity(attempts),
         conciseness=_share([(one, one.concise) for one in attempts]),
         successful_execution=_bounded(attempts, lambda one: one.score / (1 + one.failed)),
@@ -110,10 +111,38 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
     )
 
 
+def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[str, Estimate]:
+    """Return how far performance and efficiency lie above those of `before`, by name: the mean
+    difference over the questions that both answered, each paired with itself.
+    """
+    return {
+        "performance_gain_over_base": _gain(attempts, before, lambda one: one.score),
+        "efficiency_gain_over_base": _gain(attempts, before, _efficiency),
+    }
+
+
 def by_source(attempts: Collection[Attempt]) -> dict[str, Behaviour]:
     """Return the metrics of each source, by name."""
     sources = sorted({attempt.source for attempt in attempts})
     return {source: behaviour([one for one in attempts if one.source == source]) for source in sources}
+
+
+def _efficiency(one: Attempt) -> float:
+    return one.score / max(one.calls, 1)
+
+
+def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
+    ours, theirs = (_by_question(group, value) for group in (attempts, before))
+    shared = sorted(ours.keys() & theirs.keys())
+    return clustered_mean([ours[question] - theirs[question] for question in shared], shared)
+
+
+def _by_question(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> dict[str, float]:
+    """Return the mean of a value over the attempts at each question."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for one in attempts:
+        values[one.question].append(value(one))
+    return {question: fmean(found) for question, found in values.items()}
 
 
 def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:

@@ -4,6 +4,8 @@
 performance, efficiency, tool_productivity, successful_execution,
 successful_execution_as_published, reasoning_length, redundant_calls
                             see `behaviour.Behaviour`
+performance_gain_over_base, efficiency_gain_over_base
+                            how far they lie above the base's, paired by question
 f1                          word F1 of questions of knowledge, by rule
 judged                      the reward of questions of mathematics: by rule, then by the judge
 exact_match                 the share of answers that are a gold one, word for word or in value
@@ -21,7 +23,7 @@ from agentr_core.environments.reasoning.reading import prediction_of
 from agentr_core.environments.reasoning.scoring import correctness, exact_match
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.evaluation.metrics import Estimate, clustered_share
-from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour
+from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains
 from agentr_core.methods.et_agent.conciseness import is_concise, read_vote
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
@@ -59,6 +61,10 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
         for one, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
     ]
     found = _measured(answered)
+    if iteration and (base := load_episodes(place.store, evaluation_id(place, 0, name))):
+        before = answers_of(place, [one.trajectory for one in base])
+        gained = gains([one.attempt for one in answered], [one.attempt for one in before])
+        found |= {name: estimate for name, estimate in gained.items() if estimate.n}
     for source in sorted({one.attempt.source for one in answered}):
         own = _measured([one for one in answered if one.attempt.source == source])
         found |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in own.items()}

@@ -16,7 +16,9 @@ from agentr_core.stages.measures import Measures, load_measures
 
 _ROWS: Mapping[str, tuple[str, float, int]] = {
     "performance": ("P, %", 100, 1),
+    "performance_gain_over_base": ("P above the base, points", 100, 1),
     "efficiency": ("Efficiency, %", 100, 1),
+    "efficiency_gain_over_base": ("Efficiency above the base, points", 100, 1),
     "f1": ("F1, %", 100, 1),
     "judged": ("Judged, %", 100, 1),
     "exact_match": ("EM, %", 100, 1),
