@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import collecting
+import conversing
 import memory
 import prefill
 import python_calls
@@ -60,6 +61,11 @@ def _collection(options: argparse.Namespace, folder: Path, clock: Clock) -> list
     return collecting.measure(folder, trees=trees, slow_trees=1 if options.quick else 6, search=search, clock=clock)
 
 
+def _conversing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
+    count, turns, words = (4, 2, 60) if options.quick else (64, 8, 250)
+    return conversing.measure(conversations=count, turns=turns, words=words, clock=clock)
+
+
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
@@ -91,6 +97,7 @@ def _viewer(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Mea
 BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]] = {
     "collection": _collection,
     "prefill": _prefill,
+    "conversing": _conversing,
     "store": _store,
     "memory": _memory,
     "python_calls": _python_calls,

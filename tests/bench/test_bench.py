@@ -27,6 +27,8 @@ GOALS = {
     "collection_time_outside_generation": "<= 5",
     "shared_prefill_ratio": "> 1",
     "shared_prefill_ratio_grouped": "> 1",
+    "conversation_cache_ratio": "> 1",
+    "conversation_cached_share": None,
     "store_ingest": ">= 20000",
     "lineage_query": "< 1",
     "peak_memory_ratio": "<= 1.2",
