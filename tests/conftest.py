@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +172,27 @@ def tier_of(item: pytest.Item) -> str:
     if folder == "flows":
         return "flow"
     return "unit" if folder in UNIT_FOLDERS and item.get_closest_marker("slow") is None else "process"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the warm process (`support/warm`), once for all processes of the tests. On a machine
+    with a GPU there is none, for CUDA does not survive a fork, nor on one without Linux.
+    """
+    if hasattr(config, "workerinput") or Path("/dev/nvidiactl").exists() or not Path("/proc/self/ns/mnt").exists():
+        return
+    folder = Path(__file__).parent / "support" / "warm"
+    paths = [str(folder), str(folder.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    socket = Path(tempfile.mkdtemp(prefix="warm-")) / "socket"
+    command = [sys.executable, str(folder / "warm_server.py"), str(socket)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    os.environ |= {"WARM_PROCESS": str(socket), "WARM_MOUNTS": str(Path("/proc/self/ns/mnt").readlink())}
+
+    def end() -> None:
+        process.communicate()
+        socket.parent.rmdir()
+
+    config.add_cleanup(end)
 
 
 def pytest_collection_finish() -> None:

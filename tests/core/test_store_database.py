@@ -13,7 +13,7 @@ import pytest
 
 import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
-from agentr_core.store import Store, migrations
+from agentr_core.store import Store, connection, migrations
 from agentr_core.store.codec import load_pairs, oracle_rows
 from agentr_core.store.snapshot import settled, snapshot
 from agentr_core.store.tables import TABLES
@@ -171,7 +171,12 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
     assert store.query("select 1 as one")["one"].tolist() == [1]
     store.insert("text", [text("b")])
     assert len(started) == 1
-    assert store.rows("select current_setting('threads'), count(*) from text") == [(4, 2)]
+    settings = "select current_setting('threads'), count(*) from text"
+    assert store.rows(settings) == [(1, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_LARGE_BYTES", 0)
+        assert store.rows(settings) == [(4, 2)], "a large file is read by several threads"
+    assert store.rows(settings) == [(1, 2)]
     assert len(started) == 1
 
 

@@ -61,7 +61,7 @@ def environment(site: Path, home: Path, **more: str) -> dict[str, str]:
     in `home`.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "AGENTR_"))}
-    paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT)])}
+    paths = {"PREFECT_HOME": str(home), "PYTHONPATH": os.pathsep.join(map(str, (site, SUPPORT, SUPPORT / "warm")))}
     patience = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(PATIENCE))}
     return own | paths | patience | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
 
