@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentr_core.models.batching import Batcher
+from agentr_core.models.local.prefill import BLOCK
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.equipment import in_flight, speed
@@ -31,13 +32,13 @@ async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Pat
     batcher = Batcher(model, max_batch=4)
     request = ask("get 2 oak log " * 20)
     tokens = model.count_tokens(request)
-    assert tokens > 64
+    assert tokens > BLOCK
     await batcher.sample(request)
     assert speed(batcher).endswith("full, 0% of prompts cached")
     await batcher.sample(request)
-    # The last token of a prompt is computed with the reply; what is kept are whole blocks of 64.
-    blocks = (tokens - 1) // 64
-    assert model.cached_share() == blocks * 64 / (2 * (tokens - 1))
+    # The last token of a prompt is computed with the reply; what is kept are whole blocks.
+    blocks = (tokens - 1) // BLOCK
+    assert model.cached_share() == blocks * BLOCK / (2 * (tokens - 1))
     assert speed(batcher).endswith(f"full, {model.cached_share():.0%} of prompts cached")
     await model.close()
 
