@@ -219,6 +219,15 @@ def test_prefix_cache_forgets_what_was_used_longest_ago() -> None:
     assert [name for name in (b"a", b"b", b"c") if cache.get(name) is not None] == [b"a", b"c"]
 
 
+def test_a_block_that_is_computed_again_counts_once() -> None:
+    """The beginning of a prompt is forgotten first, so what follows it may still be there."""
+    cache = PrefixCache(max_bytes=2 * 8)
+    for name in (b"a", b"b", b"b", b"b"):
+        cache.put(name, (torch.zeros(1), torch.zeros(1), torch.zeros(0), torch.zeros(0)))
+    cache.trim()
+    assert len(cache) == 2
+
+
 def _buffer(rows: int, columns: int) -> KVBuffer:
     buffer = KVBuffer(KVShape(1, 1, 1, 2, torch.float32, torch.device("cpu")))
     buffer.reset(rows, columns)

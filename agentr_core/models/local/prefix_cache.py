@@ -48,7 +48,9 @@ class PrefixCache:
         return name in self._blocks
 
     def put(self, name: bytes, block: Block) -> None:
-        """Store a block that is not stored yet. Nothing is evicted before `trim`."""
+        """Store a block, also in place of an equal one. Nothing is evicted before `trim`."""
+        if (old := self._blocks.get(name)) is not None:
+            self._bytes -= _size(old)
         self._blocks[name] = block
         self._bytes += _size(block)
 
