@@ -55,7 +55,7 @@ def count(number: int) -> str:
 
 def decimal(number: float | None, digits: int = 2) -> str:
     """Return a number with fixed decimals and a true minus sign, or a dash."""
-    return NOTHING if number is None else f"{number:,.{digits}f}".replace("-", MINUS)
+    return NOTHING if number is None else f"{number:z,.{digits}f}".replace("-", MINUS)
 
 
 def signed(number: float, digits: int = 1) -> str:

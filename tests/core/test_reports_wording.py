@@ -16,6 +16,11 @@ def test_points_are_signed_with_a_true_minus_and_no_signed_zero(difference: floa
     assert wording.points(difference) == text
 
 
+def test_a_small_negative_number_is_no_signed_zero() -> None:
+    assert wording.decimal(-0.000004, 5) == "0.00000"
+    assert wording.decimal(-0.00001, 5) == "\N{MINUS SIGN}0.00001"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

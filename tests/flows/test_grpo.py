@@ -82,6 +82,9 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     page = Path(done["report"]).read_text(encoding="utf-8")
     assert "Reinforcement learning by step" in page
     assert "groups with contrast" in page
+    assert "KL to sampler" in page
+    # Without a penalty for it, there is nothing to tell.
+    assert "KL to start" not in page
 
     export_folder(file.parent / "runs", done["run_id"], tmp_path / "verl", "verl")
     rows = pq.read_table(tmp_path / "verl" / "train.parquet").to_pylist()

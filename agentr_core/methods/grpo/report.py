@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agentr_core.recipes import Recipe
 from agentr_core.reports import plots, wording
@@ -109,47 +109,32 @@ def _figure(series: dict[str, list[float]], caption: str) -> Figure:
 
 
 def _table(steps: Sequence[GroupStep], size: int) -> Table:
-    """Return the first and the last step and some between."""
+    """Return the first and the last step and some between, without columns that have no value."""
     places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
-    titles: tuple[str, ...] = (
-        "Step",
-        "Reward",
-        "pass@1, %",
-        f"pass@{size}, %",
-        "Mixed, %",
-        "Tokens an episode",
-        "Cut replies, %",
-        "Tokens/s",
-        "Entropy",
-        "KL to sampler",
-        "KL to start",
-        "Clipped, %",
-    )
-    rows = [_cells(steps[place]) for place in places]
-    if any(step.shaped is not None for step in steps):
-        titles = (*titles, "Worth")
-        rows = [(*row, wording.decimal(steps[place].shaped, 3)) for row, place in zip(rows, places, strict=True)]
-    return Table(tuple(Column(title) for title in titles), tuple(map(Row, rows)))
+    columns = _columns([steps[place] for place in places], size)
+    filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
+    return Table(tuple(map(Column, filled)), tuple(map(Row, zip(*filled.values(), strict=True))))
 
 
-def _cells(step: GroupStep) -> tuple[str | None, ...]:
-    def number(value: float | None, digits: int) -> str | None:
-        return None if value is None else wording.decimal(value, digits)
+def _columns(steps: Sequence[GroupStep], size: int) -> dict[str, list[str | None]]:
+    def numbers(values: Iterable[float | None], digits: int) -> list[str | None]:
+        return [None if value is None else wording.decimal(value, digits) for value in values]
 
-    def share(value: float | None) -> str | None:
-        return None if value is None else wording.percent(value)
+    def shares(values: Iterable[float | None]) -> list[str | None]:
+        return [None if value is None else wording.percent(value) for value in values]
 
-    return (
-        str(step.step),
-        number(step.reward, 3),
-        share(step.pass_at_1),
-        share(step.pass_at_n),
-        share(step.mixed_share),
-        number(step.episode_tokens, 1),
-        share(step.cut_share),
-        number(step.tokens_per_second, 0),
-        number(step.entropy, 3),
-        number(step.sampler_kl, 5),
-        number(step.kl, 4),
-        share(step.clip_share),
-    )
+    return {
+        "Step": [str(one.step) for one in steps],
+        "Reward": numbers((one.reward for one in steps), 3),
+        "pass@1, %": shares(one.pass_at_1 for one in steps),
+        f"pass@{size}, %": shares(one.pass_at_n for one in steps),
+        "Mixed, %": shares(one.mixed_share for one in steps),
+        "Tokens an episode": numbers((one.episode_tokens for one in steps), 1),
+        "Cut replies, %": shares(one.cut_share for one in steps),
+        "Tokens/s": numbers((one.tokens_per_second for one in steps), 0),
+        "Entropy": numbers((one.entropy for one in steps), 3),
+        "KL to sampler": numbers((one.sampler_kl for one in steps), 5),
+        "KL to start": numbers((one.kl for one in steps), 4),
+        "Clipped, %": shares(one.clip_share for one in steps),
+        "Worth": numbers((one.shaped for one in steps), 3),
+    }
