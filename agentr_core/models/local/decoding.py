@@ -26,10 +26,8 @@ from agentr_core.models.local.masks import Attention, MaskInput
 from agentr_core.models.local.prefill import BLOCK, Prefill
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.sampling import choose, log_probabilities, penalised
-from agentr_core.models.local.waves import Wave, padded_rows
+from agentr_core.models.local.waves import Wave, padded_columns, padded_rows
 
-_VISIBLE_STEP = 64
-"""The step in which the number of visible columns grows."""
 _COLUMNS_AHEAD = 64
 """Decode steps for which a wave reserves columns at a time."""
 
@@ -87,7 +85,7 @@ class Decoder:
         """
         # The last prompt token is fed by the first decode step, so that step is like all others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
-        base = _round_up(max(len(head) for head in heads), _VISIBLE_STEP)
+        base = padded_columns(max(len(head) for head in heads))
         # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave
         # through the mask.
         buffer, self._spare = self._spare or self._new_buffer(), None
@@ -104,7 +102,7 @@ class Decoder:
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
             start = grid.column
-            visible = _round_up(start + grid.width, _VISIBLE_STEP)
+            visible = padded_columns(start + grid.width)
             if visible > buffer.columns:
                 more = _COLUMNS_AHEAD * grid.width
                 buffer.grow(buffer.columns + more)
@@ -157,10 +155,6 @@ class Decoder:
             return self._attention.masks(far, None)
         within = self._attention.within(grid.near.mask[..., near], grid.near.positions[:, near], grid.positions)
         return self._attention.masks(far, within)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from agentr_core.models.local.kv import Block, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
+from agentr_core.models.local.waves import padded_columns
 
 BLOCK = 16
 """Tokens of a block of the prefix cache. A prompt that goes on from a cached one is computed from
@@ -25,7 +26,6 @@ the last whole block on, so half a block is computed again on average.
 _PASS_LENGTHS = (16, 32, 48, 64, 96, 128)
 """The lengths to which the rows of a forward pass are padded: few, since each shape costs."""
 _PASS_TOKENS = 1024
-_VISIBLE_STEP = 64
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Prefill:
         starts = torch.tensor([filling.start for filling in chunk], device=device)
         positions = starts[:, None] + torch.arange(length, device=device)
         end = max(filling.start for filling in chunk) + length
-        visible = min(-(-end // _VISIBLE_STEP) * _VISIBLE_STEP, buffer.columns)
+        visible = min(padded_columns(end), buffer.columns)
         far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
         # The body without the output layer: nobody reads a prompt's logits.
         self._model.base_model(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 MAX_WIDTH = 8
 """The most replies that share one row: each adds a column a step that the others must skip."""
 _LEAST_SLOTS = 16
+_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,10 @@ def padded_rows(rows: int, width: int) -> int:
             break
         size *= 2
     return size // width
+
+
+def padded_columns(columns: int) -> int:
+    """Return the number of columns, of which some are masked, with which a row's first `columns`
+    are read: a multiple of 64.
+    """
+    return -(-columns // _COLUMNS) * _COLUMNS
