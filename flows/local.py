@@ -25,7 +25,8 @@ from flows.compare import comparison, run_arms
 from flows.flywheel import turn
 from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
-from tasks.wiring import find_run, load_recipe, reference, stored_recipe
+from tasks.wiring import load_recipe, reference
+from tasks.workspaces import find_run, stored_recipe
 
 RESUMABLE = ("iterations=", "workspace=", "scale.")
 """The overrides that a resumed run takes."""

@@ -37,7 +37,8 @@ from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import trained_iterations
 from agentr_core.store.snapshot import settled
 from agentr_core.writing import write_text
-from tasks.wiring import RunRef, find_run, quiet_workplace, viewer_address, viewer_page
+from tasks.wiring import RunRef, quiet_workplace, viewer_address, viewer_page
+from tasks.workspaces import find_run
 
 T = TypeVar("T")
 

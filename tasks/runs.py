@@ -16,7 +16,8 @@ from agentr_core.errors import RunBusy, StoreError
 from agentr_core.recipes import Recipe, replace
 from agentr_core.runtime.start import finish, goal_with
 from agentr_core.store.queries.runs import runs_beginning
-from tasks.wiring import RunRef, open_store, quiet_workplace, reference
+from tasks.wiring import RunRef, quiet_workplace, reference
+from tasks.workspaces import open_store
 
 _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
 """The lock files that a block around the present code holds."""

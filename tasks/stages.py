@@ -23,7 +23,8 @@ from tasks import events
 from tasks.options import OPTIONS
 from tasks.progress import tell
 from tasks.shards import with_workers
-from tasks.wiring import RunRef, quiet_workplace, stored_recipe, workplace
+from tasks.wiring import RunRef, quiet_workplace, workplace
+from tasks.workspaces import stored_recipe
 
 
 @task(task_run_name="start", **OPTIONS)

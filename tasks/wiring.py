@@ -5,21 +5,19 @@ recipe.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core import recipes
 from agentr_core.environments import registry
 from agentr_core.episodes.opening import open_with
-from agentr_core.errors import ConfigError, StoreError
+from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import load_local
@@ -38,11 +36,9 @@ from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
 from agentr_core.store.queries.iterations import last_promotion
-from agentr_core.store.queries.runs import run_config, runs_beginning
 from tasks import runners
 from tasks.progress import Update, stage_progress, tell
-
-STORE_FILE = "store.duckdb"
+from tasks.workspaces import find_run, open_store, stored_recipe
 
 
 @dataclass(frozen=True)
@@ -52,59 +48,6 @@ class RunRef:
     workspace: str
     run_id: str
     iterations: int
-
-
-def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
-    """Return the store of a workspace.
-
-    Raises `StoreError` if the store must exist and does not, or if the folder cannot be read or has
-    an impossible name.
-    """
-    path = workspace / STORE_FILE
-    try:
-        # DuckDB puts the name of its log before a question mark.
-        if "?" in str(path.absolute()) or "\0" in str(path):
-            raise ValueError
-        str(path).encode()
-        there = path.exists()
-    except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else "a character in it is none for the name of a store"
-        raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({said}); name another one") from error
-    if must_exist and not there:
-        raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
-    return _store(path)
-
-
-# Each task of a run asks for it, and a store keeps an instance of DuckDB that takes long to start.
-@lru_cache(maxsize=4)
-def _store(path: Path) -> Store:
-    return Store(path)
-
-
-def find_run(workspace: Path, prefix: str) -> str:
-    """Return the id of the one run whose id begins with a prefix. Raises `ConfigError` if there is
-    none or several.
-    """
-    found = runs_beginning(open_store(workspace, must_exist=True), prefix)
-    if len(found) != 1:
-        raise ConfigError(
-            f"{len(found)} runs in {workspace} begin with {prefix!r}; `agentr runs -w {workspace}` lists them all"
-        )
-    return found[0]
-
-
-def stored_recipe(workspace: Path, run_id: str) -> Recipe:
-    """Return the resolved recipe of a run. Raises `ConfigError` for an unknown run."""
-    config = run_config(open_store(workspace, must_exist=True), run_id)
-    if config is None:
-        raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
-    return _parsed(config, f"recipe of run {run_id}")
-
-
-# Every task of a run asks for its recipe.
-@lru_cache(maxsize=16)
-def _parsed(config: str, source: str) -> Recipe:
-    return recipes.parse(json.loads(config), source=source, stored=True)
 
 
 def reference(recipe: Recipe) -> RunRef:

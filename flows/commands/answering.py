@@ -22,7 +22,8 @@ from agentr_core.stages.report_scores import estimate, finite
 from agentr_core.store.codec import Episode, load_episodes
 from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.types import Instance, Trajectory
-from tasks.wiring import load_recipe, make_environment, open_store, reference
+from tasks.wiring import load_recipe, make_environment, reference
+from tasks.workspaces import open_store
 
 
 def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int) -> str:

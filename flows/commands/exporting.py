@@ -25,7 +25,8 @@ from agentr_core.store.queries.datasets import (
     sample_heads,
 )
 from agentr_core.types import Sample
-from tasks.wiring import RunRef, open_store, quiet_workplace
+from tasks.wiring import RunRef, quiet_workplace
+from tasks.workspaces import open_store
 
 Head = TypeVar("Head", DatasetHead, GroupedInstance)
 _OF_SAMPLE = (

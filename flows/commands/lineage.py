@@ -11,7 +11,7 @@ from typing import Any
 from agentr_core.errors import ConfigError
 from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning
 from agentr_core.texts import visible
-from tasks.wiring import open_store
+from tasks.workspaces import open_store
 
 _SHOWN = 5
 """How many of the ids that an ambiguous prefix may mean are named."""

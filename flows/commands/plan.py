@@ -23,7 +23,8 @@ from agentr_core.store.queries.runs import count_finished_runs
 from agentr_core.training.objectives import GroupRelative
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
-from tasks.wiring import load_recipe, make_environment, open_store
+from tasks.wiring import load_recipe, make_environment
+from tasks.workspaces import open_store
 
 
 def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:

@@ -23,7 +23,7 @@ from agentr_core.store.queries.runs import CheckpointMade, checkpoints_beginning
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, MANIFEST, read_manifest
 from agentr_core.writing import writing
 from flows.commands.lineage import line_of
-from tasks.wiring import open_store, stored_recipe
+from tasks.workspaces import open_store, stored_recipe
 
 
 def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model: str, licence: str) -> str:

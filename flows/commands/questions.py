@@ -9,7 +9,7 @@ from agentr_core.store.answers import FORMATS, write_parquet
 from agentr_core.store.examples import example, examples
 from agentr_core.store.queries.runs import ALL_RUNS
 from agentr_core.writing import write_text
-from tasks.wiring import open_store
+from tasks.workspaces import open_store
 
 PARQUET = "parquet"
 

@@ -8,7 +8,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.store.codec import load_samples
 from agentr_core.store.queries.datasets import samples_beginning
 from agentr_core.texts import visible
-from tasks.wiring import open_store
+from tasks.workspaces import open_store
 
 
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:

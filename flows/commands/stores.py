@@ -16,7 +16,7 @@ from agentr_core.store.care.rewriting import Rewritten, compact
 from agentr_core.store.care.sizes import sizes
 from agentr_core.store.queries.soundness import contradictions, dangling_references
 from tasks.runs import all_locked
-from tasks.wiring import find_run, open_store
+from tasks.workspaces import find_run, open_store
 
 
 def back_up(workspace: Path, file: Path) -> str:

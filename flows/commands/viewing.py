@@ -12,7 +12,7 @@ from agentr_core.http_server import listening
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
-from tasks.wiring import find_run, open_store
+from tasks.workspaces import find_run, open_store
 
 
 def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Callable[[str], Any]) -> None:

@@ -20,7 +20,8 @@ from flows.preflight.requirements import (
     model_requirements,
     training_requirements,
 )
-from tasks.wiring import make_environment, open_store
+from tasks.wiring import make_environment
+from tasks.workspaces import open_store
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:

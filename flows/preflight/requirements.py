@@ -27,7 +27,7 @@ from agentr_core.store.queries.revision_states import revision_states
 from agentr_core.store.queries.runs import count_trees
 from agentr_core.training.objectives import GroupRelative
 from agentr_core.types import Message
-from tasks.wiring import find_run, open_store
+from tasks.workspaces import find_run, open_store
 
 
 @dataclass(slots=True)

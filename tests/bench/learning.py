@@ -20,7 +20,8 @@ from pathlib import Path
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
-from tasks.wiring import STORE_FILE, load_recipe
+from tasks.wiring import load_recipe
+from tasks.workspaces import STORE_FILE
 
 RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")
 ARMS: dict[str, tuple[str, ...]] = {

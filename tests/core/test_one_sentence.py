@@ -23,7 +23,8 @@ from agentr_core.writing import write_text, writing
 from flows import cli
 from flows.commands import environments
 from tasks import runs
-from tasks.wiring import RunRef, open_store
+from tasks.wiring import RunRef
+from tasks.workspaces import open_store
 
 
 def refused(error: pytest.ExceptionInfo[BaseException], *said: str) -> None:

@@ -34,7 +34,8 @@ from agentr_core.types import Tree
 from flows import stages
 from flows.commands import stores
 from tasks import runs
-from tasks.wiring import STORE_FILE, RunRef
+from tasks.wiring import RunRef
+from tasks.workspaces import STORE_FILE
 
 WRITING = ("collect", "critique", "splice", "demonstrate", "think", "explore", "prefer", "dataset", "train", "evaluate")
 CONFIG = SearchConfig(dives=4, width=3, depth=6)

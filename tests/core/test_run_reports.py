@@ -18,7 +18,7 @@ from agentr_core.reports.records import IterationReport
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, write_reports
-from tasks.wiring import STORE_FILE
+from tasks.workspaces import STORE_FILE
 
 DASHES = str.maketrans({"\N{EN DASH}": "-", "\N{MINUS SIGN}": "-"})
 FIRST, SECOND = "aaaa000000000001", "bbbb000000000001"

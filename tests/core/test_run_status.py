@@ -15,7 +15,8 @@ from agentr_core.runtime.start import start
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
 from tasks import runs
-from tasks.wiring import STORE_FILE, RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_workplace
+from tasks.workspaces import STORE_FILE
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from agentr_core.store.codec import iteration_rows, run_rows, sample_rows
 from agentr_core.texts import lone_surrogate, visible
 from agentr_core.types import Message, Sample, SampleKind
 from flows.commands.samples import preview_sample
-from tasks.wiring import STORE_FILE
+from tasks.workspaces import STORE_FILE
 
 DRAWN = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 """Format characters of scripts that have a shape."""

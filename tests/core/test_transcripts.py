@@ -49,7 +49,7 @@ from agentr_core.types import (
 )
 from flows.commands.samples import preview_sample
 from flows.preflight import checks
-from tasks.wiring import open_store
+from tasks.workspaces import open_store
 
 ROOT = File(__file__).parents[2]
 QWEN3 = data_path("chat_templates", "qwen3.jinja").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from wheel import PATIENCE, agentr, sentence, started, wait_for
 
 from agentr_core.store import Store
 from flows.cli import PREFECT_DEFAULTS
-from tasks import runners, wiring
+from tasks import runners, workspaces
 
 Answer = Callable[..., str]
 HOLD = (
@@ -99,7 +99,7 @@ def test_a_corrupt_store_is_left_as_it_is(refusal: Answer, recipe: Path, words: 
 def test_a_store_that_another_process_holds(
     refusal: Answer, recipe: Path, store: Store, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "Store", partial(Store, wait_s=0.2))
+    monkeypatch.setattr(workspaces, "Store", partial(Store, wait_s=0.2))
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, f"{store.path}.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

@@ -20,7 +20,8 @@ from agentr_core.store.codec import (
 )
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Step, StopReason, Trajectory
-from tasks.wiring import STORE_FILE, RunRef, quiet_workplace
+from tasks.wiring import RunRef, quiet_workplace
+from tasks.workspaces import STORE_FILE
 
 
 def finish(
