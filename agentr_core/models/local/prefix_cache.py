@@ -48,11 +48,10 @@ class PrefixCache:
         return name in self._blocks
 
     def put(self, name: bytes, block: Block) -> None:
-        """Store a block, also in place of an equal one. Nothing is evicted before `trim`."""
-        if (old := self._blocks.get(name)) is not None:
-            self._bytes -= _size(old)
-        self._blocks[name] = block
-        self._bytes += _size(block)
+        """Store a block, unless it is there already. Nothing is evicted before `trim`."""
+        if name not in self._blocks:
+            self._blocks[name] = block
+            self._bytes += _size(block)
 
     def trim(self) -> None:
         """Evict the least recently used blocks until the rest fits."""

@@ -70,7 +70,7 @@ def padded_rows(rows: int, width: int) -> int:
 
 
 def padded_columns(columns: int) -> int:
-    """Return the number of columns, of which some are masked, with which a row's first `columns`
-    are read: a multiple of 64.
+    """Return how many columns a pass reads to see the first `columns`: the next multiple of 64, so
+    that few shapes occur. Those beyond are masked.
     """
     return -(-columns // _COLUMNS) * _COLUMNS
