@@ -29,6 +29,9 @@ class DataConfig:
     """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is
     searched.
     """
+    suffixes: Literal["own", "exchanged"] = later("own")
+    """`exchanged`: each revision goes on with the good suffix of another instance. It is the
+    control of a comparison, and should gain nothing."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree (in a comparison also from one explored
     instance), shortest first; 0 means no cap (as published)."""
@@ -52,6 +55,6 @@ def tree_faults(data: DataConfig) -> list[str]:
     plain = DataConfig()
     return [
         f"data.{name}: belongs to method agent-r; leave it out"
-        for name in ("use", "good_per_tree")
+        for name in ("use", "suffixes", "good_per_tree")
         if getattr(data, name) != getattr(plain, name)
     ]

@@ -19,7 +19,9 @@ from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
+from agentr_core.samples.control import exchanged
 from agentr_core.samples.datasets import Dataset, build_dataset
+from agentr_core.samples.filters import Filtered
 from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.pair_dataset import build_pairs
 from agentr_core.samples.rendering import Renderer, load_renderer
@@ -81,11 +83,11 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     used = {row.sample_id for row in made.dataset.rows}
     counts = _counts(made.dataset) | _tokenised_anew(made.samples, used, renderer)
     iteration_id = place.iteration_id(iteration)
-    chat = [sample for sample in made.general if sample_id(sample) in used]
+    new = [*made.exchanged, *(sample for sample in made.general if sample_id(sample) in used)]
     place.store.write(
         merge(
             [
-                *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in chat),
+                *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in new),
                 rejection_rows([*made.useless, *made.dataset.rejections], iteration_id=iteration_id),
                 dataset_rows(
                     key,
@@ -102,14 +104,16 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """A dataset and what it was made from: own `samples`, `general` conversations, and the unusable
-    ones. `sides` are its rows by the prefix of their columns.
+    """A dataset and what it was made from: own `samples`, those with suffixes that were
+    `exchanged`, `general` conversations, and the unusable ones. `sides` are its rows by the prefix
+    of their columns.
     """
 
     dataset: Dataset
     samples: Sequence[Sample]
     sides: Mapping[str, Sequence[TokenRow]]
     general: Sequence[Sample] = ()
+    exchanged: Sequence[Sample] = ()
     useless: Sequence[Rejection] = ()
 
 
@@ -119,6 +123,10 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
     taken, left = _taken(place, iteration, samples)
     earlier = _earlier(place, iteration)
+    control: Filtered[Sample] = Filtered((), ())
+    if recipe.data.suffixes == "exchanged":
+        control = exchanged(taken)
+        taken = list(control.kept)
     dataset = build_dataset(
         taken,
         recipe.data,
@@ -131,10 +139,11 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     )
     return _Made(
         dataset=dataset,
-        samples=(*samples, *earlier),
+        samples=(*samples, *control.kept, *earlier),
         sides={"": dataset.rows},
         general=general,
-        useless=(*useless, *left),
+        exchanged=control.kept,
+        useless=(*useless, *left, *control.rejected),
     )
 
 

@@ -197,6 +197,27 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(site: Callable[
 
 
 @pytest.mark.slow
+async def test_a_control_has_the_prefixes_of_one_instance_and_the_suffixes_of_another(
+    site: Callable[..., Site],
+) -> None:
+    arms = {"revision": ["data.use=revision"], "control": ["data.use=revision", "data.suffixes=exchanged"]}
+    one = await site(arms=arms).collected()
+    real, control = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
+    _, made = await one.built(real)
+    _, exchanged = await one.built(control)
+    assert set(exchanged["samples"]) == {"revision"}
+    assert exchanged["dataset_hash"] != made["dataset_hash"]
+    pairs = one.ask(
+        "select p.instance_id, s.instance_id from sample c "
+        "join sample p on p.sample_id = json_extract_string(c.extra, '$.prefix_of') "
+        "join sample s on s.sample_id = json_extract_string(c.extra, '$.suffix_of')"
+    )
+    assert len(pairs) == made["samples"]["revision"]
+    assert all(prefix != suffix for prefix, suffix in pairs)
+    assert one.ask("select * from v_orphans") == []
+
+
+@pytest.mark.slow
 async def test_the_pool_is_made_once(site: Callable[..., Site]) -> None:
     one = await site().collected()
     counts = "select (from (select count(*) from node)), (from (select count(*) from trajectory)), count(*) from sample"
@@ -373,6 +394,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
         (["compare.pool=abc"], "compare.pool: comparisons set it"),
         (["compare.arms.rft=[search.width=9]"], "compare.arms.rft: 'search.width=9' is the same for all arms"),
         (["compare.arms.rft=[training.max_tokens=9]"], "compare.arms.rft: 'training.max_tokens=9' is the same"),
+        (["compare.arms.rft=[data.use=rft, data.suffixes=exchanged]"], "data.suffixes: exchanges those of revisions"),
         (["compare.arms.rft=[data.use=dagger]"], "compare.arms.rft: data.use: "),
         (["compare.arms.rft=[training.lr=1]"], "compare.arms.rft: training.lr: unknown field"),
     ],

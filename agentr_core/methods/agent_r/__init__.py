@@ -30,7 +30,7 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups
-from agentr_core.recipes import AgentRConfig, GrpoConfig, Learning, Recipe
+from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe
 from agentr_core.runtime.description import Method, Plan, Stage
 
 RL: Learning = "rl"
@@ -94,6 +94,8 @@ def _faults(recipe: Recipe) -> list[str]:
     faults = []
     if recipe.data.use in ("successes", "rft", "preferences"):
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
+    if recipe.data.suffixes != DataConfig().suffixes:
+        faults.append("data.suffixes: exchanged is the control of a comparison; give it to an arm of method compare")
     if recipe.search.give_up and recipe.search.method != "mcts":
         faults.append("search.give_up: independent episodes have no dives; leave it out, or set search.method=mcts")
     if not recipe.agent_r.phases:

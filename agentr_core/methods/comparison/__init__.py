@@ -103,6 +103,8 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
 def _faults(recipe: Recipe) -> list[str]:
     # A comparison grows trees itself, and need not be told which run has them.
     faults = eto_faults(recipe.eto, own_trees=True)
+    if recipe.data.suffixes == "exchanged" and recipe.data.use not in ("revision", "both"):
+        faults.append(f"data.suffixes: exchanges those of revisions, and data.use {recipe.data.use} has none")
     if recipe.data.replay:
         faults.append("data.replay: a comparison has no earlier iterations; leave it out")
     return faults
