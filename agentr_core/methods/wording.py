@@ -23,4 +23,5 @@ def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
 def of_groups(recipe: Recipe, train: int) -> str:
     """Return what group RL does in an iteration as a phrase: its steps, groups and instances."""
     grpo = recipe.grpo
-    return f"{grpo.steps} steps of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
+    said = f"{grpo.steps} steps of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
+    return f"{said}, {grpo.revision_share:.0%} of them after a failed beginning" if grpo.revision_share else said

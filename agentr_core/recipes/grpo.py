@@ -60,6 +60,10 @@ class GrpoConfig(SamplingFields):
     """How much an instance's earlier episodes count, compared with those of its last group or
     search, with `contrast`.
     """
+    revision_share: Unit = later(0.0)
+    """Share of a step's groups whose episodes go on from the beginning of an episode that failed,
+    one for each group, as those of the revision test do: the policy learns to recover from its own
+    mistakes. What it goes on from is not trained."""
     max_steps: Count = 40
     max_new_tokens: Count = 512
     repeats: Natural = 0

@@ -96,6 +96,18 @@ def test_only_sampled_tokens_carry_loss(renderer: Renderer) -> None:
     assert row.advantages == (0.25, 0.25, 0.25, -0.5, -0.5)
 
 
+def test_what_an_episode_went_on_from_is_read_and_not_trained(renderer: Renderer) -> None:
+    end = renderer.end_of_turn
+    steps = [step(renderer, (50, 51, 52), "length"), step(renderer, (60, end), "stop")]
+    whole = policy_row(messages(steps), steps, renderer, [0.25, -0.5])
+    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5], given=1)
+    assert row.input_ids == whole.input_ids
+    assert row.positions == whole.positions[3:]
+    assert row.logprobs == steps[1].logprobs
+    assert row.advantages == (-0.5, -0.5)
+    assert policy_row(messages(steps), steps, renderer, [0.25, -0.5], given=2).positions == ()
+
+
 def test_of_a_turn_that_grew_only_what_is_read_is_trained(renderer: Renderer) -> None:
     end = renderer.end_of_turn
     steps = [step(renderer, ids, "stop") for ids in ((50, 51, end), (end,), (60, 61))]

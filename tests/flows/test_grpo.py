@@ -168,6 +168,43 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     assert not left or not left[0].exists()
 
 
+@pytest.mark.usefixtures("door_installed")
+def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    more = "grpo: {revision_share: 0.5, resample: 0}"
+    whole, cut = (groups.write(tmp_path / name, door_model, more=more) for name in ("whole", "cut"))
+    asyncio.run(groups.trained(whole))
+    with launched([sys.executable, "-m", "groups", str(cut), "4"], env=process_env) as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    asyncio.run(groups.trained(cut))
+    assert weights_of(cut) == weights_of(whole)
+    assert "groups of 4 episodes of 6 instances, 50% of them after a failed beginning" in describe(whole, [])
+
+    store = store_of(whole)
+    assert store.query("select * from v_orphans").empty
+    given = store.query("select step, prefix, episodes from rl_group where prefix > 0")
+    assert given["step"].min() > 1, "before the first step nothing has failed"
+    assert len(given) > 0
+    kept = store.query(
+        "select d.operator, d.position, g.prefix, g.step, o.step as earlier, h.prefix as earlier_prefix, p.success "
+        "from derivation d join rl_rollout r on r.trajectory_id = d.child_id "
+        "join rl_group g on (g.iteration_id, g.step, g.number) = (r.iteration_id, r.step, r.number) "
+        "join trajectory p on p.trajectory_id = d.parent_id "
+        "join rl_rollout o on o.trajectory_id = d.parent_id "
+        "join rl_group h on (h.iteration_id, h.step, h.number) = (o.iteration_id, o.step, o.number)"
+    )
+    assert len(kept) == given["episodes"].sum()
+    assert set(kept["operator"]) == {"revision"}
+    assert (kept["position"] == kept["prefix"]).all()
+    assert (kept["earlier"] < kept["step"]).all()
+    assert (kept["earlier_prefix"] == 0).all()
+    assert not kept["success"].any()
+    told = store.query("select step, recovered from v_rl_steps order by step")
+    assert told["recovered"].notna().tolist() == [step in set(given["step"]) for step in told["step"]]
+
+
 @pytest.mark.long
 def test_killed_while_it_samples_it_samples_only_what_is_missing(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.grpo.branching import OPERATOR, Fork, Member, forks
+from agentr_core.methods.grpo import branching, revisiting
+from agentr_core.methods.grpo.branching import Fork, Member, forks
+from agentr_core.methods.grpo.revisiting import Beginning
 from agentr_core.recipes import GrpoConfig
 from agentr_core.types import Derivation, Instance, Trajectory
 
@@ -19,6 +21,8 @@ class Family:
     first: int
     seed: Callable[[int], int]
     """The seed of an episode, by its number."""
+    beginning: Beginning = field(default_factory=Beginning)
+    """What all of its episodes go on from."""
     episodes: dict[str, Trajectory] = field(default_factory=dict)
     """What was played, by the id of the trajectory."""
     planned: int = 0
@@ -31,30 +35,37 @@ class Family:
         Without branching that is one wave. With it, a wave of fresh episodes is followed by waves
         of branches of the last one; where none branches, fresh ones make the group full.
         """
-        room, branching = config.num_generations - self.planned, config.branching
-        if not room or branching is None:
+        room, settings = config.num_generations - self.planned, config.branching
+        if not room or settings is None:
             return self._fresh(room)
         if not self.planned:
-            return self._fresh(branching.initial_rollouts)
-        found = forks(self._newest, branching, vocabulary, room=room)
+            return self._fresh(settings.initial_rollouts)
+        found = forks(self._newest, settings, vocabulary, room=room)
         return [self._branch(fork, config) for fork in found] or self._fresh(room)
 
     def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
         """Take the episodes of a wave that were played, by the ids of their trajectories; return
-        what their branches were made of.
+        what those were made of that do not begin at the start.
         """
         self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
         self.episodes |= {one.key: one.trajectory for one in self._newest}
-        return [
-            Derivation(
-                child=one.key, parent=fork.parent.key, operator=OPERATOR, position=fork.position, seed=one.plan.seed
-            )
-            for one in self._newest
-            if (fork := self._forks.get(one.plan.key))
-        ]
+        return [self._derivation(one) for one in self._newest if one.plan.prefix]
+
+    def _derivation(self, one: Member) -> Derivation:
+        fork = self._forks.get(one.plan.key)
+        return Derivation(
+            child=one.key,
+            parent=fork.parent.key if fork else self.beginning.parent,
+            operator=branching.OPERATOR if fork else revisiting.OPERATOR,
+            position=len(one.plan.prefix),
+            seed=one.plan.seed,
+        )
 
     def _fresh(self, count: int) -> list[EpisodePlan]:
-        return [EpisodePlan(instance=self.instance, number=n, seed=self.seed(n)) for n in self._numbers(count)]
+        return [
+            EpisodePlan(instance=self.instance, number=n, seed=self.seed(n), prefix=self.beginning.steps)
+            for n in self._numbers(count)
+        ]
 
     def _branch(self, fork: Fork, config: GrpoConfig) -> EpisodePlan:
         (number,) = self._numbers(1)
@@ -63,7 +74,7 @@ class Family:
             number=number,
             seed=self.seed(number),
             prefix=fork.prefix,
-            max_steps=config.max_steps - fork.position,
+            max_steps=config.max_steps - (fork.position - len(self.beginning.steps)),
         )
         self._forks[plan.key] = fork
         return plan

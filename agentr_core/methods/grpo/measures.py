@@ -13,21 +13,25 @@ from agentr_core.training.group.policy import Totals
 
 def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
     """Return what the episodes of a step were like, and how the updates on them went, None where
-    there was none.
+    there was none. How often a group succeeds goes by those that begin at the start.
     """
-    episodes = [episode for group in groups for episode in group.episodes.values()]
-    replies = [step for episode in episodes for step in episode.steps]
+    fresh = [group for group in groups if not group.prefix]
+    episodes = [episode for group in fresh for episode in group.episodes.values()]
+    recovering = [episode for group in groups if group.prefix for episode in group.episodes.values()]
+    sampled = [episode.steps[group.prefix :] for group in groups for episode in group.episodes.values()]
+    replies = [step for steps in sampled for step in steps]
     shaped = [one for group in groups for one in group.shaped or ()]
     tokens = sum(len(reply.token_ids) for reply in replies)
     return {
         "reward": fmean(episode.reward for episode in episodes) if episodes else 0.0,
         "shaped": fmean(shaped) if shaped else None,
         "pass_at_1": sum(episode.success for episode in episodes) / max(1, len(episodes)),
-        "pass_at_n": sum(group.wins > 0 for group in groups) / max(1, len(groups)),
+        "pass_at_n": sum(group.wins > 0 for group in fresh) / max(1, len(fresh)),
+        "recovered": fmean(episode.success for episode in recovering) if recovering else None,
         "mixed_share": sum(has_contrast(group.compared) for group in groups) / max(1, len(groups)),
         "drawn_again": sum(group.draw > 0 for group in groups),
-        "episode_tokens": tokens / max(1, len(episodes)),
-        "episode_steps": len(replies) / max(1, len(episodes)),
+        "episode_tokens": tokens / max(1, len(sampled)),
+        "episode_steps": len(replies) / max(1, len(sampled)),
         "cut_share": sum(reply.finish_reason == "length" for reply in replies) / max(1, len(replies)),
         "sampled_tokens": tokens,
         "trained_tokens": totals.tokens,

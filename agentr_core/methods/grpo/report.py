@@ -94,6 +94,10 @@ def _blocks(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:
             "mixed": [one.mixed_share for one in steps],
         }
         yield _figure(shares, "Shares of successful episodes, of groups with a success and of mixed groups by step.")
+        recovered = [one.recovered for one in steps if one.recovered is not None]
+        if len(recovered) > 1:
+            caption = "Of the episodes that went on from a failed one, the share that succeeded, by step that had any."
+            yield _figure({"recovered": recovered}, caption)
         yield _figure({"tokens": [one.episode_tokens for one in steps]}, "Sampled tokens of an episode by step.")
     trained = [one for one in steps if one.entropy is not None]
     if len(trained) > 1:
@@ -137,4 +141,5 @@ def _columns(steps: Sequence[GroupStep], size: int) -> dict[str, list[str | None
         "KL to start": numbers((one.kl for one in steps), 4),
         "Clipped, %": shares(one.clip_share for one in steps),
         "Worth": numbers((one.shaped for one in steps), 3),
+        "Recovered, %": shares(one.recovered for one in steps),
     }

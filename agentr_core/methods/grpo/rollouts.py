@@ -13,6 +13,7 @@ from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.curriculum import Tally, choose
 from agentr_core.methods.grpo.families import Family
+from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
 from agentr_core.runtime.instances import held_out
@@ -20,7 +21,14 @@ from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.stages.evaluate import limited
 from agentr_core.store import Writer
-from agentr_core.store.codec import VALIDATION, Group, derivation_rows, load_trajectories, validation_rows
+from agentr_core.store.codec import (
+    VALIDATION,
+    Group,
+    derivation_rows,
+    load_failures,
+    load_trajectories,
+    validation_rows,
+)
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.objectives import GroupReward
 from agentr_core.types import Derivation, Instance, Trajectory
@@ -117,12 +125,14 @@ class Rollouts:
         self, step: int, draw: int, policy: Checkpoint, chosen: Sequence[tuple[int, Instance]], *, first: int
     ) -> tuple[list[Group], Effort]:
         config = self.place.recipe.grpo
+        beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
         # An instance may come again where there are few, and its episodes are others then.
         families = [
             Family(
                 instance=instance,
                 first=(draw * config.groups + again) * config.num_generations,
                 seed=partial(self._seed, step, instance),
+                beginning=beginnings.get(instance.key, Beginning()),
             )
             for again, instance in chosen
         ]
@@ -138,11 +148,25 @@ class Rollouts:
                         draw=draw,
                         policy=policy.id,
                         instance=family.instance,
+                        prefix=len(family.beginning.steps),
                         episodes=family.episodes,
                         shaped=self._shaped(step, list(family.episodes.values())),
                     )
                 )
         return groups, effort
+
+    def _beginnings(self, step: int, draw: int, chosen: Sequence[Instance]) -> dict[str, Beginning]:
+        """Return what the groups of a draw go on from, by the key of their instance; those that
+        begin at the start are left out.
+        """
+        share, store = self.place.recipe.grpo.revision_share, self.place.store
+        if not share:
+            return {}
+        seed = derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
+        failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
+        picked = revisited(chosen, failed, share=share, seed=seed)
+        played = load_trajectories(store, list(picked.values()))
+        return {key: beginning(found, played[found], seed=seed) for key, found in picked.items()}
 
     def _shaped(self, step: int, episodes: Sequence[Trajectory]) -> tuple[float, ...] | None:
         if self.reward is None:

@@ -233,13 +233,19 @@ class _Training:
         return groups, effort
 
     def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
-        """Yield the rows of a group's episodes that sampled anything; none without contrast."""
+        """Yield the rows of a group's episodes that have anything to train; none without
+        contrast.
+        """
         if not has_contrast(group.compared):
             return
         env = worlds.of(group.instance)
         for trajectory, worth in zip(group.episodes.values(), self._worth(group), strict=True):
             for start, end, messages in conversations(env, trajectory) if trajectory.steps else ():
-                yield policy_row(messages, trajectory.steps[start:end], self.renderer, worth[start:end])
+                given = max(0, group.prefix - start)
+                steps = trajectory.steps[start:end]
+                row = policy_row(messages, steps, self.renderer, worth[start:end], given=given)
+                if row.positions:
+                    yield row
 
     def _worth(self, group: Group) -> list[list[float]]:
         """Return the advantage of each step of each episode of a group."""

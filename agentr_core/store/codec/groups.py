@@ -23,14 +23,16 @@ class Group:
     """The episodes of one instance in a step, by the ids of their trajectories and in their order.
 
     `number` counts the groups of the step from 0; `draw` is how often groups had been drawn again
-    when it was drawn; `policy` names what sampled. `shaped` is what each episode is worth to the
-    training, None where that is its reward.
+    when it was drawn; `policy` names what sampled. `prefix` is how many steps of each episode were
+    given, the beginning of a failed one. `shaped` is what each episode is worth to the training,
+    None where that is its reward.
     """
 
     number: int
     draw: int
     policy: str
     instance: Instance
+    prefix: int = 0
     episodes: Mapping[str, Trajectory]
     shaped: tuple[float, ...] | None = None
 
@@ -83,6 +85,7 @@ def group_rows(
                 "instance_id": group.instance.key,
                 "policy": group.policy,
                 "draw": group.draw,
+                "prefix": group.prefix,
                 "episodes": len(group.episodes),
                 "reward": fmean(group.rewards),
                 "wins": group.wins,
@@ -120,15 +123,15 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     `Store.reading`.
     """
     rows = store.rows(
-        "select g.number, g.draw, g.policy, r.trajectory_id, r.shaped from rl_group g "
+        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped from rl_group g "
         "join rl_rollout r using (iteration_id, step, number) where iteration_id = ? and step = ? "
         "order by g.number, r.episode",
         iteration_id,
         step,
     )
-    played = load_trajectories(store, [row[3] for row in rows])
+    played = load_trajectories(store, [row[4] for row in rows])
     found = []
-    for (number, draw, policy), members in groupby(rows, key=itemgetter(0, 1, 2)):
+    for (number, draw, policy, prefix), members in groupby(rows, key=itemgetter(0, 1, 2, 3)):
         *_, keys, worths = zip(*members, strict=True)
         episodes = {key: played[key] for key in keys}
         found.append(
@@ -136,6 +139,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 number=number,
                 draw=draw,
                 policy=policy,
+                prefix=prefix,
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
@@ -146,7 +150,8 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
 
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
     """Return how instances did so far, the earliest first: in finished searches and in groups of
-    the run's earlier iterations, and in this iteration's groups up to a step.
+    the run's earlier iterations, and in this iteration's groups up to a step. Groups that went on
+    from a failed episode do not count.
 
     Raises as `Store.reading`.
     """
@@ -154,15 +159,41 @@ def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupO
     return [GroupOutcome(instance_id=key, episodes=n, reward=reward) for key, n, reward in rows]
 
 
-_OUTCOMES = """
+def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
+    """Return the failed episodes of each instance's last group that began at the start and has any:
+    ids of trajectories of at least two steps, by the key of the instance. It looks at the groups of
+    the run's earlier iterations, and at this iteration's up to a step.
+
+    Raises as `Store.reading`.
+    """
+    found: dict[str, list[str]] = {}
+    for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
+        found.setdefault(instance_id, []).append(trajectory_id)
+    return found
+
+
+_EARLIER = """
 with earlier as (
     select before.iteration_id, before.iteration from iteration now
     join iteration before on before.run_id = now.run_id and before.iteration < now.iteration
     where now.iteration_id = $1
-), outcome as (
-    select iteration, step, number, instance_id, episodes, reward from rl_group join earlier using (iteration_id)
-    union all
-    select null, step, number, instance_id, episodes, reward from rl_group where iteration_id = $1 and step <= $2
+), group_of_run as (
+    select * from rl_group join earlier using (iteration_id) where prefix = 0
+    union all by name
+    select null as iteration, * from rl_group where iteration_id = $1 and step <= $2 and prefix = 0
+)
+"""
+_FAILURES = f"""
+{_EARLIER}
+select g.instance_id, trajectory_id
+from group_of_run g join rl_rollout using (iteration_id, step, number) join trajectory t using (trajectory_id)
+where not t.success and t.num_steps >= 2
+qualify dense_rank() over (partition by g.instance_id order by g.iteration desc nulls first, step desc) = 1
+order by g.instance_id, episode
+"""
+_OUTCOMES = f"""
+{_EARLIER}, outcome as (
+    select iteration, step, number, instance_id, episodes, reward from group_of_run
     union all
     select iteration, 0, 0, instance_id, count(*), avg(node.reward)
     from tree join earlier using (iteration_id) join node using (tree_id)

@@ -40,6 +40,8 @@ class GroupStep(NamedTuple):
     clip_share: float | None
     shaped: float | None
     """Mean of what the episodes are worth; None where that is their reward."""
+    recovered: float | None
+    """None where no episode went on from a failed one."""
 
 
 class Validation(NamedTuple):
@@ -64,6 +66,7 @@ class GroupHead(NamedTuple):
     reward: float
     wins: int
     contrast: bool
+    prefix: int
 
 
 class GroupRollout(NamedTuple):
@@ -116,7 +119,8 @@ def validations(store: Store, iteration_id: str) -> list[Validation]:
 
 
 _GROUP = """
-select g.iteration_id, i.run_id, i.iteration, g.step, g.number, g.instance_id, g.policy, g.reward, g.wins, g.contrast
+select g.iteration_id, i.run_id, i.iteration, g.step, g.number, g.instance_id, g.policy, g.reward, g.wins, g.contrast,
+    g.prefix
 from rl_group g join iteration i using (iteration_id)
 where g.iteration_id = ? and g.step = ? and g.number = ?
 """
@@ -142,7 +146,7 @@ where iteration_id = ?
 """
 _STEPS = """
 select step, reward, pass_at_1, pass_at_n, mixed_share, episode_tokens, cut_share,
-    sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped
+    sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered
 from rl_step
 where iteration_id = ?
 order by step

@@ -28,7 +28,12 @@ class PolicyRow(NamedTuple):
 
 
 def policy_row(
-    messages: Sequence[Message], steps: Sequence[Step], renderer: Renderer, advantages: Sequence[float]
+    messages: Sequence[Message],
+    steps: Sequence[Step],
+    renderer: Renderer,
+    advantages: Sequence[float],
+    *,
+    given: int = 0,
 ) -> PolicyRow:
     """Return the row of an episode.
 
@@ -36,6 +41,7 @@ def policy_row(
         messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
             reply in the middle of a growing turn carries none, and is not trained.
         advantages: those of the steps.
+        given: how many of the first steps the episode went on from; they are not trained.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -48,7 +54,7 @@ def policy_row(
     positions: list[int] = []
     logprobs: list[float] = []
     worth: list[float] = []
-    for (span, ends), step, advantage in zip(replies, steps, advantages, strict=True):
+    for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
         if not span.train:
             continue
         if step.logprobs is None or len(step.logprobs) != len(step.token_ids):
@@ -61,6 +67,8 @@ def policy_row(
         if ends and found and trained[:1] == [found[-1] + 1]:
             # Nobody sampled this end of turn.
             trained = trained[1:]
+        if number < given:
+            continue
         positions += found
         logprobs += step.logprobs[: len(ids)]
         worth += [advantage] * len(ids)

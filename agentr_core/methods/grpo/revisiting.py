@@ -1,0 +1,51 @@
+"""Groups that begin in the middle: which of a step's instances go on from a failed episode, and
+after which of its steps.
+
+Agent-R splices a revision onto the beginning of a bad path and trains on it (arXiv 2501.11425,
+section 3.2). Here the policy itself goes on from such a beginning, as in the revision test, and is
+rewarded for what becomes of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Instance, Step, Trajectory
+
+OPERATOR = "revision"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What the episodes of a group go on from: the first steps of the trajectory `parent`, an id;
+    with none of them they begin at the start.
+    """
+
+    steps: tuple[Step, ...] = ()
+    parent: str = ""
+
+
+def revisited(
+    instances: Sequence[Instance], failed: Mapping[str, Sequence[str]], *, share: float, seed: int
+) -> dict[str, str]:
+    """Return the failed episode to go on from for each instance that has one, by its key: for a
+    `share` of all `instances` at most, which the seed draws.
+
+    Args:
+        failed: the ids of failed episodes with at least two steps, by the key of their instance.
+    """
+    able = sorted({instance.key for instance in instances if failed.get(instance.key)})
+    rng = random.Random(seed)
+    chosen = rng.sample(able, min(len(able), round(share * len(instances))))
+    return {key: rng.choice(failed[key]) for key in sorted(chosen)}
+
+
+def beginning(key: str, trajectory: Trajectory, *, seed: int) -> Beginning:
+    """Return the beginning of a trajectory, by its id: at least one step is kept, and at least one
+    is cut off, so that no beginning has ended the episode.
+    """
+    cut = random.Random(derive_seed(seed, "cut", key)).randrange(1, len(trajectory.steps))
+    return Beginning(steps=trajectory.steps[:cut], parent=key)

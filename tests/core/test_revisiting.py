@@ -1,0 +1,148 @@
+"""Groups that go on from failed episodes: which ones, after which step, and what of them is
+trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.methods.grpo.families import Family
+from agentr_core.methods.grpo.measures import measures
+from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
+from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
+from agentr_core.store import Store
+from agentr_core.store.codec import (
+    Group,
+    group_rows,
+    iteration_rows,
+    load_failures,
+    load_groups,
+    load_outcomes,
+    trajectory_rows,
+)
+from agentr_core.store.tables import merge
+from agentr_core.training.group.policy import Totals
+from agentr_core.types import Instance, Step, StopReason, Trajectory
+
+ROOMS = [Instance(environment="room", split="train", index=index) for index in range(8)]
+ALWAYS = BranchingConfig(initial_rollouts=2, branch_probability=1.0)
+
+
+def step(name: str) -> Step:
+    ids, logprobs = (1, 2), (-1.0, -1.0)
+    return Step(
+        reply=name,
+        action=name,
+        observation="seen",
+        reward=0.0,
+        token_ids=ids,
+        logprobs=logprobs,
+        finish_reason="stop",
+        tokenizer="t",
+    )
+
+
+def played(room: Instance, *steps: Step, won: bool = False) -> Trajectory:
+    stop = StopReason.SUCCESS if won else StopReason.STEP_LIMIT
+    return Trajectory(
+        instance=room, first_observation="A room.", steps=steps, reward=float(won), success=won, stop=stop
+    )
+
+
+def long(room: Instance, *, won: bool, steps: int = 3) -> Trajectory:
+    return played(room, *(step(f"{number}") for number in range(steps)), won=won)
+
+
+def test_a_share_of_the_instances_goes_on_from_one_of_their_failures() -> None:
+    failed = {room.key: [f"{room.key}-{n}" for n in range(3)] for room in ROOMS[:6]}
+    found = [revisited(ROOMS, failed, share=0.5, seed=seed) for seed in range(50)]
+    assert all(len(one) == 4 for one in found)
+    assert {key for one in found for key in one} == set(failed), "each has its turn"
+    assert {parent for one in found for parent in one.values()} == {key for keys in failed.values() for key in keys}
+    assert all(parent in failed[key] for one in found for key, parent in one.items())
+    assert revisited(ROOMS, failed, share=0.5, seed=3) == found[3]
+    assert len(revisited(ROOMS, failed, share=1.0, seed=0)) == 6, "those that never failed begin at the start"
+    assert revisited(ROOMS, {}, share=1.0, seed=0) == {}
+
+
+def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
+    whole = long(ROOMS[0], won=False, steps=4)
+    cuts = [beginning(f"t{n}", whole, seed=0) for n in range(60)]
+    assert {len(one.steps) for one in cuts} == {1, 2, 3}
+    assert all(one.steps == whole.steps[: len(one.steps)] for one in cuts)
+    assert cuts[7] == beginning("t7", whole, seed=0)
+
+
+@pytest.mark.parametrize("branching", [None, ALWAYS])
+def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: object) -> None:
+    given = (step("x"), step("y"))
+    config = GrpoConfig(num_generations=3, max_steps=9, branching=ALWAYS if branching else None)
+    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=Beginning(steps=given, parent="lost"))
+    told = []
+    while plans := group.next_wave(config, 100):
+        assert all(plan.prefix[:2] == given for plan in plans)
+        # None is the recipe's limit, which does not count a prefix.
+        assert [plan.max_steps for plan in plans] == [None if plan.prefix == given else 8 for plan in plans]
+        told += group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+    made_of = [(one.child, one.parent, one.operator, one.position) for one in told]
+    assert made_of[:2] == [("t0", "lost", "revision", 2), ("t1", "lost", "revision", 2)]
+    assert made_of[2:] == [("t2", "t0", "branch", 3) if branching else ("t2", "lost", "revision", 2)]
+
+
+def went_on(plan: EpisodePlan) -> Trajectory:
+    return played(plan.instance, *plan.prefix, *(step(f"{plan.number}.{n}") for n in range(3)))
+
+
+def stored(store: Store, group: Group, iteration_id: str, at: int) -> None:
+    rows = [trajectory_rows(key, t, source="rollout", iteration_id="i") for key, t in group.episodes.items()]
+    mixed = len(set(group.rewards)) > 1
+    of_group = group_rows(group, list(group.rewards), iteration_id=iteration_id, step=at, contrast=mixed)
+    store.write(merge([*rows, of_group]))
+
+
+def test_the_last_failures_from_the_start_are_found_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    room = ROOMS[0]
+    for iteration_id, number in (("before", 1), ("i", 2), ("later", 3)):
+        store.write(iteration_rows(iteration_id, run_id="r", iteration=number))
+
+    def group(name: str, number: int, *episodes: Trajectory, prefix: int = 0) -> Group:
+        named = {f"{name}{place}": one for place, one in enumerate(episodes)}
+        instance = episodes[0].instance
+        return Group(number=number, draw=0, policy="p", instance=instance, prefix=prefix, episodes=named)
+
+    other = ROOMS[1]
+    stored(store, group("a", 0, long(room, won=False), long(room, won=True)), "before", 1)
+    stored(store, group("b", 1, long(other, won=False), long(other, won=False, steps=1)), "before", 1)
+    stored(store, group("c", 0, long(room, won=True), long(room, won=False)), "i", 1)
+    stored(store, group("d", 0, long(room, won=False), long(room, won=True), prefix=1), "i", 2)
+    stored(store, group("e", 1, long(other, won=True)), "i", 2)
+    stored(store, group("f", 0, long(room, won=False)), "i", 3)
+    stored(store, group("g", 0, long(room, won=False)), "later", 1)
+
+    assert load_failures(store, "i", until=0) == {room.key: ["a0"], other.key: ["b0"]}, "too short to be cut: b1"
+    assert load_failures(store, "i", until=2) == {room.key: ["c1"], other.key: ["b0"]}
+    assert load_failures(store, "i", until=3) == {room.key: ["f0"], other.key: ["b0"]}
+    assert [one.prefix for one in load_groups(store, "i", 2)] == [1, 0]
+    known = [(one.instance_id, one.episodes) for one in load_outcomes(store, "i", until=2)]
+    assert known == [(room.key, 2), (other.key, 2), (room.key, 2), (other.key, 1)], "d is about another state"
+
+
+def test_a_step_tells_recovery_apart_from_success() -> None:
+    room = ROOMS[0]
+    fresh = Group(
+        number=0, draw=0, policy="p", instance=room, episodes={"a": long(room, won=True), "b": long(room, won=True)}
+    )
+    again = {"c": long(room, won=False, steps=5), "d": long(room, won=True, steps=5)}
+    recovering = Group(number=1, draw=0, policy="p", instance=room, prefix=4, episodes=again)
+
+    found = measures([fresh, recovering], Totals(), GrpoConfig())
+
+    assert (found["pass_at_1"], found["pass_at_n"], found["reward"]) == (1.0, 1.0, 1.0)
+    assert found["recovered"] == 0.5
+    assert found["mixed_share"] == 0.5
+    assert found["episode_steps"] == (3 + 3 + 1 + 1) / 4, "what was given is not counted"
+    assert measures([fresh], Totals(), GrpoConfig())["recovered"] is None
