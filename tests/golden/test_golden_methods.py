@@ -134,7 +134,10 @@ async def test_wheel(
 async def test_comparison(
     place: Callable[[Recipe], Workplace], tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
-    recipe = cut("textcraft-compare-tiny", tmp_path / "runs", *TREES, *EXPLORED, "compare.seeds=[0]")
+    # As when the golden file was made.
+    data = ("data={use: both, good_per_tree: 1, max_length: 2048}", "compare.metrics=[]", "compare.seeds=[0]")
+    budget = (*BUDGET, "training.max_tokens=80000")
+    recipe = cut("textcraft-compare-tiny", tmp_path / "runs", *TREES, *EXPLORED, *data, *budget)
     pool = place(recipe)
     await begun(pool)
     lines = [f"run {pool.run_id}", *await turned(pool, 1)]
