@@ -77,9 +77,9 @@ def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
 
 
 @pytest.mark.parametrize("branching", [None, ALWAYS])
-def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: object) -> None:
+def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: BranchingConfig | None) -> None:
     given = (step("x"), step("y"))
-    config = GrpoConfig(num_generations=3, max_steps=9, branching=ALWAYS if branching else None)
+    config = GrpoConfig(num_generations=3, max_steps=9, branching=branching)
     group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=Beginning(steps=given, parent="lost"))
     told = []
     while plans := group.next_wave(config, 100):

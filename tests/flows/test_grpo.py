@@ -125,6 +125,20 @@ def sampled(file: Path, wanted: int) -> bool:
     return count(file, "trajectory where source = 'rollout'") >= wanted
 
 
+def whole_and_cut(folder: Path, model: Path, env: dict[str, str], *, more: str, killed_at: int) -> tuple[Path, Path]:
+    """Return the recipes of a training that nobody disturbed, and of one that was killed before it
+    trained on a step and went on; their weights are the same.
+    """
+    whole, cut = (groups.write(folder / name, model, more=more) for name in ("whole", "cut"))
+    asyncio.run(groups.trained(whole))
+    with launched([sys.executable, "-m", "groups", str(cut), str(killed_at)], env=env) as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    asyncio.run(groups.trained(cut))
+    assert weights_of(cut) == weights_of(whole)
+    return whole, cut
+
+
 # PEFT asks for an attribute that Transformers has renamed.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.usefixtures("door_installed")
@@ -132,14 +146,7 @@ def test_adapters_come_out_the_same_after_a_kill_and_are_published_beside_a_whol
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     more = "training: {lora_r: 4, learning_rate: 1.0e-2}"
-    whole, cut = (groups.write(tmp_path / name, door_model, more=more) for name in ("whole", "cut"))
-    asyncio.run(groups.trained(whole))
-    with launched([sys.executable, "-m", "groups", str(cut), "3"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
-    asyncio.run(groups.trained(cut))
-    assert weights_of(cut) == weights_of(whole)
-    for file in (whole, cut):
+    for file in whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=3):
         (path,) = store_of(file).query("select path from checkpoint where parent_id is not null")["path"]
         assert (Path(path) / "model.safetensors").is_file()
         assert (Path(path) / "adapter" / "adapter_model.safetensors").is_file()
@@ -173,13 +180,7 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     more = "grpo: {revision_share: 0.5, resample: 0}"
-    whole, cut = (groups.write(tmp_path / name, door_model, more=more) for name in ("whole", "cut"))
-    asyncio.run(groups.trained(whole))
-    with launched([sys.executable, "-m", "groups", str(cut), "4"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
-    asyncio.run(groups.trained(cut))
-    assert weights_of(cut) == weights_of(whole)
+    whole, _ = whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=4)
     assert "groups of 4 episodes of 6 instances, 50% of them after a failed beginning" in describe(whole, [])
 
     store = store_of(whole)
