@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
-from agentr_core.reports.records import IterationScore
+from agentr_core.reports.records import Estimate, IterationScore
 
+BASE = "base"
+"""What tables call the model that all arms begin with."""
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
     "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may "
@@ -24,11 +26,14 @@ TIME_NOTE = (
     "learning rate follows the time. Loading, and what the reference model makes of preference pairs, are not counted. "
     "Tokens of pairs are those of both sides."
 )
-
-
 WHOLE_NOTE = (
     "Every arm is a run of its own, which collects for itself. Sampled tokens are those that models wrote in searches, "
     "judgements, rollouts and edits, without evaluations; the time is that of training."
+)
+DIFFERENCES_NOTE = (
+    "Success of the first model minus that of the second, in points, over the episodes that both played, with the same "
+    "seed of training; 95% intervals, clustered by what instances are variants of, over all seeds together. How far "
+    "seeds differ among themselves is in the first table."
 )
 
 
@@ -85,6 +90,17 @@ class ArmReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The success of an arm minus that of another arm or of the base, by set of held-out instances;
+    a set on which nothing can be said is missing.
+    """
+
+    arm: str
+    other: str
+    sets: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
     """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other
     one is 0, and both are for whole runs.
@@ -104,6 +120,7 @@ class ComparisonReport:
     arms: tuple[ArmReport, ...]
     metrics: tuple[str, ...] = ()
     """Names of further columns."""
+    differences: tuple[Difference, ...] = ()
     recipe_yaml: str = ""
 
     @property
@@ -113,9 +130,13 @@ class ComparisonReport:
 
 
 def sections(report: ComparisonReport) -> tuple[Section, ...]:
-    """Return the sections of the page: the table of scores, the budget, the runs, the recipe."""
+    """Return the sections of the page: scores, differences where two models were evaluated, the
+    budget, the runs, the recipe.
+    """
+    paired = Section("differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE)
     return (
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE),
+        *([paired] if report.differences else []),
         _spent(report),
         Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
@@ -138,14 +159,14 @@ def scores(report: ComparisonReport) -> Table:
         *(Column(metric) for metric in report.metrics),
         Column("Seeds"),
     )
-    base = [] if report.base is None else [Row(("base", *_base(report.base), *("" for _ in report.metrics), ""))]
+    base = [] if report.base is None else [Row((BASE, *_base(report.base), *("" for _ in report.metrics), ""))]
     rows = [
         Row(
             (
                 arm.name,
                 _cell(arm.success, wording.percent),
                 _whisker(arm.success),
-                "" if arm.name == first else _cell(arm.against, _points),
+                "" if arm.name == first else _cell(arm.against, wording.points),
                 _cell(arm.reward, wording.percent),
                 _cell(arm.steps, _steps),
                 _cell(arm.revision, wording.percent),
@@ -156,6 +177,14 @@ def scores(report: ComparisonReport) -> Table:
         for arm in report.arms
     ]
     return Table(columns, (*base, *rows))
+
+
+def paired_differences(found: Sequence[Difference]) -> Table:
+    """Return one row for each two models, with a column for each set."""
+    names = dict.fromkeys(name for one in found for name in one.sets)
+    columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
+    rows = (Row((one.arm, one.other, *(_difference(one.sets.get(name)) for name in names))) for one in found)
+    return Table(columns, tuple(rows))
 
 
 def budget(report: ComparisonReport) -> Table:
@@ -275,8 +304,10 @@ def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
     return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
 
 
-def _points(difference: float) -> str:
-    return wording.points(difference)
+def _difference(found: Estimate | None) -> Cell:
+    if found is None:
+        return wording.NOTHING
+    return Measured(wording.points(found.value), wording.points_interval(found))
 
 
 def _number(value: float) -> str:

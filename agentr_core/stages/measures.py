@@ -132,10 +132,17 @@ def gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate:
     """Return the mean gain over the same episodes, clustered by what their instances are variants
     of.
     """
+    found = gains(now, before)
+    return metrics.clustered_mean([gained for gained, _ in found], [origin for _, origin in found])
+
+
+def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float, str]]:
+    """Return the gain of each episode over the same one before, -1, 0 or 1, with what its instance
+    is a variant of; episodes that were not played before are left out.
+    """
     earlier = {(e.instance.key, e.repeat, e.cut): e.trajectory.success for e in before}
     same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat, e.cut)) in earlier]
-    gains = [float(e.trajectory.success) - float(was) for e, was in same]
-    return metrics.clustered_mean(gains, [e.origin for e, _ in same])
+    return [(float(e.trajectory.success) - float(was), e.origin) for e, was in same]
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:

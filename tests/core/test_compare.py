@@ -288,7 +288,16 @@ async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callabl
         for arm, runs in (("eto", second.runs), ("good", first.runs))
         for run in runs
     ]
+    assert [(one.arm, one.other) for one in report.differences] == [("good", "base"), ("eto", "base"), ("eto", "good")]
+    assert report.base is not None
+    seeds = [run.score.success.value - report.base.success.value for run in first.runs]
+    against_base, _, of_arms = (one.sets["test"] for one in report.differences)
+    assert against_base.value == pytest.approx(sum(seeds) / 2)
+    assert against_base.n == 2 * first.runs[0].score.success.n
+    assert of_arms.n == first.runs[0].score.success.n, "only the seed that both have counts"
+    assert of_arms.value == pytest.approx(second.against.value)
     page = render_comparison_markdown(report)
+    assert "## Differences" in page
     for run in (*first.runs, *second.runs):
         assert f"`{run.run_id}` | `{run.checkpoint_id}` | `{run.dataset_hash}`" in page
 
@@ -383,6 +392,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
     ("overrides", "said"),
     [
         (["compare.arms={}"], "compare.arms: name at least one"),
+        (["compare.arms.base=[data.use=good]"], "compare.arms.base: reports call the model so"),
         (["compare.seeds=[]"], "compare.seeds: name at least one"),
         (["compare.seeds=[1, 1]"], "compare.seeds: a seed comes twice"),
         (["training.max_tokens=0"], "training.max_tokens: give the number of trained tokens that every arm gets"),

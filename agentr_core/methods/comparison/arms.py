@@ -17,6 +17,7 @@ from agentr_core.methods.table import method_named, names
 from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
 from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
+from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
@@ -149,6 +150,8 @@ def _faults_of_seeds(recipe: Recipe) -> list[str]:
         faults.append("compare.pool: comparisons set it for their arms; leave it out")
     if not compare.arms:
         faults.append("compare.arms: name at least one")
+    if BASE in compare.arms:
+        faults.append(f"compare.arms.{BASE}: reports call the model so that all arms begin with; take another name")
     if not compare.seeds:
         faults.append("compare.seeds: name at least one")
     if len(set(compare.seeds)) < len(compare.seeds):

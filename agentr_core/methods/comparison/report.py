@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import yaml
@@ -15,10 +15,11 @@ import yaml
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import RUNS, Arm, arms_of
+from agentr_core.methods.comparison.differences import Played, differences, played
 from agentr_core.recipes import parse, shown
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.reports import wording
-from agentr_core.reports.comparison import ArmReport, ArmRun, ComparisonReport, SeedMean
+from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
 from agentr_core.reports.records import IterationScore
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import asked_for
@@ -27,8 +28,18 @@ from agentr_core.store.queries.iterations import checkpoint_made, trained_by, tr
 from agentr_core.store.queries.runs import configs_of_all, configs_on_pool, run_state
 from agentr_core.store.queries.usage import experience_tokens
 
-BASE, TRAINED = 0, 1
-"""The iterations of an arm on a pool: the model that all arms begin with, and the one it made."""
+TRAINED = 1
+"""The iteration of an arm on a pool; 0 is the model that all arms begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluated:
+    """An arm with its run, and the last iteration of it that was trained."""
+
+    arm: Arm
+    place: Workplace
+    board: Scoreboard
+    last: int
 
 
 def build_comparison(place: Workplace) -> ComparisonReport:
@@ -36,21 +47,11 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     runs.
     """
     recipe = place.recipe
-    by_name: dict[str, list[ArmRun]] = {name: [] for name in recipe.compare.arms}
     arms = arms_of(recipe, place.run_id)
+    begun = list(_begun(place, arms))
+    made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
+    by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
     uses = {arm.name: arm.recipe.method if arm.whole else arm.recipe.data.use for arm in arms}
-    made_of = _trainings(place)
-    base = None if recipe.method == RUNS else Scoreboard(place).score(BASE)
-    for arm in arms:
-        run_id = made_of.get(canonical(asked_for(arm.recipe)))
-        if run_id is None:
-            continue
-        here = replace(place, recipe=arm.recipe, run_id=run_id)
-        board = Scoreboard(here)
-        made = _run(here, board, arm, recipe.compare.metrics)
-        by_name[arm.name] += [made] if made else []
-        # Whole runs evaluate what they begin with themselves, and all begin with the same model.
-        base = base or (board.score(BASE) if arm.whole else None)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
     return ComparisonReport(
         recipe_name=recipe.name,
@@ -62,10 +63,35 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         max_seconds=0.0 if recipe.method == RUNS else recipe.training.max_seconds,
         seeds=recipe.compare.seeds,
         metrics=recipe.compare.metrics,
-        base=base,
+        base=_base_score(place, begun),
         arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
+        differences=_differences([one for one, _ in made]),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
+
+
+def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
+    made_of = _trainings(place)
+    for arm in arms:
+        if run_id := made_of.get(canonical(asked_for(arm.recipe))):
+            here = replace(place, recipe=arm.recipe, run_id=run_id)
+            last = max(trained_iterations(here.store, run_id), default=0) if arm.whole else TRAINED
+            yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), last=last)
+
+
+def _base_score(place: Workplace, begun: Sequence[_Evaluated]) -> IterationScore | None:
+    """Return the score of the model that all arms begin with; whole runs evaluate it themselves."""
+    boards = [one.board for one in begun] if place.recipe.method == RUNS else [Scoreboard(place)]
+    return next((score for board in boards if (score := board.score(0)) is not None), None)
+
+
+def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
+    models: dict[str, dict[int, Played]] = {BASE: {}}
+    for one in found:
+        if one.arm.seed not in models[BASE]:
+            models[BASE][one.arm.seed] = played(one.place, 0)
+        models.setdefault(one.arm.name, {})[one.arm.seed] = played(one.place, one.last)
+    return differences(models)
 
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float]) -> ArmReport:
@@ -111,9 +137,9 @@ def _trainings(place: Workplace) -> dict[str, str]:
     return {canonical(asked_for(parse(json.loads(config), stored=True))): run_id for run_id, config in configs.items()}
 
 
-def _run(here: Workplace, board: Scoreboard, arm: Arm, metrics: Sequence[str]) -> ArmRun | None:
+def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
     """Return what is known of the run of an arm, once its last model was evaluated."""
-    last = max(trained_iterations(here.store, here.run_id), default=0) if arm.whole else TRAINED
+    arm, here, board, last = one.arm, one.place, one.board, one.last
     score = board.score(last) if last else None
     if score is None or (arm.whole and last < arm.recipe.iterations):
         return None

@@ -1,0 +1,54 @@
+"""Differences between the arms of a comparison, paired by held-out episode over all seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentr_core.evaluation.metrics import clustered_mean
+from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.reports.comparison import Difference
+from agentr_core.reports.records import Estimate
+from agentr_core.runtime.place import Workplace
+from agentr_core.stages.evaluate import evaluation_id
+from agentr_core.stages.lost_episodes import counted_episodes
+from agentr_core.stages.measures import gains
+from agentr_core.stages.report_scores import finite
+from agentr_core.store.codec.trajectories import Episode
+
+Played = Mapping[str, Sequence[Episode]]
+"""The held-out episodes of a model by set."""
+
+
+def played(place: Workplace, iteration: int) -> Played:
+    """Return the held-out episodes of an iteration's model, by each set that it played."""
+    names = (TEST, *place.recipe.evaluation.sets, REVISION)
+    found = {name: counted_episodes(place, evaluation_id(place, iteration, name)) for name in names}
+    return {name: episodes for name, episodes in found.items() if episodes}
+
+
+def differences(models: Mapping[str, Mapping[int, Played]]) -> tuple[Difference, ...]:
+    """Return the difference in success between each two models on each set.
+
+    Args:
+        models: by name, what the model of each seed played. Only seeds and episodes that two models
+            share count.
+    """
+    names = list(models)
+    found = [
+        Difference(arm=name, other=other, sets=_by_set(models[name], models[other]))
+        for number, name in enumerate(names)
+        for other in names[:number]
+    ]
+    return tuple(one for one in found if one.sets)
+
+
+def _by_set(now: Mapping[int, Played], before: Mapping[int, Played]) -> dict[str, Estimate]:
+    seeds = [seed for seed in now if seed in before]
+    found: dict[str, Estimate] = {}
+    for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
+        pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
+        # An instance that several seeds played is one cluster: its episodes are no new evidence.
+        estimate = finite(clustered_mean([gain for gain, _ in pairs], [origin for _, origin in pairs]))
+        if estimate is not None:
+            found[name] = estimate
+    return found
