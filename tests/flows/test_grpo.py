@@ -179,15 +179,18 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
 def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
-    more = "grpo: {revision_share: 0.5, resample: 0}"
+    # More groups than instances: some come twice in a step.
+    more = "grpo: {groups: 8, revision_share: 0.5, resample: 0}"
     whole, _ = whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=4)
     assert "groups of 4 episodes of 6 instances, 50% of them after a failed beginning" in describe(whole, [])
 
     store = store_of(whole)
     assert store.query("select * from v_orphans").empty
-    given = store.query("select step, prefix, episodes from rl_group where prefix > 0")
+    given = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
     assert given["step"].min() > 1, "before the first step nothing has failed"
     assert len(given) > 0
+    assert given.groupby("step").size().max() <= 4
+    assert not given.duplicated(["step", "instance_id"]).any()
     kept = store.query(
         "select d.operator, d.position, g.prefix, g.step, o.step as earlier, h.prefix as earlier_prefix, p.success "
         "from derivation d join rl_rollout r on r.trajectory_id = d.child_id "

@@ -132,7 +132,7 @@ class Rollouts:
                 instance=instance,
                 first=(draw * config.groups + again) * config.num_generations,
                 seed=partial(self._seed, step, instance),
-                beginning=beginnings.get(instance.key, Beginning()),
+                beginning=Beginning() if again else beginnings.get(instance.key, Beginning()),
             )
             for again, instance in chosen
         ]
