@@ -109,10 +109,18 @@ async def test_what_is_there_is_not_made_again(tmp_path: Path, tiny_model_dir: P
     assert {row for row in before if row[0] != "timing"} <= all_rows(place.store)
 
 
-async def test_a_fault_costs_nothing_that_was_made(tmp_path: Path, tiny_model_dir: Path) -> None:
-    calm = await whole(tmp_path / "calm", tiny_model_dir, (plain := cast()))
-    wanted = answers_of(calm)
-    for number in (1, 4, 9):
+@pytest.mark.parametrize(
+    ("bounds", "faults"),
+    [({}, (1, 4, 9)), ({"policy": "expand-all", "most_members": 64, "most_tokens": 200}, (40, 80))],
+)
+async def test_a_fault_costs_nothing_that_was_made(
+    tmp_path: Path, tiny_model_dir: Path, bounds: dict[str, Any], faults: tuple[int, ...]
+) -> None:
+    calm = await whole(tmp_path / "calm", tiny_model_dir, (plain := cast()), **bounds)
+    wanted, ends = answers_of(calm), "select instance_id, members, rounds, ended_by from family order by all"
+    ended = calm.store.rows(ends)
+    assert {why for *_, why in ended} == ({"tokens"} if bounds else {"rounds"})
+    for number in faults:
         staff, left = cast(), [number]
 
         def out(role: str, request: Request, left: list[int] = left) -> None:
@@ -122,10 +130,11 @@ async def test_a_fault_costs_nothing_that_was_made(tmp_path: Path, tiny_model_di
 
         staff.before = out
         with pytest.raises(ErrorBudgetSpent):
-            await whole(tmp_path / str(number), tiny_model_dir, staff)
+            await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
         staff.before = lambda role, request: None
-        place = await whole(tmp_path / str(number), tiny_model_dir, staff)
+        place = await whole(tmp_path / str(number), tiny_model_dir, staff, **bounds)
         assert answers_of(place) == wanted
+        assert place.store.rows(ends) == ended
 
         for role in ("editor", "reflector"):
             seeds, once = ([request.seed for request in of.requests(role)] for of in (staff, plain))

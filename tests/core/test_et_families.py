@@ -39,9 +39,9 @@ async def grown(
     async def make(attempt: Attempt) -> Member | None:
         tried.append(attempt.name)
         reward = rewards.get(attempt.name, 0.0)
-        return None if reward is None else member(attempt.name, reward, cost=len(attempt.name))
+        return None if reward is None else member(attempt.name, reward, cost=len(attempt.name), tokens=tokens)
 
-    return await grow(config, make, lambda: tokens * len(tried)), tried
+    return await grow(config, make, lambda before: 0), tried
 
 
 def test_the_best_that_was_not_varied_yet_is_right_then_cheap_then_first() -> None:
@@ -105,7 +105,7 @@ async def test_a_fault_of_one_child_leaves_the_others() -> None:
         return member(attempt.name, 0, 0)
 
     with pytest.raises(ValueError, match="no such luck"):
-        await grow(FlywheelConfig(), make, lambda: 0)
+        await grow(FlywheelConfig(), make, lambda before: 0)
     assert made == ["0", "0.1I2", "0.1I3"]
 
 

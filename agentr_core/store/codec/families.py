@@ -18,9 +18,10 @@ FLYWHEEL = "flywheel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEdit:
-    """A stored answer with its id, and the instance in whose family it was asked for."""
+    """A stored answer with its id, the instance in whose family it was asked for, and for what."""
 
     edit_id: str
+    subject: str
     instance_id: str
     answer: Answer
 
@@ -55,8 +56,8 @@ def edit_rows(
 def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
     """Return what models answered in an iteration's flywheel. Raises as `Store.reading`."""
     return [
-        StoredEdit(edit_id=edit_id, instance_id=instance_id, answer=answer_of(columns))
-        for edit_id, instance_id, *columns in store.rows(_EDITS, iteration_id)
+        StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer_of(columns))
+        for edit_id, subject, instance_id, *columns in store.rows(_EDITS, iteration_id)
     ]
 
 
@@ -98,8 +99,8 @@ def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int
 
 
 _EDITS = """
-select e.edit_id, e.instance_id, e.role, e.model, e.prompt_hash, e.seed, t.text, e.finish_reason, e.prompt_tokens,
-    e.completion_tokens
+select e.edit_id, e.subject, e.instance_id, e.role, e.model, e.prompt_hash, e.seed, t.text, e.finish_reason,
+    e.prompt_tokens, e.completion_tokens
 from edit e join text t on t.text_id = e.reply_id
 where e.iteration_id = ?
 order by e.edit_id

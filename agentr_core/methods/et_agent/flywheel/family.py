@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from agentr_core.recipes import FlywheelConfig
 from agentr_core.types import Trajectory
@@ -33,6 +34,18 @@ class Attempt:
     round: int = 0
     operator: str = "C0"
     parent: Member | None = None
+
+
+def subject_of(attempt: Attempt, operator: str) -> str:
+    """Return the name of what an operator asks in an attempt: the parent's, the round and the
+    operator."""
+    parent = "" if attempt.parent is None else attempt.parent.name
+    return f"{parent}.{attempt.round}{operator}"
+
+
+def round_of(subject: str) -> int:
+    """Return the round of what was asked, by its name."""
+    return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
 
 
 def begun(config: FlywheelConfig) -> tuple[Attempt, ...]:

@@ -25,18 +25,20 @@ class Grown(NamedTuple):
     ended_by: str
 
 
-async def grow(config: FlywheelConfig, make: Make, written: Callable[[], int]) -> Grown:
+async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int]) -> Grown:
     """Return the family of a question after its rounds.
 
     Args:
-        written: how many tokens models wrote for it so far.
+        answered: how many tokens models wrote when they were asked for it before a round. What a
+            later round asked in an earlier try does not count, so that it ends where it would have.
 
     Raises what `make` raises, once the other children of the round are made.
     """
     members = await _made(begun(config), make)
     used: set[str] = set()
     for round_ in range(1, config.rounds + 1):
-        if config.most_tokens and written() >= config.most_tokens:
+        written = sum(member.tokens for member in members) + answered(round_)
+        if config.most_tokens and written >= config.most_tokens:
             return Grown(tuple(members), round_ - 1, "tokens")
         varied = parents(members, used, config)
         tried = attempts(varied, round_, config, room=config.most_members - len(members))

@@ -10,9 +10,10 @@ from typing import Any
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.et_agent.flywheel.carrying import Played
+from agentr_core.methods.et_agent.flywheel.family import round_of
 from agentr_core.methods.et_agent.flywheel.tagged import Tagged
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
-from agentr_core.methods.et_agent.stages.family_maker import STAGE, FamilyWork, Kept
+from agentr_core.methods.et_agent.stages.family_maker import STAGE, FamilyWork, Kept, Said
 from agentr_core.methods.et_agent.stages.family_shard import FamilyShard
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
@@ -20,7 +21,7 @@ from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.ungraded import UNGRADED
 from agentr_core.store.codec import load_draws, load_edits, load_members, load_trajectories, tokens_written
-from agentr_core.types import Answer, Instance, Trajectory
+from agentr_core.types import Instance, Trajectory
 
 VERSION = 1
 """Raise it when the same configuration would make other families."""
@@ -79,9 +80,9 @@ def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> 
     kept: dict[str, dict[str, Kept]] = {}
     for key, member in members.items():
         kept.setdefault(member.instance.key, {})[key] = Kept(trajectory=member, tokens=tokens.get(key, 0))
-    said: dict[str, dict[str, Answer]] = {}
+    said: dict[str, dict[str, Said]] = {}
     for edit in load_edits(place.store, iteration_id):
-        said.setdefault(edit.instance_id, {})[edit.edit_id] = edit.answer
+        said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
     waiting = _ungraded(place, iteration_id)
     return tuple(
         FamilyWork(

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agentr_core.episodes.asking import Helper, graded
 from agentr_core.episodes.shared import SharedEnvironments
@@ -14,7 +15,7 @@ from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.et_agent.flywheel.carrying import Played, carry_out, sampling_of
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
-from agentr_core.methods.et_agent.flywheel.family import Attempt, Member
+from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, subject_of
 from agentr_core.methods.et_agent.flywheel.growing import grow
 from agentr_core.methods.et_agent.flywheel.operators import OPERATORS, Case
 from agentr_core.methods.et_agent.flywheel.prompts import PromptName, version
@@ -39,6 +40,13 @@ class Kept:
     tokens: int
 
 
+class Said(NamedTuple):
+    """What a model answered, and in which round it was asked."""
+
+    answer: Answer
+    round: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyWork:
     """A question whose flywheel is not at its end, with what the store has of it: members, what
@@ -48,7 +56,7 @@ class FamilyWork:
     family_id: str
     instance: Instance
     members: Mapping[str, Kept] = field(default_factory=dict)
-    said: Mapping[str, Answer] = field(default_factory=dict)
+    said: Mapping[str, Said] = field(default_factory=dict)
     ungraded: Mapping[str, Played] = field(default_factory=dict)
 
 
@@ -62,10 +70,9 @@ class Known:
         self.ungraded = dict(work.ungraded)
         self.asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def written(self) -> int:
-        """Return how many tokens models wrote for the family."""
-        answers = sum(answer.completion_tokens for answer in self.said.values())
-        return answers + sum(kept.tokens for kept in self.members.values())
+    def answered(self, before: int) -> int:
+        """Return how many tokens models wrote when they were asked before a round."""
+        return sum(said.answer.completion_tokens for said in self.said.values() if said.round < before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class FamilyMaker:
 
     async def grow(self, known: Known) -> None:
         """Grow a family to its end, from what is known of it."""
-        grown = await grow(self.config, lambda attempt: self._child(known, attempt), known.written)
+        grown = await grow(self.config, lambda attempt: self._child(known, attempt), known.answered)
         self.sink.add(
             family_rows(
                 known.work.family_id,
@@ -184,8 +191,7 @@ class FamilyMaker:
         self, known: Known, attempt: Attempt, operator: str, name: PromptName, question: Question
     ) -> Answer:
         """Return what a model said when it was asked the same, or says now."""
-        parent = "" if attempt.parent is None else attempt.parent.name
-        subject = f"{parent}.{attempt.round}{operator}"
+        subject = subject_of(attempt, operator)
         words = [(message.role, message.text) for message in question.messages]
         edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
         async with known.asking[edit_id]:
@@ -193,7 +199,7 @@ class FamilyMaker:
                 seed = derive_seed(self._seed(known, subject), name)
                 session = f"{known.work.instance.key}#{question.role}"
                 answer = await self.helper(question, seed=seed, session=session)
-                known.said[edit_id] = answer
+                known.said[edit_id] = Said(answer, attempt.round)
                 self.sink.add(
                     edit_rows(
                         edit_id,
@@ -204,7 +210,7 @@ class FamilyMaker:
                         iteration_id=self.iteration_id,
                     )
                 )
-        return known.said[edit_id]
+        return known.said[edit_id].answer
 
     def _seed(self, known: Known, name: str) -> int:
         recipe = self.equipment.recipe
