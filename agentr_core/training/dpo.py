@@ -64,11 +64,16 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
         if not self.ended_by or self._preference.on_collapse == "stop":
             return
         folder = Path(self.args.output_dir)
-        saved = [(loss, step) for step, loss in self._means("loss") if (folder / f"checkpoint-{step}").exists()]
-        _, best = min(saved[:-1] or saved, default=(0.0, 0))
+        collapsed = self.state.global_step
+        saved = [
+            (loss, step)
+            for step, loss in self._means("loss")
+            if step < collapsed and (folder / f"checkpoint-{step}").exists()
+        ]
+        _, best = min(saved, default=(0.0, 0))
         if not best:
             raise TrainingFault(
-                f"the chosen side collapsed by step {self.state.global_step}, before a checkpoint to go back to; lower "
+                f"the chosen side collapsed by step {collapsed}, before a checkpoint to go back to; lower "
                 "eto.dpo.learning_rate or training.save_steps"
             )
         self._load_from_checkpoint(str(folder / f"checkpoint-{best}"))

@@ -69,6 +69,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     resume_from = last_checkpoint(job.work.checkpoints, settings)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
+    ended_by = hf_trainer.ended_by
     hf_trainer.go_back()
     history = hf_trainer.steps_done()
     weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 or fsdp else None
@@ -80,7 +81,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     epochs = steps.epochs * len(history) / len(steps.steps)
     packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
     return publish(
-        job.work.staging, job.output_dir, _manifest(job, history, hf_trainer.ended_by, epochs=epochs, packages=packages)
+        job.work.staging, job.output_dir, _manifest(job, history, ended_by, epochs=epochs, packages=packages)
     )
 
 
