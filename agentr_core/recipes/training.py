@@ -23,7 +23,8 @@ class LaunchConfig:
 
     num_processes: Count | Literal["auto"] = 1
     """On all machines together, the same number on each; a process has one GPU, or shares the CPU.
-    `auto`: one for each GPU of this machine; without any, one for each processor, four at most."""
+    `auto`: one for each GPU of this machine; without any, one for each processor, four at most.
+    Group RL shares a gradient among processes on a CPU only: with a GPU, one process trains."""
     num_machines: Count = 1
     """With more than one, the others are started with `python -m agentr_core.training.join`."""
     main_process_ip: str = ""

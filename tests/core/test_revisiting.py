@@ -4,6 +4,7 @@ trained.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def test_a_share_of_the_instances_goes_on_from_one_of_their_failures() -> None:
     assert revisited(ROOMS, failed, share=0.5, seed=3) == found[3]
     assert len(revisited(ROOMS, failed, share=1.0, seed=0)) == 6, "those that never failed begin at the start"
     assert revisited(ROOMS, {}, share=1.0, seed=0) == {}
+    assert len(revisited(ROOMS[:6], failed, share=1.0, seed=0)) == 5, "a step has episodes from the start"
 
 
 def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
@@ -146,3 +148,7 @@ def test_a_step_tells_recovery_apart_from_success() -> None:
     assert found["mixed_share"] == 0.5
     assert found["episode_steps"] == (3 + 3 + 1 + 1) / 4, "what was given is not counted"
     assert measures([fresh], Totals(), GrpoConfig())["recovered"] is None
+    branched = replace(fresh, given={"b": 2})
+    found = measures([branched], Totals(), GrpoConfig())
+    assert found["sampled_tokens"] == 2 * (3 + 1), "the branch sampled its last step alone"
+    assert found["episode_steps"] == 2

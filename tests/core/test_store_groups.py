@@ -11,6 +11,7 @@ from agentr_core.store.codec import (
     Group,
     GroupOutcome,
     TreeHead,
+    derivation_rows,
     group_rows,
     iteration_rows,
     load_groups,
@@ -21,7 +22,7 @@ from agentr_core.store.codec import (
 )
 from agentr_core.store.queries.groups import Validation, validation_of, validations
 from agentr_core.store.tables import merge
-from agentr_core.types import Instance, Node, Step, StopReason, Trajectory, Tree
+from agentr_core.types import Derivation, Instance, Node, Step, StopReason, Trajectory, Tree
 
 DOORS = [Instance(environment="door", split="train", index=index) for index in range(2)]
 
@@ -70,6 +71,11 @@ def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> No
     back = load_groups(store, "i", 1)
 
     assert back == [mixed, alike]
+    branch, parent = list(mixed.episodes)[:2]
+    made = Derivation(child=branch, parent=parent, operator="branch", position=1, seed=0)
+    store.write(derivation_rows([made], iteration_id="i"))
+    assert load_groups(store, "i", 1) == [replace(mixed, given={branch: 1}), alike]
+    assert [len(steps) for steps in load_groups(store, "i", 1)[0].sampled] == [0, 1, 1, 1]
     assert [list(one.episodes) for one in back] == [list(mixed.episodes), list(alike.episodes)]
     assert (mixed.rewards, mixed.wins) == ((1.0, 0.0, 1.0, 0.0), 2)
     assert load_outcomes(store, "i", until=1) == [

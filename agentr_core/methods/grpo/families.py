@@ -25,6 +25,8 @@ class Family:
     """What all of its episodes go on from."""
     episodes: dict[str, Trajectory] = field(default_factory=dict)
     """What was played, by the id of the trajectory."""
+    given: dict[str, int] = field(default_factory=dict)
+    """With how many steps those of them began that do not begin at the start."""
     planned: int = 0
     _newest: list[Member] = field(default_factory=list)
     _forks: dict[str, Fork] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Family:
         """
         self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
         self.episodes |= {one.key: one.trajectory for one in self._newest}
+        self.given |= {one.key: len(one.plan.prefix) for one in self._newest if one.plan.prefix}
         return [self._derivation(one) for one in self._newest if one.plan.prefix]
 
     def _derivation(self, one: Member) -> Derivation:

@@ -18,7 +18,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]
     recovering = [episode for group in groups if group.prefix for episode in group.episodes.values()]
-    sampled = [episode.steps[group.prefix :] for group in groups for episode in group.episodes.values()]
+    sampled = [steps for group in groups for steps in group.sampled]
     replies = [step for steps in sampled for step in steps]
     shaped = [one for group in groups for one in group.shaped or ()]
     tokens = sum(len(reply.token_ids) for reply in replies)

@@ -32,14 +32,16 @@ def revisited(
     instances: Sequence[Instance], failed: Mapping[str, Sequence[str]], *, share: float, seed: int
 ) -> dict[str, str]:
     """Return the failed episode to go on from for each instance that has one, by its key: for a
-    `share` of all `instances` at most, which the seed draws.
+    `share` of all `instances` at most, which the seed draws. One instance is always left out, so
+    that each step has episodes from the start.
 
     Args:
         failed: the ids of failed episodes with at least two steps, by the key of their instance.
     """
     able = sorted({instance.key for instance in instances if failed.get(instance.key)})
     rng = random.Random(seed)
-    chosen = rng.sample(able, min(len(able), round(share * len(instances))))
+    most = min(round(share * len(instances)), len(instances) - 1)
+    chosen = rng.sample(able, min(len(able), most))
     return {key: rng.choice(failed[key]) for key in sorted(chosen)}
 
 

@@ -150,6 +150,7 @@ class Rollouts:
                         instance=family.instance,
                         prefix=len(family.beginning.steps),
                         episodes=family.episodes,
+                        given=family.given,
                         shaped=self._shaped(step, list(family.episodes.values())),
                     )
                 )

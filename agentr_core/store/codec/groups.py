@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
@@ -12,7 +12,7 @@ from agentr_core.store.codec.texts import instance_row
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
-from agentr_core.types import Instance, Trajectory
+from agentr_core.types import Instance, Step, Trajectory
 
 VALIDATION = "validation"
 """Source of the trajectories that a policy plays on the development set between its steps."""
@@ -24,7 +24,8 @@ class Group:
 
     `number` counts the groups of the step from 0; `draw` is how often groups had been drawn again
     when it was drawn; `policy` names what sampled. `prefix` is how many steps of each episode were
-    given, the beginning of a failed one. `shaped` is what each episode is worth to the training,
+    given, the beginning of a failed one; `given` says so of single episodes, by their ids,
+    among them branches of others. `shaped` is what each episode is worth to the training,
     None where that is its reward.
     """
 
@@ -35,6 +36,12 @@ class Group:
     prefix: int = 0
     episodes: Mapping[str, Trajectory]
     shaped: tuple[float, ...] | None = None
+    given: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sampled(self) -> list[tuple[Step, ...]]:
+        """The steps of each episode that were sampled for it."""
+        return [one.steps[self.given.get(key, self.prefix) :] for key, one in self.episodes.items()]
 
     @property
     def compared(self) -> tuple[float, ...]:
@@ -123,8 +130,9 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     `Store.reading`.
     """
     rows = store.rows(
-        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped from rl_group g "
-        "join rl_rollout r using (iteration_id, step, number) where iteration_id = ? and step = ? "
+        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position "
+        "from rl_group g join rl_rollout r using (iteration_id, step, number) "
+        "left join derivation d on d.child_id = r.trajectory_id where g.iteration_id = ? and g.step = ? "
         "order by g.number, r.episode",
         iteration_id,
         step,
@@ -132,7 +140,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     played = load_trajectories(store, [row[4] for row in rows])
     found = []
     for (number, draw, policy, prefix), members in groupby(rows, key=itemgetter(0, 1, 2, 3)):
-        *_, keys, worths = zip(*members, strict=True)
+        *_, keys, worths, given = zip(*members, strict=True)
         episodes = {key: played[key] for key in keys}
         found.append(
             Group(
@@ -143,6 +151,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
+                given={key: steps for key, steps in zip(keys, given, strict=True) if steps is not None},
             )
         )
     return found

@@ -43,7 +43,9 @@ class Learner:
         seed: int = 0,
     ) -> None:
         self.policy = Policy(model_dir, training, grpo, seed=seed)
-        self._helpers = Helpers(training.num_processes - 1, model_dir, training, grpo, folder)
+        # Each process would put its policy on the first GPU, beside the sampler.
+        self._processes = 1 if torch.cuda.is_available() else training.num_processes
+        self._helpers = Helpers(self._processes - 1, model_dir, training, grpo, folder)
         self._training, self._grpo, self._most = training, grpo, most
         self._parameters = self.policy.parameters
         # As the Trainer has it: norms and biases do not decay.
@@ -66,7 +68,7 @@ class Learner:
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
         """Return episodes that the present weights sampled as `Policy.settled` does."""
-        shares = shared_out([len(row.input_ids) for row in rows], self._training.num_processes)
+        shares = shared_out([len(row.input_ids) for row in rows], self._processes)
         own, *others = [[rows[index] for index in share] for share in shares]
         started = self._helpers.settle(others, self._parameters) if others else []
         parts = [self.policy.settled(own), *(result(future) for future in started)]
@@ -122,7 +124,7 @@ class Learner:
         weights = token_weights([len(row.positions) for row in rows], loss_type=self._grpo.loss_type, most=self._most)
         own, *others = [
             ([rows[index] for index in share], [weights[index] for index in share])
-            for share in shared_out([len(row.input_ids) for row in rows], self._training.num_processes)
+            for share in shared_out([len(row.input_ids) for row in rows], self._processes)
         ]
         started = self._helpers.start(others, self._parameters) if others else []
         totals = self.policy.accumulate(*own)
