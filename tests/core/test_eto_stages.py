@@ -302,6 +302,16 @@ async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
     assert detail == "episode door/train/2#0 has no reward; table event has the error that ended it"
 
 
+async def test_an_episode_that_was_not_begun_is_not_one_that_failed(site: Sites) -> None:
+    one = await prepare(site("eto.explore.samples=3"))
+    await demonstrate(one.place, 1)
+    await explore(replace(one.place, limit=4), 1)
+    await prefer(one.place, 1)
+    reasons = one.ask("select reason, detail from rejection where reason in ('no-reward', 'not-played')")
+    assert {reason for reason, _ in reasons} == {"not-played"}
+    assert all("was not begun" in detail for _, detail in reasons)
+
+
 async def test_without_an_expert_own_episodes_are_compared(site: Sites) -> None:
     one = site("eto.preferences.against=own", "eto.explore.samples=6", expert=False)
     await prepare(one)

@@ -4,7 +4,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from agentr_core.methods.eto.preferences import (
     in_tree,
     preference_id,
 )
+from agentr_core.methods.eto.stages.explore import STAGE as EXPLORE
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import separate_instances
@@ -34,6 +35,7 @@ from agentr_core.samples.pairs_file import read_pairs
 from agentr_core.search.paths import leaf_paths
 from agentr_core.stages.demonstrate import best_experts
 from agentr_core.store.codec import (
+    PlannedRollout,
     finished_trees_of_run,
     load_planned,
     load_trajectories,
@@ -41,6 +43,7 @@ from agentr_core.store.codec import (
     preference_rows,
     rejection_rows,
 )
+from agentr_core.store.queries.outcomes import failed_subjects
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Preference, Rejection, Sample, Tree
@@ -101,6 +104,7 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
     planned = load_planned(place.store, place.iteration_id(iteration))
     played = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
+    failed = failed_subjects(place.store, place.iteration_id(iteration), EXPLORE)
     by_instance: dict[str, list[Played]] = {}
     lost: list[Rejection] = []
     for plan in planned:
@@ -109,8 +113,7 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
         if key in played:
             episodes.append(Played(key, played[key], forced=plan.forced))
         else:
-            detail = f"episode {plan.key} has no reward; table event has the error that ended it"
-            lost.append(Rejection(stage=STAGE, subject=key, reason="no-reward", detail=detail))
+            lost.append(_unplayed(plan, failed))
     owners = {plan.instance.key: plan.instance for plan in planned}
     made: list[Made] = [((), tuple(lost))]
     if config.against == "own":
@@ -121,6 +124,14 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
         check_wanted()
         made.append(against_expert(experts.get(instance), episodes, worlds.of(owners[instance]), config))
     return _joined(made)
+
+
+def _unplayed(plan: PlannedRollout, failed: Collection[str]) -> Rejection:
+    if plan.key in failed:
+        reason, detail = "no-reward", f"episode {plan.key} has no reward; table event has the error that ended it"
+    else:
+        reason, detail = "not-played", f"episode {plan.key} was not begun: the collection was limited, or interrupted"
+    return Rejection(stage=STAGE, subject=plan.trajectory_id, reason=reason, detail=detail)
 
 
 def _of_trees(place: Workplace, worlds: Worlds) -> Made:
