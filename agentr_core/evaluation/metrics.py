@@ -7,7 +7,7 @@ have no published definition, so ours is stated at `count_loops`.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
@@ -133,39 +133,10 @@ def powers_of_two(most: int) -> tuple[int, ...]:
     return tuple(sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most}))
 
 
-def success_by_depth(trajectories: Sequence[Trajectory], depths: Sequence[int | None]) -> dict[int, Estimate]:
-    """Return the success rate of each difficulty class, in ascending order; episodes without a
-    class are left out.
-    """
-    groups: defaultdict[int, list[bool]] = defaultdict(list)
-    for trajectory, depth in zip(trajectories, depths, strict=True):
-        if depth is not None:
-            groups[depth].append(trajectory.success)
-    return {depth: success_rate(groups[depth]) for depth in sorted(groups)}
-
-
 def mean_steps_to_success(trajectories: Sequence[Trajectory]) -> float:
     """Return the mean number of steps of the successful episodes; NaN when there are none."""
     steps = [len(trajectory.steps) for trajectory in trajectories if trajectory.success]
     return fmean(steps) if steps else math.nan
-
-
-def stop_counts(trajectories: Sequence[Trajectory]) -> dict[StopReason, int]:
-    """Return how many episodes stopped for each reason; every reason is there."""
-    counts = Counter(trajectory.stop for trajectory in trajectories)
-    return {reason: counts[reason] for reason in StopReason}
-
-
-def invalid_share(invalid: Sequence[int | None], steps: Sequence[int]) -> float:
-    """Return the share of invalid actions among the steps of those episodes that tell; NaN if these
-    have no step.
-
-    `invalid[i]` is the number of invalid actions of episode i, or None if the environment does not
-    say.
-    """
-    known = [(bad, total) for bad, total in zip(invalid, steps, strict=True) if bad is not None]
-    total = sum(total for _, total in known)
-    return sum(bad for bad, _ in known) / total if total else math.nan
 
 
 def count_loops(actions: Sequence[str], length: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentr_core.recipes import EtoConfig
+from agentr_core.recipes import EtoConfig, SpliceConfig
 from agentr_core.runtime.description import Funnel, ReportPart, Stage, imported
 
 COLLECT = Stage(
@@ -31,6 +31,14 @@ SPLICE = Stage(
     work=imported("agentr_core.methods.agent_r.stages.splice:splice_pairs"),
     reads=("environment", "splice"),
     needs=("env",),
+)
+SPLICE_CONTINUED = replace(
+    SPLICE,
+    about="Make samples of the judged pairs, whose suffixes the policy plays, and of the good paths.",
+    reads=(*SPLICE.reads, "model", "models.teacher", "teacher_iterations", "errors", "scale"),
+    needs=("gpu", "env"),
+    roles=("actor", "teacher"),
+    spreads=True,
 )
 GOOD_PATHS = replace(
     SPLICE,
@@ -129,6 +137,11 @@ EVALUATE = Stage(
     spreads=True,
 )
 EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
+
+
+def splice_stage(config: SpliceConfig) -> Stage:
+    """Return the stage that makes samples of judged pairs."""
+    return SPLICE_CONTINUED if config.mode == "continued" else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentr_core.recipes import Recipe, TrainingConfig
-from agentr_core.recipes.grpo import group_faults, online_faults
+from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, online_faults
 from agentr_core.runtime.description import Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
 
@@ -43,11 +43,7 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
         anew: train the model that the run began with.
     """
     grpo = recipe.grpo
-    own: dict[str, Any] = {
-        "learning_rate": grpo.learning_rate,
-        "lr_scheduler_type": grpo.lr_scheduler_type,
-        "warmup_ratio": grpo.warmup_ratio,
-    }
+    own = {name: getattr(grpo, name) for name in SCHEDULE}
     changes = {name: value for name, value in own.items() if value is not None}
     config = replace(recipe.training, **_UNUSED_ONLINE, **changes)
     return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
@@ -78,9 +74,14 @@ def swapping_faults(recipe: Recipe) -> list[str]:
     return faults
 
 
-def reinforcing_faults(recipe: Recipe) -> list[str]:
-    """Return what stands against iterations `rl` of a recipe, one sentence each."""
-    faults = group_faults(recipe.grpo) + swapping_faults(recipe)
+def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
+    """Return what stands against iterations `rl` of a recipe, one sentence each.
+
+    Args:
+        alone: the recipe has no iterations of another kind.
+    """
+    faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) if alone else group_faults(recipe.grpo)
+    faults += swapping_faults(recipe)
     if recipe.context != "stop":
         faults.append("context: an iteration rl trains whole conversations; leave it out")
     return faults

@@ -61,7 +61,8 @@ class CritiqueConfig(SamplingFields):
 
     temperature: Temperature = 0.0
     votes: Count = 1
-    """Judgements drawn for each step; the majority counts, ties are uncertain."""
+    """Judgements drawn for each step, at a temperature above 0; the majority counts, ties are
+    uncertain."""
     scan_from: Literal["split", "root"] = "split"
     max_new_tokens: Count = 500
     unparsable: Literal["bad", "skip"] = "skip"
@@ -94,3 +95,10 @@ class PairsConfig:
     each with the shortest good path that it has not had. `shuffled` (as published): by falling
     reward of the good path, then of the bad one, and shuffled by Python's `random` with seed 123,
     in every tree anew."""
+
+
+def critique_faults(critique: CritiqueConfig) -> list[str]:
+    """Return what is wrong with the section `critique` of a recipe, one sentence each."""
+    if critique.votes > 1 and critique.temperature == 0:
+        return ["critique.votes: at temperature 0 all votes are the same; raise critique.temperature"]
+    return []

@@ -63,7 +63,7 @@ class GrpoConfig(SamplingFields):
     revision_share: Unit = later(0.0)
     """Share of a step's groups whose episodes go on from the beginning of an episode that failed,
     one for each group, as those of the revision test do: the policy learns to recover from its own
-    mistakes. What it goes on from is not trained."""
+    mistakes. What it goes on from is not trained. At least one group begins at the start."""
     max_steps: Count = 40
     max_new_tokens: Count = 512
     repeats: Natural = 0
@@ -105,6 +105,10 @@ class GrpoConfig(SamplingFields):
     """Steps between two checkpoints of an unfinished training; the last two are kept."""
 
 
+SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_ratio")
+"""Fields that replace those of section `training`."""
+
+
 def group_faults(grpo: GrpoConfig) -> list[str]:
     """Return what is wrong with the section `grpo` of a recipe, one sentence each."""
     faults = filter_faults("grpo", grpo)
@@ -138,7 +142,7 @@ def online_faults(training: TrainingConfig) -> list[str]:
     ]
 
 
-_OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "attn_implementation", "use_liger_kernel")
+_OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
 
 
@@ -164,7 +168,7 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
     ]
     launch = training.launch
     if launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes):
-        faults.append("training.launch: method grpo takes num_processes alone, on this machine; leave the others out")
+        faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")
     if data != DataConfig():
-        faults.append("data: method grpo makes no dataset; leave it out")
+        faults.append("data: group RL makes no dataset; leave it out")
     return faults

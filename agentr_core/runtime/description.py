@@ -52,8 +52,7 @@ def imported(where: str) -> Callable[..., Any]:
 class Stage:
     """One stage of an iteration.
 
-    Two methods may have stages of one name that do different work; of one name, `needs` and
-    `spreads` are the same.
+    Two methods may have stages of one name that do different work.
     """
 
     name: str

@@ -55,7 +55,9 @@ def input_ids(
     acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *_besides(recipe, model, prompts)
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
-    limits = recipe.grpo.max_steps, recipe.grpo.max_new_tokens, recipe.grpo.repeats
+    grpo = recipe.grpo
+    # Ids without stop strings stay what they were before these were among them.
+    limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *([grpo.stop] if grpo.stop else [])
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
     # Episodes that go on from the expert's steps read what the editor wrote there.
     edited = [model("editor")] if recipe.eto.expert.thoughts.enabled else []

@@ -49,6 +49,10 @@ _PACKAGES: Final = {
 """The packages of optimizers, by a part of their names; the first that fits counts."""
 
 
+_OF_PAIRS = "eto.dpo"
+"""The section of trainings on preferences."""
+
+
 def check_requirements(config: TrainingConfig) -> None:
     """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which
     lists every fault.
@@ -69,7 +73,7 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
         known = ", ".join(_ATTENTION)
         faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
-    if config.use_liger_kernel and section != "training":
+    if config.use_liger_kernel and section == _OF_PAIRS:
         faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
@@ -126,7 +130,7 @@ def machine_faults(config: TrainingConfig) -> list[str]:
 
 def _fsdp_faults(launch: LaunchConfig, section: str) -> list[str]:
     faults = []
-    if section != "training":
+    if section == _OF_PAIRS:
         faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
     if strange := sorted(set(launch.fsdp_config) - set(_FSDP)):
         faults.append(

@@ -370,6 +370,8 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
     pool = run_id_of(wanted)
     ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
     assert len({pool, *ids}) == 29
+    assert run_id_of(recipe("data.windowed=reject", model=tiny_model_dir)) != pool, "its splices are others"
+    assert run_id_of(recipe("data.windowed=stretches", model=tiny_model_dir)) == pool
     assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
     for change in ("search.width=3", "data.use=good", "eto.explore.samples=1", "seed=1", "evaluation.max_steps=9"):
         assert run_id_of(recipe(change, model=tiny_model_dir)) != pool
@@ -403,6 +405,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
         (["eto.preferences.level=step"], "eto.preferences.level: a comparison takes trajectory"),
         (["compare.pool=abc"], "compare.pool: comparisons set it"),
         (["compare.arms.rft=[search.width=9]"], "compare.arms.rft: 'search.width=9' is the same for all arms"),
+        (["compare.arms.rft=[data.windowed=reject]"], "compare.arms.rft: 'data.windowed=reject' is the same for all"),
         (["compare.arms.rft=[training.max_tokens=9]"], "compare.arms.rft: 'training.max_tokens=9' is the same"),
         (["compare.arms.rft=[data.use=rft, data.suffixes=exchanged]"], "data.suffixes: exchanges those of revisions"),
         (["compare.arms.rft=[data.use=dagger]"], "compare.arms.rft: data.use: "),

@@ -5,6 +5,7 @@ along.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_named, plan_of, plans_of
 from agentr_core.recipes import Recipe, load, parse, replace, resolved
+from agentr_core.runtime.inputs import input_ids
 from agentr_core.runtime.start import asked_for
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
@@ -350,6 +352,39 @@ def test_group_rl_in_agent_r_wants_an_iteration_for_it() -> None:
 def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(TINY.with_name(f"{name}.yaml"), changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("textcraft-tiny", ["critique.votes=3"], r"critique.votes: at temperature 0 all votes are the same"),
+        ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"training.max_tokens: grpo.steps says how long"),
+        ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),
+        ("reasoning-et-agent-tiny", ["grpo.learning_rate=0.1"], r"grpo.learning_rate: section et_agent.curriculum has"),
+        ("reasoning-et-agent-tiny", ["et_agent.phases=[rl]"], r"training.num_train_epochs: grpo.steps says how long"),
+    ],
+)
+def test_what_would_be_ignored_is_told(name: str, changes: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(TINY.with_name(f"{name}.yaml"), changes)
+
+
+def test_only_continued_splices_ask_a_model() -> None:
+    spliced = {}
+    for mode in ("verified", "continued"):
+        plan = plan_of(load(TINY, [f"splice.mode={mode}", "splice.prune=false"]), 1)
+        spliced[mode] = plan.stage("splice")
+    assert (spliced["verified"].needs, spliced["verified"].roles) == (("env",), ())
+    assert (spliced["continued"].needs, spliced["continued"].spreads) == (("gpu", "env"), True)
+    assert spliced["continued"].roles == ("actor", "teacher")
+
+
+def test_rollouts_with_other_stop_strings_are_not_taken_over() -> None:
+    def rollouts(*changes: str) -> str:
+        recipe = load(TINY.with_name("reasoning-et-agent-tiny.yaml"), [*changes, "models={}"])
+        return input_ids(recipe, asked_for(recipe), weights={}, files={}, prompts={}, at=datetime.now(UTC))["rollout"]
+
+    assert rollouts() == rollouts("grpo.stop=[]") != rollouts("grpo.stop=[Therefore]")
 
 
 @pytest.mark.parametrize("name", ["textcraft-grpo-tiny", "textcraft-agent-r-rl-tiny", "reasoning-et-agent-tiny"])

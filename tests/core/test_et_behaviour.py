@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, by_source, gains, redundant_calls
+from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains, redundant_calls
 from agentr_core.methods.et_agent.conciseness import VOTES, is_concise, read_vote, vote
 from agentr_core.methods.et_agent.reward import group_rewards
 from agentr_core.methods.et_agent.rft import fit_for_tuning
@@ -99,11 +99,6 @@ def test_what_nobody_tells_is_not_a_number() -> None:
     assert math.isnan(silent.redundant_calls.mean)
     assert math.isnan(silent.reasoning_length.mean)
     assert silent.tool_productivity.mean == 0, "nobody called a tool"
-
-
-def test_each_source_has_its_own() -> None:
-    found = by_source([attempt(source="x"), attempt(source="y", score=0.0), attempt(source="x", score=0.0)])
-    assert {source: one.performance.mean for source, one in found.items()} == {"x": 0.5, "y": 0.0}
 
 
 def test_an_attempt_is_read_from_an_episode() -> None:

@@ -14,7 +14,6 @@ from agentr_core.evaluation.metrics import (
     clustered_share,
     count_loops,
     counted_reward,
-    invalid_share,
     is_stuck,
     loops,
     mean_reward,
@@ -22,8 +21,6 @@ from agentr_core.evaluation.metrics import (
     over_seeds,
     pass_at,
     powers_of_two,
-    stop_counts,
-    success_by_depth,
     success_rate,
     t_quantile,
 )
@@ -63,7 +60,6 @@ def test_nothing_gives_nan_and_not_zero() -> None:
     assert math.isnan(over_seeds([]).mean)
     assert math.isnan(mean_steps_to_success([trajectory(3, False)]))
     assert math.isnan(loops([]).stuck_share)
-    assert math.isnan(invalid_share([None], [3]))
 
 
 def test_bootstrap_is_repeatable_and_near_the_normal_interval() -> None:
@@ -79,18 +75,9 @@ def test_bootstrap_is_repeatable_and_near_the_normal_interval() -> None:
     assert (constant.low, constant.high) == (1.0, 1.0)
 
 
-def test_success_by_depth_and_steps() -> None:
+def test_steps_to_success_are_those_of_successes() -> None:
     episodes = [trajectory(2, True), trajectory(4, True), trajectory(9, False), trajectory(9, False)]
-    by_depth = success_by_depth(episodes, [2, 1, 1, None])
-    assert {depth: (e.mean, e.n) for depth, e in by_depth.items()} == {1: (0.5, 2), 2: (1.0, 1)}
-    assert list(by_depth) == [1, 2]
     assert mean_steps_to_success(episodes) == 3.0
-    assert stop_counts(episodes)[StopReason.STEP_LIMIT] == 2
-    assert stop_counts(episodes)[StopReason.DISASTER] == 0
-
-
-def test_invalid_share_counts_only_episodes_that_tell() -> None:
-    assert invalid_share([1, None, 2], [4, 100, 8]) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.splicing import splice
 from agentr_core.methods.et_agent.costs import well_formed
 from agentr_core.methods.et_agent.rft import fit_for_tuning
+from agentr_core.methods.et_agent.stages.evaluate import check_asking
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import SpliceConfig, load
 from agentr_core.runtime.start import asked_for
@@ -464,6 +465,14 @@ def test_a_recipe_says_so_and_is_another_run() -> None:
     reasoned = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
     with pytest.raises(ConfigError, match="counts: with transcript native it is steps"):
         load(reasoned, ["environment.transcript=native"])
+
+
+def test_a_hint_needs_a_growing_turn() -> None:
+    file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
+    recipe = load(file, ["et_agent.behaviour.nudge=true"])
+    check_asking(recipe, registry.make("reasoning", {}), ())
+    with pytest.raises(ConfigError, match=r"behaviour.nudge: a hint goes into the reasoning of a growing turn"):
+        check_asking(recipe, registry.make("reasoning", {}, transcript="native"), ())
 
 
 def test_a_model_whose_template_takes_no_tools_is_refused_before_anything_starts(tmp_path: Path) -> None:

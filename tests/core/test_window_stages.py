@@ -4,6 +4,7 @@ is trained.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
     assert made["revision"] == sum(str(sample.kind) == "revision" for sample in samples)
     assert (await dataset(place, 1))["rows"] > 0
     assert place.store.rows("select * from v_orphans") == []
+
+
+async def test_a_template_that_prints_the_date_is_spliced_with_that_of_the_run(
+    make: Make, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    dated = tmp_path / "dated"
+    shutil.copytree(tiny_model_dir, dated)
+    template = dated / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text(encoding="utf-8"), encoding="utf-8")
+    place = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad", f"model.path={dated}")
+    assert (await spliced(place))["revision"] > 0
 
 
 async def test_windowed_paths_are_turned_away_with_their_reason(make: Make) -> None:

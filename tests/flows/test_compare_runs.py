@@ -84,7 +84,7 @@ def test_each_arm_is_a_run_of_its_own_and_one_table_tells_them(
         ("method=grpo", "method=compare", "name the method of its run once, as method=NAME, one of agent-r, eto, grpo"),
         ("method=grpo", "evaluation.max_steps=9, method=grpo", "'evaluation.max_steps=9' is the same for all arms"),
         ("method=grpo", "seed=4, method=grpo", "'seed=4' is the same for all arms, or comes from compare.seeds"),
-        ('"data={}", ', "", "data: method grpo makes no dataset; leave it out"),
+        ('"data={}", ', "", "data: group RL makes no dataset; leave it out"),
         ("seeds: [0]", "seeds: [0, 0]", "compare.seeds: a seed comes twice"),
     ],
 )

@@ -264,7 +264,7 @@ def test_a_validation_that_is_stored_is_not_played_again(
         ("grpo.num_generations=1", "grpo.num_generations"),
         ("grpo.repeats=1", "grpo.repeats: 1 would end every episode"),
         ("training.max_tokens=5", "training.max_tokens: grpo.steps says how long it trains"),
-        ("data.replay=true", "data: method grpo makes no dataset"),
+        ("data.replay=true", "data: group RL makes no dataset"),
         ("grpo.eval_steps=2", "evaluation.development: grpo.eval_steps needs a development set"),
         ("context=window", "context: method grpo trains whole conversations"),
         ("method=agent-r", "grpo: has no use without an iteration rl"),

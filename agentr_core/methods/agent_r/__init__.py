@@ -27,6 +27,7 @@ from agentr_core.methods.catalogue import (
     STEPS_OF_GROUPS,
     TRAIN,
     VOICED,
+    splice_stage,
 )
 from agentr_core.methods.objectives import reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups
@@ -48,8 +49,9 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     if phase_of(recipe.agent_r, iteration) == RL:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     made: dict[str, tuple[Stage, ...]] = {"expert": (CLONE,), "good": (COLLECT, GOOD_PATHS)}
+    judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     return Plan(
-        stages=(*made.get(recipe.data.use, (COLLECT, CRITIQUE, SPLICE)), DATASET, TRAIN, EVALUATE),
+        stages=(*made.get(recipe.data.use, judged), DATASET, TRAIN, EVALUATE),
         training=supervised(recipe, iteration),
         funnel=FUNNEL_OF_EXPERT if _clones(recipe) else FUNNEL_OF_TREES,
     )
@@ -101,7 +103,7 @@ def _faults(recipe: Recipe) -> list[str]:
     if not recipe.agent_r.phases:
         faults.append("agent_r.phases: name at least one of sft and rl")
     if RL in recipe.agent_r.phases:
-        return faults + reinforcing_faults(recipe)
+        return faults + reinforcing_faults(recipe, alone=set(recipe.agent_r.phases) == {RL})
     if recipe.grpo != GrpoConfig():
         faults.append("grpo: has no use without an iteration rl; name one in agent_r.phases, or leave it out")
     return faults

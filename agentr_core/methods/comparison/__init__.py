@@ -31,10 +31,11 @@ from agentr_core.methods.catalogue import (
     TRAIN_ON_PAIRS,
     VOICED,
     cloning,
+    splice_stage,
 )
 from agentr_core.methods.comparison.arms import OF_TREES, arms_of
 from agentr_core.methods.objectives import preference, supervised
-from agentr_core.recipes import Recipe
+from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.eto import eto_faults
 from agentr_core.runtime.description import Method, Plan, Stage
@@ -69,7 +70,7 @@ def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
     wanted = {
         COLLECT: searched or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
-        SPLICE if judged else GOOD_PATHS: searched,
+        splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
         EXPLORE_AND_KEEP: bool(uses & {"successes", "rft"}) or paired == "exploration",
         PREFER: paired is not None,
@@ -97,7 +98,9 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
     """Whatever the arms may change says nothing about the pool."""
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
-        plain["data"] = plain["data"]["use"]
+        # Fields at their defaults are not named, so that ids stay what they were.
+        windowed = {} if recipe.data.windowed == DataConfig().windowed else {"windowed": recipe.data.windowed}
+        plain["data"] = {"use": recipe.data.use, **windowed} if windowed else recipe.data.use
 
 
 def _faults(recipe: Recipe) -> list[str]:

@@ -22,6 +22,7 @@ from agentr_core.runtime.machine import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
+OF_POOL = ("data.windowed",)
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
 SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
@@ -57,7 +58,7 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
     faults = [*_faults_of_seeds(recipe), *_faults(recipe)]
     arms: list[Arm] = []
     for name, changes in recipe.compare.arms.items():
-        strange = [change for change in changes if not change.startswith(OPEN) or change.startswith(BUDGET)]
+        strange = [one for one in changes if not one.startswith(OPEN) or one.startswith((*BUDGET, *OF_POOL))]
         faults += [
             f"compare.arms.{name}: {change!r} is the same for all arms; an arm changes fields of data, training and "
             "eto.dpo, and not the budget"

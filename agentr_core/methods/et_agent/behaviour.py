@@ -121,12 +121,6 @@ def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[st
     }
 
 
-def by_source(attempts: Collection[Attempt]) -> dict[str, Behaviour]:
-    """Return the metrics of each source, by name."""
-    sources = sorted({attempt.source for attempt in attempts})
-    return {source: behaviour([one for one in attempts if one.source == source]) for source in sources}
-
-
 def _efficiency(one: Attempt) -> float:
     return one.score / max(one.calls, 1)
 

@@ -14,6 +14,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
+from agentr_core.recipes.grpo import SCHEDULE
 from agentr_core.runtime.description import Acting, Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
 
@@ -121,7 +122,12 @@ def faults(recipe: Recipe) -> list[str]:
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
     if recipe.et_agent.curriculum.counts == "calls" and _native(recipe):
         found.append("et_agent.curriculum.counts: with transcript native it is steps; a call in turns is one")
-    return found + reinforcing_faults(recipe)
+    found += [
+        f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
+        for name in SCHEDULE
+        if getattr(recipe.grpo, name) is not None
+    ]
+    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
 
 
 def _native(recipe: Recipe) -> bool:

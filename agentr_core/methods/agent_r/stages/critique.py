@@ -100,7 +100,8 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
             by_tree.setdefault(pair.bad.tree_id, []).append(pair)
     if by_tree and place.recipe.splice.mode != "direct":
         await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
-    return {"pairs": len(pairs), "judged": sum(map(len, by_tree.values()))}
+    left = place.store.missing("critique", list(open_ids))
+    return {"pairs": len(pairs), "judged": len(open_ids) - len(left)}
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:

@@ -138,7 +138,8 @@ def _fits(place: Workplace, iteration: int) -> Fits | None:
     if recipe.context == "stop":
         return None
     path = place.policy(iteration).path
-    renderer, context = load_renderer(path), context_length_of(path, recipe.model.context_length)
+    renderer = load_renderer(path, at=place.started_at())
+    context = context_length_of(path, recipe.model.context_length)
     continued = recipe.splice.mode == "continued"
     room = recipe.splice.continuation.max_new_tokens if continued else recipe.search.max_new_tokens
     return lambda messages: len(renderer.render_prompt(messages)) + room <= context

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld
+from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.episodes.units import run_all
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
@@ -69,6 +70,11 @@ def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     config = recipe.et_agent.behaviour
     if (config.votes or config.nudge) and not isinstance(env, ReasoningWorld):
         raise ConfigError(f"et_agent.behaviour: world {env.name} has no questions to ask about; leave it out")
+    if config.nudge and not isinstance(transcript_of(env), Continuation):
+        raise ConfigError(
+            "et_agent.behaviour.nudge: a hint goes into the reasoning of a growing turn, which transcript native has "
+            "not; leave it out"
+        )
 
 
 async def _nudge(place: Workplace, iteration: int) -> None:
