@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
@@ -120,6 +121,8 @@ class ComparisonReport:
     arms: tuple[ArmReport, ...]
     metrics: tuple[str, ...] = ()
     """Names of further columns."""
+    base_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of the base."""
     differences: tuple[Difference, ...] = ()
     recipe_yaml: str = ""
 
@@ -156,10 +159,12 @@ def scores(report: ComparisonReport) -> Table:
         Column(f"Reward {wording.TIMES}100"),
         Column("Steps to success"),
         Column("Recovered %"),
-        *(Column(metric) for metric in report.metrics),
+        *(Column(wording.measure_name(metric)) for metric in report.metrics),
         Column("Seeds"),
     )
-    base = [] if report.base is None else [Row((BASE, *_base(report.base), *("" for _ in report.metrics), ""))]
+    known = report.base_metrics
+    measured = [wording.measure_value(one, known[one]) if one in known else "" for one in report.metrics]
+    base = [] if report.base is None else [Row((BASE, *_base(report.base), *measured, ""))]
     rows = [
         Row(
             (
@@ -170,7 +175,7 @@ def scores(report: ComparisonReport) -> Table:
                 _cell(arm.reward, wording.percent),
                 _cell(arm.steps, _steps),
                 _cell(arm.revision, wording.percent),
-                *(_cell(arm.metrics.get(metric), _number) for metric in report.metrics),
+                *(_cell(arm.metrics.get(one), partial(wording.measure_value, one)) for one in report.metrics),
                 _seeds(len(arm.runs), len(report.seeds)),
             )
         )
@@ -308,10 +313,6 @@ def _difference(found: Estimate | None) -> Cell:
     if found is None:
         return wording.NOTHING
     return Measured(wording.points(found.value), wording.points_interval(found))
-
-
-def _number(value: float) -> str:
-    return wording.decimal(value, 3)
 
 
 def _steps(number: float) -> str:

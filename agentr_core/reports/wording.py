@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -25,9 +26,28 @@ PARTS: Mapping[TurnPart, str] = {
 """What a report calls the parts of a revision sample."""
 
 
+_SHARE = re.compile(
+    r"(?:^|[:/])(?:success|success_clustered|reflecting|looping|best_of_k_success|(?:pass|always|mixed|never|mean)@\d+)$"
+)
+"""Measures that are shares, by their names in table `metric`."""
+
+
 def percent(share: float | None) -> str:
     """Return a share in [0, 1] as percent with one decimal and no sign, or a dash."""
     return NOTHING if share is None else f"{100 * share:.1f}"
+
+
+def measure_name(name: str) -> str:
+    """Return the name of a measure as a heading, with the set of instances before it, if it has
+    one: `renamed: success clustered %`.
+    """
+    spaced = name.replace(":", ": ").replace("_", " ")
+    return f"{spaced} %" if _SHARE.search(name) else spaced
+
+
+def measure_value(name: str, value: float) -> str:
+    """Return the value of a measure: a share as percent, and any other number with its digits."""
+    return percent(value) if _SHARE.search(name) else decimal(value, 3)
 
 
 def interval(estimate: Estimate | None) -> str:

@@ -51,3 +51,17 @@ def test_what_a_reader_would_not_see_is_written_out() -> None:
 def test_an_estimate_must_be_finite(wrong: float) -> None:
     with pytest.raises(ValueError, match="leave the estimate out"):
         Estimate(value=wrong, low=0.0, high=1.0, n=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "heading", "value", "said"),
+    [
+        ("renamed:success_clustered", "renamed: success clustered %", 0.5167, "51.7"),
+        ("depth-3/pass@8", "depth-3/pass@8 %", 0.25, "25.0"),
+        ("steps_to_success", "steps to success", 3.2, "3.200"),
+        ("test:loops@1", "test: loops@1", 0.5, "0.500"),
+    ],
+)
+def test_a_measure_that_is_a_share_is_told_in_percent(name: str, heading: str, value: float, said: str) -> None:
+    assert wording.measure_name(name) == heading
+    assert wording.measure_value(name, value) == said

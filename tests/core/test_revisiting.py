@@ -129,7 +129,7 @@ def test_the_last_failures_from_the_start_are_found_again(tmp_path: Path) -> Non
     assert load_failures(store, "i", until=2) == {room.key: ["c1"], other.key: ["b0"]}
     assert load_failures(store, "i", until=3) == {room.key: ["f0"], other.key: ["b0"]}
     assert [one.prefix for one in load_groups(store, "i", 2)] == [1, 0]
-    known = [(one.instance_id, one.episodes) for one in load_outcomes(store, "i", until=2)]
+    known = [(one.origin, one.episodes) for one in load_outcomes(store, "i", until=2)]
     assert known == [(room.key, 2), (other.key, 2), (room.key, 2), (other.key, 1)], "d is about another state"
 
 

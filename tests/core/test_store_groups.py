@@ -20,7 +20,9 @@ from agentr_core.store.codec import (
     tree_rows,
     validation_rows,
 )
+from agentr_core.store.codec.texts import instance_row
 from agentr_core.store.queries.groups import Validation, validation_of, validations
+from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Instance, Node, Step, StopReason, Trajectory, Tree
 
@@ -79,11 +81,23 @@ def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> No
     assert [list(one.episodes) for one in back] == [list(mixed.episodes), list(alike.episodes)]
     assert (mixed.rewards, mixed.wins) == ((1.0, 0.0, 1.0, 0.0), 2)
     assert load_outcomes(store, "i", until=1) == [
-        GroupOutcome(instance_id=DOORS[0].key, episodes=4, reward=0.5),
-        GroupOutcome(instance_id=DOORS[1].key, episodes=2, reward=0.0),
+        GroupOutcome(origin=DOORS[0].key, episodes=4, reward=0.5),
+        GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0),
     ]
     assert load_outcomes(store, "i", until=0) == []
     assert load_groups(store, "i", 2) == []
+
+
+def test_variants_of_an_instance_are_known_as_that_instance(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    of_other_name = instance_row(DOORS[1], origin=DOORS[0])
+    store.write({"instance": [instance_row(DOORS[0]), of_other_name]})
+    for number in (0, 1):
+        store.write(group_rows(group(number, [1.0, 0.0]), [1.0, -1.0], iteration_id="i", step=1, contrast=True))
+    assert [one.origin for one in load_outcomes(store, "i", until=1)] == [DOORS[0].key] * 2
+    assert {traits.origin for traits in instance_traits(store, [door.key for door in DOORS[:2]]).values()} == {
+        DOORS[0].key
+    }
 
 
 def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(tmp_path: Path) -> None:
@@ -104,7 +118,7 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
         )
         store.write(tree_rows(head, searched([1.0, 0.0, 0.0, 0.0]), finished=finished))
 
-    found = [(o.instance_id, o.episodes, o.reward) for o in load_outcomes(store, "i", until=0)]
+    found = [(o.origin, o.episodes, o.reward) for o in load_outcomes(store, "i", until=0)]
 
     tree, of_group = (DOORS[1].key, 4, 0.25), (DOORS[0].key, 2, 0.5)
     assert found == [tree, of_group, of_group], "the search, then the groups of iterations 1 and 2"

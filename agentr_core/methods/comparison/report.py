@@ -52,6 +52,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
     by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
     uses = {arm.name: arm.recipe.method if arm.whole else arm.recipe.data.use for arm in arms}
+    board = _board_of_base(place, begun)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
     return ComparisonReport(
         recipe_name=recipe.name,
@@ -63,7 +64,8 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         max_seconds=0.0 if recipe.method == RUNS else recipe.training.max_seconds,
         seeds=recipe.compare.seeds,
         metrics=recipe.compare.metrics,
-        base=_base_score(place, begun),
+        base=board.score(0) if board else None,
+        base_metrics=_told(board, 0, recipe.compare.metrics) if board else {},
         arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
         differences=_differences([one for one, _ in made]),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
@@ -79,10 +81,12 @@ def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
             yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), last=last)
 
 
-def _base_score(place: Workplace, begun: Sequence[_Evaluated]) -> IterationScore | None:
-    """Return the score of the model that all arms begin with; whole runs evaluate it themselves."""
+def _board_of_base(place: Workplace, begun: Sequence[_Evaluated]) -> Scoreboard | None:
+    """Return the scores of a run that evaluated the model which all arms begin with; whole runs do
+    so themselves.
+    """
     boards = [one.board for one in begun] if place.recipe.method == RUNS else [Scoreboard(place)]
-    return next((score for board in boards if (score := board.score(0)) is not None), None)
+    return next((board for board in boards if board.score(0) is not None), None)
 
 
 def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
@@ -143,8 +147,7 @@ def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
     score = board.score(last) if last else None
     if score is None or (arm.whole and last < arm.recipe.iterations):
         return None
-    told = {metric: _measured(board, last, metric) for metric in metrics}
-    known = {metric: value for metric, value in told.items() if value is not None}
+    known = _told(board, last, metrics)
     if arm.whole:
         return _whole_run(here, arm, last, score, known)
     made = training_made(here.store, here.iteration_id(TRAINED))
@@ -180,6 +183,11 @@ def _whole_run(here: Workplace, arm: Arm, last: int, score: IterationScore, metr
         score=score,
         metrics=metrics,
     )
+
+
+def _told(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
+    found = {metric: _measured(board, iteration, metric) for metric in metrics}
+    return {metric: value for metric, value in found.items() if value is not None}
 
 
 def _measured(board: Scoreboard, iteration: int, metric: str) -> float | None:

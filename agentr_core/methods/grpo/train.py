@@ -20,7 +20,7 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.curriculum import tallies
+from agentr_core.methods.grpo.curriculum import Tally, tallies
 from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
 from agentr_core.methods.grpo.measures import measures
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
@@ -37,6 +37,7 @@ from agentr_core.stages.train import store_checkpoint
 from agentr_core.store import Writer
 from agentr_core.store.codec import Group, group_rows, load_groups, load_outcomes, rl_step_rows
 from agentr_core.store.queries.groups import validation_of
+from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.training import TrainingStep, is_complete, read_manifest
 from agentr_core.training.cpu_threads import threads
@@ -212,8 +213,7 @@ class _Training:
         """Return the groups of a step, sampled with the learner's weights, and what they took."""
         place, grpo = self.rollouts.place, self.job.objective.grpo
         policy = await self._load(step - 1, learner)
-        outcomes = load_outcomes(place.store, self.job.experience, until=step - 1)
-        known = tallies(((o.instance_id, o.episodes, o.reward) for o in outcomes), memory=grpo.memory)
+        known = self._known(step)
         before = self.rollouts.sampler.stats().completion_tokens
         groups, effort = await self.rollouts.play(step, policy, known)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
@@ -231,6 +231,16 @@ class _Training:
             )
         )
         return groups, effort
+
+    def _known(self, step: int) -> dict[str, Tally]:
+        """Return what is known of instances before a step, by their key. Variants of one instance,
+        such as goals under other names, have one tally.
+        """
+        store, instances = self.rollouts.place.store, self.rollouts.instances
+        outcomes = load_outcomes(store, self.job.experience, until=step - 1)
+        found = tallies(((o.origin, o.episodes, o.reward) for o in outcomes), memory=self.job.objective.grpo.memory)
+        traits = instance_traits(store, [instance.key for instance in instances])
+        return {key: found[traits[key].origin] for key in traits if traits[key].origin in found}
 
     def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none without

@@ -61,9 +61,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """How an instance did in a step or in a search: mean reward of so many episodes."""
+    """How an instance did in a step or in a search: mean reward of so many episodes. `origin` is
+    what it is a variant of, or its own id.
+    """
 
-    instance_id: str
+    origin: str
     episodes: int
     reward: float
 
@@ -165,7 +167,7 @@ def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupO
     Raises as `Store.reading`.
     """
     rows = store.rows(_OUTCOMES, iteration_id, until)
-    return [GroupOutcome(instance_id=key, episodes=n, reward=reward) for key, n, reward in rows]
+    return [GroupOutcome(origin=origin, episodes=n, reward=reward) for origin, n, reward in rows]
 
 
 def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
@@ -208,5 +210,6 @@ _OUTCOMES = f"""
     from tree join earlier using (iteration_id) join node using (tree_id)
     where tree.finished and node.stop is not null group by all
 )
-select instance_id, episodes, reward from outcome order by iteration nulls last, step, number, instance_id
+select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o join instance i using (instance_id)
+order by o.iteration nulls last, o.step, o.number, o.instance_id
 """
