@@ -47,9 +47,11 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: 
     if more:
         recipe = _further(recipe, overrides, more)
     result = _run(_flywheel, recipe)
-    # The funnel begins with trees, and a run on preference pairs grows none.
-    pairs = any(plan.pairs for plan in plans_of(recipe))
-    shown = "v_preferences limit 10" if pairs else "v_funnel"
+    # The funnel begins with trees; a run on preference pairs, or of group RL alone, grows none.
+    plans = plans_of(recipe)
+    online = all(plan.training and plan.training.objective.rows == "episodes" for plan in plans)
+    pairs = any(plan.pairs for plan in plans)
+    shown = "v_preferences limit 10" if pairs else "v_rl_steps" if online else "v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"

@@ -23,5 +23,8 @@ def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
 def of_groups(recipe: Recipe, train: int) -> str:
     """Return what group RL does in an iteration as a phrase: its steps, groups and instances."""
     grpo = recipe.grpo
-    said = f"{grpo.steps} steps of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
-    return f"{said}, {grpo.revision_share:.0%} of them after a failed beginning" if grpo.revision_share else said
+    steps = "1 step" if grpo.steps == 1 else f"{grpo.steps} steps"
+    said = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
+    if not grpo.revision_share:
+        return said
+    return f"{said}, at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"

@@ -26,6 +26,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"recipe {path} does not exist; `ls deployments/recipes` shows the shipped ones") from None
+    except IsADirectoryError:
+        raise ConfigError(f"recipe {path} is a folder; name a YAML file in it") from None
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):

@@ -172,7 +172,7 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
             )
         )
     columns = (Column("Page", "text"), Column("Date", "text"), Column("Success %"))
-    note = f"The counts lead into the viewer, which shows them at {last.viewer} once `agentr view` is started."
+    note = f"The counts lead into the viewer, which shows them at {last.viewer} once the command agentr view runs."
     return Section("reports", "Pages", (Table((*columns, *map(_titled, names)), tuple(rows)),), note if names else "")
 
 

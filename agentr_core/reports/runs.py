@@ -63,13 +63,14 @@ def sections(report: RunsReport) -> tuple[Section, ...]:
     """Return the sections of the page: the runs, success side by side, by depth, curves, cost."""
     return (
         _heads(report),
-        Section("paired", "Success on the same episodes", (paired_table(report), *_unshared(report)), _NOTE),
+        Section("paired", _PAIRED, (paired_table(report), *_unshared(report)), _NOTE),
         *_depths(report),
         curves("Success by iteration", _lines(report)),
         _costs(report),
     )
 
 
+_PAIRED = "Success, and differences on the same episodes"
 _NOTE = (
     "The model that each run ends with. Differences to the first run are in points, paired by episode (same instance, "
     "number and cut) with 95% intervals, clustered where several instances are one under different names. Won: "

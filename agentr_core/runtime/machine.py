@@ -64,7 +64,9 @@ def formats(recipe: Recipe) -> str:
     """
     sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
     trained = f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"
-    return f"number formats: {', '.join([*sampled, trained])}; bfloat16 is fast here by {bfloat16() or 'nothing'}"
+    fast = bfloat16()
+    speed = f"bfloat16 is fast here ({fast})" if fast else "bfloat16 is not fast here"
+    return f"number formats: {', '.join([*sampled, trained])}; {speed}"
 
 
 def _settled_model(model: ModelConfig) -> ModelConfig:

@@ -132,8 +132,7 @@ def gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate:
     """Return the mean gain over the same episodes, clustered by what their instances are variants
     of.
     """
-    found = gains(now, before)
-    return metrics.clustered_mean([gained for gained, _ in found], [origin for _, origin in found])
+    return mean_gain(gains(now, before))
 
 
 def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float, str]]:
@@ -143,6 +142,16 @@ def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float
     earlier = {(e.instance.key, e.repeat, e.cut): e.trajectory.success for e in before}
     same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat, e.cut)) in earlier]
     return [(float(e.trajectory.success) - float(was), e.origin) for e, was in same]
+
+
+def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
+    """Return the mean of gains, each with its cluster; its interval ends where differences of
+    shares end.
+    """
+    gained = metrics.clustered_mean([gain for gain, _ in found], [origin for _, origin in found])
+    # Comparisons with NaN are false, so an interval that is not known stays so.
+    low, high = (-1.0 if gained.low < -1 else gained.low), (1.0 if gained.high > 1 else gained.high)
+    return Estimate(mean=gained.mean, low=low, high=high, n=gained.n)
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:

@@ -106,7 +106,9 @@ select checkpoint_id, count(*) as steps, arg_min(loss, step) as first_loss, arg_
 from training_step group by all order by all;
 
 -- groups: Groups of reinforcement learning that taught something, by step.
-select run_id, iteration, step, count(*) as groups, count(*) filter (contrast) as trained, avg(reward) as reward, avg(wins / episodes) as pass_at_1
+select run_id, iteration, step, count(*) as groups, count(*) filter (contrast) as trained, 
+    avg(reward) filter (prefix = 0) as reward, avg(wins / episodes) filter (prefix = 0) as pass_at_1,
+    avg(wins / episodes) filter (prefix > 0) as recovered
 from v_groups group by all order by all;
 
 -- tools: Calls of tools: how many, how they ended, how long they took.

@@ -51,7 +51,9 @@ def export_folder(
     """
     store = open_store(workspace, must_exist=True)
     found = datasets_beginning(store, prefix)
-    grouped = [] if found or form != "verl" else grouped_beginning(store, prefix)
+    grouped = [] if found else grouped_beginning(store, prefix)
+    if grouped and form != "verl":
+        raise ConfigError(f"run {grouped[0].run_id} is of group RL, which has no dataset; only --format verl takes it")
     if grouped:
         made = _prompts(store, workspace, grouped, _chosen(grouped, workspace, prefix, iteration))
     else:
@@ -66,8 +68,8 @@ def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int 
     runs = {head.run_id for head in found}
     if len(runs) != 1:
         raise ConfigError(
-            f"datasets of {len(runs)} runs in {workspace} begin with {prefix!r}, or their runs or iterations do; "
-            f"`agentr runs -w {workspace}` lists all runs"
+            f"{prefix!r} begins the id of {'more than one' if runs else 'no'} run in {workspace} that has a dataset, "
+            f"or of its dataset or iteration; `agentr runs -w {workspace}` lists all runs"
         )
     wanted = [head for head in found if iteration in (None, head.iteration)]
     if not wanted:

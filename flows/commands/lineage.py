@@ -10,6 +10,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning
+from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import visible
 from tasks.workspaces import open_store
 
@@ -27,6 +28,12 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     found = entities_beginning(store, prefix, limit=_SHOWN + 1)
     if len(found) != 1:
         which = ", ".join([*(f"{one.kind} {one.key}" for one in found[:_SHOWN]), *(["..."] if found[_SHOWN:] else [])])
+        if not found and (runs := runs_beginning(store, prefix)):
+            ids = f"select checkpoint_out from iteration where run_id = '{runs[0]}'"
+            raise ConfigError(
+                f"{runs[0]} is a run; trace something that it made, such as a checkpoint: "
+                f'`agentr sql "{ids}" -w {workspace}`'
+            )
         count = f"more than {_SHOWN}" if found[_SHOWN:] else len(found) or "no"
         raise ConfigError(
             f"{count} ids in {workspace} begin with {prefix!r}{f': {which}' if which else ''}; give "

@@ -70,7 +70,8 @@ def _made(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
     if len(found) != 1:
         raise ConfigError(
             f"{len(found) or 'no'} checkpoints in {workspace} begin with {prefix!r} and were trained there; "
-            '`agentr sql "select checkpoint_id, path from checkpoint where iteration_id is not null"` lists them'
+            f'`agentr sql "select checkpoint_id, path from checkpoint where iteration_id is not null" -w {workspace}` '
+            "lists them"
         )
     return found[0]
 

@@ -24,7 +24,7 @@ def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
     if len(found) != 1:
         raise ConfigError(
             f"{'more than one' if found else 'no'} sample in {workspace} begins with {prefix!r}; "
-            '`agentr sql "select sample_id, kind from v_samples limit 10"` shows some'
+            f'`agentr sql "select sample_id, kind from v_samples limit 10" -w {workspace}` shows some'
         )
     (sample,) = load_samples(store, found).values()
     return [

@@ -44,6 +44,8 @@ def write(workspace: Path, folder: Path, *, run: str, most: int) -> str:
     written to.
     """
     store = open_store(workspace, must_exist=True)
+    # A page would only say that it is not there.
+    store.count("select count(*) from run")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
     shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
     made = asyncio.run(bundle(shown, folder, start=start, most=most))

@@ -65,7 +65,7 @@ def test_every_auto_is_settled_alike(on: Callable[[str], None]) -> None:
     slow = settled(parse(AUTO))
     assert slow.models.judge is not None
     assert (slow.model.dtype, slow.models.judge.dtype, slow.training.bf16) == ("float32", "float32", False)
-    assert formats(slow).startswith("number formats: actor float32, judge float32, training float32; ")
+    assert formats(slow).startswith("number formats: actor float32, judge float32, training float32; bfloat16 is ")
 
 
 def test_an_id_is_that_of_what_auto_came_to(on: Callable[[str], None]) -> None:

@@ -117,7 +117,7 @@ def test_a_store_that_another_process_holds(
     ("words", "said"),
     [
         (("report", "abc"), "0 runs in .* begin with 'abc'; `agentr runs -w .*` lists them all"),
-        (("export", "abc", "out", "--format", "trl"), "datasets of 0 runs in .* begin with 'abc'"),
+        (("export", "abc", "out", "--format", "trl"), "'abc' begins the id of no run in .* that has a dataset"),
         (("preview", "abc"), "no sample in .* begins with 'abc'"),
         (("sql", "selec 1"), 'SQL: Parser Error: syntax error at or near "selec"'),
         (("sql", "select nix from run"), 'SQL: Binder Error: .*"nix" not found'),

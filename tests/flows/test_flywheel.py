@@ -135,6 +135,9 @@ def test_a_model_that_was_not_trained_here_is_not_published(turned: Turned, tmp_
 def test_an_id_that_names_nothing_or_several_is_refused(turned: Turned) -> None:
     with pytest.raises(ConfigError, match=r"no ids in .* begin with 'nothing'; give that of one checkpoint"):
         traced(turned.root, "nothing", "text")
+    (run_id,) = turned.ask("select run_id from run")["run_id"]
+    with pytest.raises(ConfigError, match=rf"{run_id} is a run; trace something that it made, such as a checkpoint"):
+        traced(turned.root, run_id, "text")
     with pytest.raises(ConfigError, match=r"more than 5 ids in .* begin with '': .*, \.\.\.; give"):
         traced(turned.root, "", "text")
 

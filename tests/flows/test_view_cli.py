@@ -36,6 +36,15 @@ def test_a_workspace_is_shown_while_others_write(host: str, tmp_path: Path, proc
     assert (tmp_path / "indexes" / "texts.sqlite").exists()
 
 
+def test_a_damaged_store_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "store.duckdb").write_text("no store", encoding="utf-8")
+    with pytest.raises(StoreError, match="no DuckDB file"):
+        CliRunner().invoke(
+            cli, ["view", "-w", str(tmp_path), "--bundle", str(tmp_path / "site")], catch_exceptions=False
+        )
+    assert not (tmp_path / "site").exists()
+
+
 def test_pages_are_written_to_share(tmp_path: Path) -> None:
     gallery.fill(tmp_path / "store.duckdb")
     words = ["view", "-w", str(tmp_path), "--bundle", str(tmp_path / "site"), "--run", gallery.RUN[:8], "--pages", "4"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentr_core.evaluation.metrics import clustered_mean
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.reports.comparison import Difference
 from agentr_core.reports.records import Estimate
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.lost_episodes import counted_episodes
-from agentr_core.stages.measures import gains
+from agentr_core.stages.measures import gains, mean_gain
 from agentr_core.stages.report_scores import finite
 from agentr_core.store.codec.trajectories import Episode
 
@@ -48,7 +47,7 @@ def _by_set(now: Mapping[int, Played], before: Mapping[int, Played]) -> dict[str
     for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
         pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
         # An instance that several seeds played is one cluster: its episodes are no new evidence.
-        estimate = finite(clustered_mean([gain for gain, _ in pairs], [origin for _, origin in pairs]))
+        estimate = finite(mean_gain(pairs))
         if estimate is not None:
             found[name] = estimate
     return found

@@ -40,6 +40,11 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{size} is the share of "
         "groups with a success, and mixed are groups whose rewards differ. Only these are trained on."
     )
+    if any(step.recovered is not None for step in steps):
+        note += (
+            " Some groups go on from a failed episode: recovered is the share of their episodes that succeed, and they "
+            "do not count in reward and pass@k."
+        )
     training = Section("groups", TITLE, tuple(_blocks(steps, size)), note)
     found = validations(place.store, place.iteration_id(iteration))
     return (training, *([_validations(place.recipe, found)] if found else []))
@@ -132,6 +137,7 @@ def _columns(steps: Sequence[GroupStep], size: int) -> dict[str, list[str | None
         "Reward": numbers((one.reward for one in steps), 3),
         "pass@1, %": shares(one.pass_at_1 for one in steps),
         f"pass@{size}, %": shares(one.pass_at_n for one in steps),
+        "Recovered, %": shares(one.recovered for one in steps),
         "Mixed, %": shares(one.mixed_share for one in steps),
         "Tokens an episode": numbers((one.episode_tokens for one in steps), 1),
         "Cut replies, %": shares(one.cut_share for one in steps),
@@ -141,5 +147,4 @@ def _columns(steps: Sequence[GroupStep], size: int) -> dict[str, list[str | None
         "KL to start": numbers((one.kl for one in steps), 4),
         "Clipped, %": shares(one.clip_share for one in steps),
         "Worth": numbers((one.shaped for one in steps), 3),
-        "Recovered, %": shares(one.recovered for one in steps),
     }

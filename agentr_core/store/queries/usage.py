@@ -174,6 +174,7 @@ with told as (
     select if(t.source in ('rollout', 'flywheel'), 'collected', 'evaluated'), g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
+        and g.seed is not null
 )
 select purpose, count(*), count(*) filter (finish_reason = 'length')
 from told
