@@ -93,7 +93,7 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     for row in rows:
         house = f"Door {row['extra_info']['index']} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
-    with pytest.raises(ConfigError, match="datasets of 0 runs"):
+    with pytest.raises(ConfigError, match="is of group RL, which has no dataset; only --format verl takes it"):
         export_folder(file.parent / "runs", done["run_id"], tmp_path / "trl", "trl")
 
 

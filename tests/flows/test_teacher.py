@@ -189,7 +189,10 @@ def test_a_teacher_is_part_of_a_runs_identity(recipe: Callable[..., Recipe]) -> 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["agent_r.phases=[rl]"], r"models\.teacher: reinforcement learning trains on what the trained model samples"),
+        (
+            ["agent_r.phases=[rl]", "training={}", "data={}"],
+            r"models\.teacher: reinforcement learning trains on what the trained model samples",
+        ),
         (["data.use=expert"], r"models\.teacher: no stage of method agent-r with these settings collects"),
         (["models={}", "teacher_iterations=1"], r"teacher_iterations: name models\.teacher"),
         (["models.teacher.server.token_ids=true"], r"models\.teacher\.server\.token_ids: the trained model has a"),
