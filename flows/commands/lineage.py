@@ -29,10 +29,9 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     if len(found) != 1:
         which = ", ".join([*(f"{one.kind} {one.key}" for one in found[:_SHOWN]), *(["..."] if found[_SHOWN:] else [])])
         if not found and (runs := runs_beginning(store, prefix)):
-            ids = f"select checkpoint_out from iteration where run_id = '{runs[0]}'"
             raise ConfigError(
                 f"{runs[0]} is a run; trace something that it made, such as a checkpoint: "
-                f'`agentr sql "{ids}" -w {workspace}`'
+                f"`agentr sql --example ancestors -w {workspace}` lists them"
             )
         count = f"more than {_SHOWN}" if found[_SHOWN:] else len(found) or "no"
         raise ConfigError(

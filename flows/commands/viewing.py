@@ -10,6 +10,7 @@ from typing import Any
 
 from agentr_core.http_server import listening
 from agentr_core.http_server.hosts import LOOPBACK
+from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
 from tasks.workspaces import find_run, open_store
@@ -45,7 +46,7 @@ def write(workspace: Path, folder: Path, *, run: str, most: int) -> str:
     """
     store = open_store(workspace, must_exist=True)
     # A page would only say that it is not there.
-    store.count("select count(*) from run")
+    runs_beginning(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
     shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
     made = asyncio.run(bundle(shown, folder, start=start, most=most))

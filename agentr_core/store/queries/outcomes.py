@@ -53,10 +53,10 @@ def error_counts(store: Store, iteration_id: str) -> list[ErrorCount]:
     return [ErrorCount(error=error, phase=phase, count=count, lost=lost) for error, phase, count, lost in rows]
 
 
-def failed_subjects(store: Store, iteration_id: str, stage: str) -> set[str]:
+def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
     """Return what an error of a stage happened to in an iteration, by name."""
     rows = store.rows("select distinct subject from event where iteration_id = ? and stage = ?", iteration_id, stage)
-    return {subject for (subject,) in rows}
+    return [subject for (subject,) in rows]
 
 
 def refusals(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:

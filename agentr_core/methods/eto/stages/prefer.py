@@ -104,7 +104,7 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
     planned = load_planned(place.store, place.iteration_id(iteration))
     played = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
-    failed = failed_subjects(place.store, place.iteration_id(iteration), EXPLORE)
+    failed = set(failed_subjects(place.store, place.iteration_id(iteration), EXPLORE))
     by_instance: dict[str, list[Played]] = {}
     lost: list[Rejection] = []
     for plan in planned:
