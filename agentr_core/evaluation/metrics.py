@@ -113,9 +113,13 @@ def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimat
     """Return the mean of values in [0, 1] with its interval over clusters, which ends where shares
     end.
     """
-    found = clustered_mean(values, clusters)
+    return within(clustered_mean(values, clusters), 0.0, 1.0)
+
+
+def within(found: Estimate, least: float, most: float) -> Estimate:
+    """Return an estimate whose interval ends where its values end."""
     # Comparisons with NaN are false, so an interval that is not known stays so.
-    low, high = (0.0 if found.low < 0 else found.low), (1.0 if found.high > 1 else found.high)
+    low, high = (least if found.low < least else found.low), (most if found.high > most else found.high)
     return Estimate(mean=found.mean, low=low, high=high, n=found.n)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
 from agentr_core.reports.records import Estimate, IterationScore
+from agentr_core.reports.runs import difference
 
 BASE = "base"
 """What tables call the model that all arms begin with."""
@@ -188,7 +189,7 @@ def paired_differences(found: Sequence[Difference]) -> Table:
     """Return one row for each two models, with a column for each set."""
     names = dict.fromkeys(name for one in found for name in one.sets)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
-    rows = (Row((one.arm, one.other, *(_difference(one.sets.get(name)) for name in names))) for one in found)
+    rows = (Row((one.arm, one.other, *(difference(one.sets.get(name)) for name in names))) for one in found)
     return Table(columns, tuple(rows))
 
 
@@ -307,12 +308,6 @@ def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
     if mean.low is None or mean.high is None:
         return say(mean.value)
     return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
-
-
-def _difference(found: Estimate | None) -> Cell:
-    if found is None:
-        return wording.NOTHING
-    return Measured(wording.points(found.value), wording.points_interval(found))
 
 
 def _steps(number: float) -> str:

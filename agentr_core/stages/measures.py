@@ -149,9 +149,7 @@ def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
     shares end.
     """
     gained = metrics.clustered_mean([gain for gain, _ in found], [origin for _, origin in found])
-    # Comparisons with NaN are false, so an interval that is not known stays so.
-    low, high = (-1.0 if gained.low < -1 else gained.low), (1.0 if gained.high > 1 else gained.high)
-    return Estimate(mean=gained.mean, low=low, high=high, n=gained.n)
+    return metrics.within(gained, -1.0, 1.0)
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:

@@ -99,8 +99,8 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
         # Fields at their defaults are not named, so that ids stay what they were.
-        windowed = {} if recipe.data.windowed == DataConfig().windowed else {"windowed": recipe.data.windowed}
-        plain["data"] = {"use": recipe.data.use, **windowed} if windowed else recipe.data.use
+        use, windowed = recipe.data.use, recipe.data.windowed
+        plain["data"] = use if windowed == DataConfig().windowed else {"use": use, "windowed": windowed}
 
 
 def _faults(recipe: Recipe) -> list[str]:
