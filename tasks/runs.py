@@ -15,7 +15,7 @@ from typing import Literal
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.recipes import Recipe, replace
 from agentr_core.runtime.start import finish, goal_with
-from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.store.queries.runs import LOCKS, runs_beginning
 from tasks.wiring import RunRef, quiet_workplace, reference
 from tasks.workspaces import open_store
 
@@ -32,7 +32,7 @@ def locked(run: RunRef) -> Iterator[None]:
     runs of the workspace are not kept out. Raises `RunBusy` at once when somebody else holds the
     lock, in this process or another.
     """
-    file = Path(run.workspace) / "locks" / run.run_id
+    file = Path(run.workspace) / LOCKS / run.run_id
     name = str(file.absolute())
     if name in _HELD.get():
         yield
@@ -79,7 +79,8 @@ def further(recipe: Recipe, more: int) -> Recipe:
 
 @asynccontextmanager
 async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
-    """Write the outcome of the block as the status of the run; an interrupted run stays "running".
+    """Write the outcome of the block as the status of the run; an interrupted run stays
+    "running" in the store.
 
     With `evaluates` the block is but an evaluation, which says nothing of how a run that was begun
     before ended.

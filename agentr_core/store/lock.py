@@ -93,11 +93,19 @@ def _acquire(descriptor: int, path: Path, exclusive: bool, deadline: float) -> N
 
 def _holder(path: Path) -> int | None:
     """Return the PID of a process that holds the lock, or None where the kernel does not tell."""
-    with suppress(OSError, ValueError):
-        inode = path.with_name(path.name + ".lock").stat().st_ino
-        for line in Path("/proc/locks").read_text().splitlines():
-            # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; with an arrow, one who waits.
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
-                return int(fields[4])
+    with suppress(OSError):
+        return holders().get(path.with_name(path.name + ".lock").stat().st_ino) or None
     return None
+
+
+def holders() -> dict[int, int]:
+    """Return the PID that holds each `flock` of this machine, by the inode of its file; 0 for a
+    process that this one cannot see. Raises `OSError` where the kernel does not tell.
+    """
+    found = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; with an arrow, one who waits.
+        fields = line.split()
+        if fields[1] == "FLOCK":
+            found[int(fields[5].rpartition(":")[2])] = int(fields[4])
+    return found

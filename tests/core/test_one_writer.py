@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import fcntl
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,12 @@ from agentr_core.store.codec import (
     run_rows,
     tree_rows,
 )
+from agentr_core.store.queries.overview import iteration_lines, run_lines
 from agentr_core.store.tables import merge
 from agentr_core.types import Tree
 from flows import stages
 from flows.commands import stores
+from flows.commands.questions import runs_of
 from tasks import runs
 from tasks.wiring import RunRef
 from tasks.workspaces import STORE_FILE
@@ -82,6 +85,16 @@ def store(tmp_path: Path) -> Store:
         )
     )
     return made
+
+
+def test_a_run_that_nobody_works_on_is_shown_as_interrupted(store: Store, run: RunRef) -> None:
+    assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("interrupted", "interrupted")
+    with runs.locked(run):
+        assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("running", "running")
+        assert "running" in runs_of(store.path.parent)
+    assert "interrupted" in runs_of(store.path.parent)
+    store.update("run", {"run_id": "r", "status": "failed", "finished_at": datetime.now(UTC)})
+    assert run_lines(store)[0].status == "failed"
 
 
 def head_of(writer: str | None) -> TreeHead:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import STATUS_NOW, runs_at_work
 
 
 class RunLine(NamedTuple):
@@ -69,17 +70,17 @@ class EventLine(NamedTuple):
 
 def run_lines(store: Store) -> list[RunLine]:
     """Return the runs of a workspace, the newest first."""
-    return [RunLine(*row) for row in store.rows(_RUNS.format(condition="true"))]
+    return _run_lines(store, "")
 
 
 def run_line(store: Store, run_id: str) -> RunLine | None:
     """Return a run; None if it is not stored."""
-    return next((RunLine(*row) for row in store.rows(_RUNS.format(condition="r.run_id = ?"), run_id)), None)
+    return next(iter(_run_lines(store, run_id)), None)
 
 
 def iteration_lines(store: Store, run_id: str) -> list[IterationLine]:
     """Return the iterations of a run in their order."""
-    return [IterationLine(*row) for row in store.rows(_ITERATIONS, run_id)]
+    return [IterationLine(*row) for row in store.rows(_ITERATIONS, runs_at_work(store), run_id)]
 
 
 def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
@@ -92,13 +93,17 @@ def event_lines(store: Store, run_id: str) -> list[EventLine]:
     return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
 
 
-_RUNS = """
-select r.run_id, r.recipe, r.method, r.status, r.started_at, r.finished_at,
-    (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0)
-from run r where {condition} order by r.started_at desc, r.run_id
+def _run_lines(store: Store, run_id: str) -> list[RunLine]:
+    return [RunLine(*row) for row in store.rows(_RUNS, runs_at_work(store), run_id)]
+
+
+_RUNS = f"""
+select run_id, recipe, method, {STATUS_NOW}, started_at, finished_at,
+    (select count(*) from iteration i where i.run_id = run.run_id and i.iteration > 0)
+from run where $2 in ('', run_id) order by started_at desc, run_id
 """
-_ITERATIONS = """
-with mine as (from iteration where run_id = ?),
+_ITERATIONS = f"""
+with mine as (select * replace ({STATUS_NOW} as status) from iteration where run_id = $2),
 made as (
     select 'tree' as kind, iteration_id from tree
     union all select 'trajectory', coalesce(t.iteration_id, e.iteration_id) from trajectory t

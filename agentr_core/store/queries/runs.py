@@ -9,8 +9,17 @@ from datetime import datetime
 
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
+from agentr_core.store.lock import holders
 
-ALL_RUNS = "select run_id, recipe, status, started_at, finished_at from run order by started_at"
+LOCKS = "locks"
+"""The folder of a workspace with a file for each run, locked while a process works on it."""
+
+STATUS_NOW = """
+case when status not in ('finished', 'failed') and not list_contains($1::varchar[], run_id) then 'interrupted'
+else status end
+"""
+"""How a run stands; the first parameter of the query is `runs_at_work`."""
+ALL_RUNS = f"select run_id, recipe, {STATUS_NOW} as status, started_at, finished_at from run order by started_at"
 """A question whose answer shows a person the runs of a workspace, the oldest first."""
 
 
@@ -63,6 +72,18 @@ def runs_beginning(store: Store, prefix: str) -> list[str]:
     """Return the ids of the runs that begin with a prefix, the oldest first."""
     rows = store.rows("select run_id from run where starts_with(run_id, ?) order by started_at", prefix)
     return [run_id for (run_id,) in rows]
+
+
+def runs_at_work(store: Store) -> list[str] | None:
+    """Return the ids of the runs that a process of this machine works on; None where the kernel
+    does not tell. What was killed could not write that it ended.
+    """
+    folder = store.path.parent / LOCKS
+    try:
+        held = holders()
+        return [file.name for file in folder.iterdir() if file.stat().st_ino in held] if folder.exists() else []
+    except OSError:
+        return None
 
 
 def run_state(store: Store, run_id: str) -> RunState | None:
