@@ -1,3 +1,3 @@
-"""The library: everything but the order of a run and Prefect. Its root holds the nouns, the seams
-and the errors.
+"""The library: everything except the order of a run and Prefect. Its root holds the domain types,
+the protocols and the errors.
 """

@@ -1,8 +1,8 @@
-"""What worlds and models answer, with types and ranges checked in one place.
+"""The answers of worlds and models, with types and ranges checked in one place.
 
-Worlds and models are other people's code. A wrong type that gets in here shows much later, and
-somewhere else: the text "False" is true, a NaN is below no threshold, half of a surrogate pair
-cannot be stored.
+Worlds and models are other people's code. A wrong type that gets in here shows up much later, and
+elsewhere: the text "False" is true, a NaN is below no threshold, half of a surrogate pair cannot be
+stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_TOKENS = 2**31 - 1
 """The largest token id, and the largest number of tokens, that is accepted and can be stored."""
 _SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
 HIGHEST_LOGPROB = 0.01
-"""Log-probabilities may be above 0 by what rounding adds to a certain token."""
+"""The largest accepted log-probability: rounding may lift that of a certain token above 0."""
 
 
 def reset(env: Environment, instance: Instance) -> str:
@@ -32,16 +32,16 @@ def reset(env: Environment, instance: Instance) -> str:
 
 def resume(env: Resuming, instance: Instance, steps: Sequence[Step]) -> str:
     """Return the first observation of an episode that goes on from recorded steps. Raises as
-    `reset`.
+    `reset` does.
     """
     return text(env.resume(instance, steps), f"the first observation of {instance.key}")
 
 
 def step(env: Environment, action: str) -> Transition:
-    """Return what an action leads to, with numbers and flags as plain Python ones.
+    """Return the transition that an action leads to, with plain Python numbers and flags.
 
-    Raises `IllTypedAnswer` when a part has another type than `Transition` says or the reward is
-    above 1, and `ConfigError` when the step asks a model, since nobody answers here.
+    Raises `IllTypedAnswer` when a part has a type other than `Transition` says or the reward is
+    above 1, and `ConfigError` when the step asks a model, since none can be asked here.
     """
     found = begun(env, action)
     if found.info.get("question") is not None:
@@ -50,16 +50,17 @@ def step(env: Environment, action: str) -> Transition:
 
 
 def begun(env: Environment, action: str) -> Transition:
-    """Return what an action leads to, which may be a question whose reply goes to `resumed`.
+    """Return the transition that an action leads to, which may be a question; its reply goes to
+    `resumed`.
 
-    Raises `IllTypedAnswer` as `step`.
+    Raises `IllTypedAnswer` as `step` does.
     """
     return transition(env.step(action), f"{env.name}: action {shown(action)}")
 
 
 def resumed(env: Environment, question: Question, reply: str) -> Transition:
-    """Return how a step goes on with the reply to its question. Raises as `step`, and where the
-    environment cannot be given it.
+    """Return how a step goes on after the reply to its question. Raises `IllTypedAnswer` as `step`
+    does, and when the environment takes no replies.
     """
     where = f"{env.name}: the step that asked a model of role {question.role}"
     if not isinstance(env, Asking):
@@ -113,8 +114,8 @@ def expert(env: Environment, instance: Instance) -> tuple[str, ...] | None:
 
 
 def transition(given: Any, where: str) -> Transition:
-    """Return the answer to a step with numbers and flags as plain Python ones; `where` begins an
-    error message.
+    """Return the answer to a step with plain Python numbers and flags; `where` begins an error
+    message.
 
     Raises `IllTypedAnswer` when a part has a wrong type, or the reward is not finite or above 1.
     """
@@ -162,7 +163,7 @@ def _tool_calls(given: Any, what: str) -> tuple[ToolCall, ...]:
 
 
 def text(given: Any, what: str) -> str:
-    """Return a text that can be stored. Raises `IllTypedAnswer` for another type and for half a
+    """Return a text that can be stored. Raises `IllTypedAnswer` for any other type and for half a
     surrogate pair.
     """
     if not isinstance(given, str):
@@ -173,7 +174,7 @@ def text(given: Any, what: str) -> str:
 
 
 def number(given: Any, what: str, *, ought: str = "it must be a finite number") -> float:
-    """Return a finite number. Raises `IllTypedAnswer` for another type, NaN and infinity."""
+    """Return a finite number. Raises `IllTypedAnswer` for any other type, NaN and infinity."""
     if not isinstance(given, bool) and isinstance(given, numbers.Real):
         try:
             if math.isfinite(plain := float(given)):
@@ -188,7 +189,7 @@ def flag(given: Any, what: str) -> bool:
     texts included.
     """
     kind = type(given)
-    # Gymnasium's worlds return NumPy's own; its name depends on the version.
+    # Gymnasium's worlds return NumPy's bool, whose name depends on the version.
     if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
         return bool(given)
     raise IllTypedAnswer(f"{what} is {shown(given)}; it must be true or false")
@@ -198,7 +199,7 @@ def checked_generations(given: Sequence[Generation], request: Request, model: st
     """Return the replies of a model to one request, checked against what `Generation` says.
 
     Raises `ModelFault` for a wrong type or range: a text that cannot be stored, NaN among the
-    log-probabilities, or not one log-probability for each token.
+    log-probabilities, or other than one log-probability per token.
     """
     for reply in given:
         if fault := _fault_of(reply):
@@ -211,7 +212,7 @@ def shown(value: Any, limit: int = 120) -> str:
     try:
         seen = repr(value)
     except ValueError:
-        # Python writes out no integer of thousands of digits.
+        # Python refuses to write out an integer of thousands of digits.
         seen = f"a very long {type(value).__name__}"
     return seen if len(seen) <= limit else seen[: limit - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""Where the shipped data is."""
+"""The location of the shipped data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from agentr_core.errors import DataFileError
 
 _PACKAGE = Path(__file__).resolve().parent
 ROOTS = (_PACKAGE / "_data", _PACKAGE.parent / "data")
-"""An installed package has its data inside itself, a checkout beside the packages; the first that
-fits counts.
+"""An installed package has its data inside itself, a checkout beside the packages; the first one
+that has a path is used.
 """
 
 

@@ -91,11 +91,11 @@ class StoreBusy(StoreError, Transient):
 
 
 class SandboxError(UserError):
-    """The Python tool's code cannot be shut in here as far as was asked, so it does not run."""
+    """The Python tool's code cannot be confined here as strictly as asked, so it does not run."""
 
 
 class RunBusy(UserError):
-    """Another process is at this run; two would do the same work twice."""
+    """Another process is working on this run; two would do the same work twice."""
 
 
 class DiskError(UserError):
@@ -127,16 +127,16 @@ class MalformedAnswer(EnvironmentFault, Transient):
 
 
 class IllTypedAnswer(EnvironmentFault):
-    """What an environment returned is of a wrong type, or out of its range."""
+    """An environment returned a value of a wrong type or out of range."""
 
 
 class ReplayDiverged(EnvironmentFault):
-    """Replaying recorded actions gave another observation than the recorded one."""
+    """Replaying recorded actions gave an observation that differs from the recorded one."""
 
 
 class ReplayDrifted(ReplayDiverged, Transient):
-    """An environment that does not promise to repeat itself did not; played anew, its episode may
-    end well.
+    """An environment that does not promise to repeat itself did not do so; a new try of the episode
+    may succeed.
     """
 
 
@@ -149,7 +149,7 @@ class ModelUnavailable(ModelFault, Transient):
 
 
 class MalformedReply(ModelFault, Transient):
-    """A model server's answer is cut, is not what the protocol says, is empty, or has another
+    """A model server's answer is cut off, does not follow the protocol, is empty, or has the wrong
     number of replies.
     """
 
@@ -188,8 +188,8 @@ class OutOfMemory(TrainingFault):
 
 
 class WorkerLost(AgentrError, Transient):
-    """Workers of a cluster were lost again and again at one shard."""
+    """A cluster lost one worker after another at the same shard."""
 
 
 class ErrorBudgetSpent(AgentrError):
-    """A stage met more episode errors than its recipe allows."""
+    """A stage had more episode errors than its recipe allows."""

@@ -1,9 +1,9 @@
-"""What a recipe needs, before anything runs: GPU memory for sampling and training, and an upper
-bound of tokens.
+"""The needs of a recipe, estimated before anything runs: GPU memory for sampling and training, and
+an upper bound on tokens.
 
-Weights, adapters and optimizer states are counted on the model's real layers, made without memory;
-activations follow from their widths. `tests/core/test_estimates.py` compares them with a real
-trainer's tensors.
+Weights, adapters and optimizer states are counted on the model's real layers, built without
+allocating memory; activations follow from their widths. `tests/core/test_estimates.py` compares
+them with a real trainer's tensors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WORKSPACE = GIB
 class Shape:
     """The size of a model; a stored weight has `stored` bytes.
 
-    `normalized` and `inputs` are the total widths of what a layer's norms and its linear modules
-    read.
+    `normalized` and `inputs` are the total input widths of a layer's norms and of its linear
+    modules.
     """
 
     parameters: int
@@ -54,7 +54,7 @@ class Sampling:
     token: int
 
     def sequences(self, budget: float, tokens: int) -> int:
-        """Return how many sequences of so many tokens fit beside the weights into a budget of
+        """Return how many sequences of `tokens` tokens fit beside the weights in a budget of
         bytes.
         """
         return max(0, int((budget - self.weights) // (self.token * tokens)))
@@ -63,7 +63,7 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Bytes on the GPU of each process for weights, gradients, AdamW's states and activations;
-    `host` is in main memory.
+    `host` counts those in main memory.
 
     `trained` is the number of parameters that change.
     """
@@ -82,7 +82,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The most tokens that an iteration samples in a stage, and in how many replies."""
+    """The most tokens, and the most replies, that a stage samples in an iteration."""
 
     stage: str
     replies: int
@@ -90,8 +90,8 @@ class Tokens:
 
 
 def find_shape(model_dir: Path) -> Path:
-    """Return the directory whose `config.json` tells a model's size: its own, or that of a shipped
-    shape of the same name.
+    """Return the directory whose `config.json` gives a model's size: the model's own, or that of a
+    shipped shape of the same name.
 
     Raises `ModelDirectoryError` if there is neither.
     """
@@ -137,7 +137,7 @@ def read_shape(model_dir: Path) -> Shape:
 
 
 def sampling(shape: Shape, model: ModelConfig) -> Sampling:
-    """Return what a replica of a model needs on each of its GPUs."""
+    """Return the memory that a replica of a model needs on each of its GPUs."""
     width = _NUMBER_BYTES[model.dtype]
     parts = model.vllm.tensor_parallel_size if model.backend == "vllm" else 1
     return Sampling(
@@ -147,12 +147,12 @@ def sampling(shape: Shape, model: ModelConfig) -> Sampling:
 
 
 def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
-    """Return what supervised fine-tuning needs on the GPU of each process.
+    """Return the memory that supervised fine-tuning needs on the GPU of each process.
 
     A trained parameter takes 16 bytes: weight, gradient and AdamW's two moments in 32 bits, or the
     same number split into 16 and 32 bits by DeepSpeed. ZeRO-2 spreads all but the weights over the
-    processes, ZeRO-3 and FSDP everything; an offload keeps it in main memory. Source: Rajbhandari
-    et al. 2020, section 3.1.
+    processes, ZeRO-3 and FSDP everything; offloading moves all of it to main memory. Source:
+    Rajbhandari et al. 2020, section 3.1.
 
     Args:
         max_length: tokens of the longest row.
@@ -185,8 +185,7 @@ def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int) ->
     """Return the most replies and tokens that an iteration samples, with `test` held-out episodes.
 
     Args:
-        sampled: the most replies, and the most tokens of each, that its method samples, by what
-            they are for.
+        sampled: the most replies, and the most tokens of each, that its method samples, by stage.
     """
     evaluation = recipe.evaluation
     replies = {**sampled, "evaluate": (test * evaluation.max_steps, evaluation.max_new_tokens)}
@@ -212,12 +211,12 @@ def _trained(shape: Shape, config: TrainingConfig) -> int:
 def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:
     """Return the bytes that a forward pass over `row` tokens keeps for the backward pass.
 
-    With checkpointing these are the inputs of all layers and the insides of one.
+    With checkpointing these are the inputs of all layers and the intermediate values of one.
     """
     width = 2 if config.bf16 else 4
     stream = width if config.lora_r else 4
-    # Norms keep their input in 32 bits and two results; attention its four inputs and outputs; the
-    # gated part four.
+    # Norms keep their input in 32 bits and two results, attention its four inputs and outputs, the
+    # gated MLP four.
     norms = (4 + 2 * width) * shape.normalized
     inside = width * (3 * shape.query_size + 3 * shape.key_size + 4 * shape.intermediate_size)
     # An adapter reads a copy in 32 bits, and dropout makes another, with a mask.

@@ -1,4 +1,4 @@
-"""Content ids: canonical JSON to a short SHA-256."""
+"""Content ids: a short SHA-256 of canonical JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def canonical(value: Any) -> str:
-    """Return the one JSON text of a value: keys sorted, no spaces; dataclasses as objects, tuples
-    as lists.
+    """Return the canonical JSON text of a value: keys sorted, no spaces; dataclasses as objects,
+    tuples as lists.
     """
     return _ENCODER.encode(value)
 
@@ -29,15 +29,15 @@ def derive_seed(*parts: Any) -> int:
 
 
 def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
-    """Return the field of a dataclass that came after others were stored: with its default it is in
-    no id.
+    """Return a dataclass field that was added after values had been stored: at its default it is
+    left out of ids.
     """
     return dataclasses.field(default=default, default_factory=default_factory, metadata=_LATER)
 
 
 def absent(value: Any) -> frozenset[str]:
-    """Return the names of the fields of a dataclass that are in no id, since they came later and
-    have their default.
+    """Return the names of the fields of a dataclass that are left out of ids, since they were added
+    later and have their default.
     """
     return frozenset(
         field.name

@@ -1,5 +1,5 @@
-"""What child processes of ours need: where the package is, imports that take no longer than they
-must, and an end with the process that started them.
+"""Helpers for our child processes: the location of the package, faster imports, and an end together
+with the parent process.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def python_path() -> str:
 
 
 def source_folder() -> str:
-    """Return the folder that this very package lies in."""
+    """Return the folder that contains this very package."""
     return str(Path(__file__).resolve().parents[1])
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Hold back the garbage collector while the body imports, for good from what it imported.
+    """Pause garbage collection while the body imports, and exempt what it imported for good.
 
-    Torch, Transformers and TRL make millions of objects that stay: to look through them again and
-    again takes a fifth of the time of their imports.
+    Torch, Transformers and TRL make millions of objects that stay: scanning them again and again
+    takes a fifth of their import time.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -46,7 +46,7 @@ def end_with_parent() -> None:
 
 
 def _wait_for_end() -> None:
-    # Past Python's own buffer, whose lock a thread must not hold when the interpreter ends.
+    # Reads past Python's own buffer: a thread must not hold its lock when the interpreter ends.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

@@ -1,5 +1,5 @@
-"""What an environment promises about repeating itself, and whether what it says now is what was
-recorded by that.
+"""An environment's promise to repeat itself, and the comparison of its texts with recorded ones
+under that promise.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _WORD = re.compile(r"\w+")
 
 
 class Repeatability(StrEnum):
-    """How equal instances and actions lead to equal texts; the attribute `repeatability` of an
-    environment.
+    """The degree to which equal instances and actions give equal texts; the attribute
+    `repeatability` of an environment.
     """
 
     EXACT = "exact"
-    """To the letter. The promise of an environment that says nothing."""
+    """To the letter. The promise of an environment without the attribute."""
     UNORDERED = "unordered"
     """Up to the order in which things are listed."""
     NEVER = "never"
-    """Not at all: an instance may begin with another text after a restart of its server, or at any
-    reset.
+    """Not at all: an instance may begin with a different text after a restart of its server, or at
+    any reset.
     """
 
 
@@ -33,8 +33,8 @@ def repeatability_of(env: Any) -> Repeatability:
 
 
 def repeats(seen: str, recorded: str, promise: Repeatability) -> bool:
-    """Return whether a text is the recorded one: to the letter, or, where no more is promised, in
-    its words.
+    """Return whether a text repeats the recorded one: to the letter if that is promised, else in
+    its words, in any order.
     """
     if seen == recorded or promise is Repeatability.EXACT:
         return seen == recorded

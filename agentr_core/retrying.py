@@ -11,8 +11,8 @@ _CAP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`retries` are further tries after the first; none begins more than `seconds` after the first
-    one began.
+    """The limits of retrying: `retries` tries after the first, none begun more than `seconds` after
+    the first.
     """
 
     retries: int
@@ -42,8 +42,8 @@ def wait_before_retry(
 
 
 def seconds_told(header: str, *, now: float) -> float | None:
-    """Return the seconds to wait by a `Retry-After` header, a number or a date; None where it says
-    neither.
+    """Return the seconds to wait according to a `Retry-After` header, a number or a date; None if
+    it is neither.
 
     Args:
         now: seconds since 1970.

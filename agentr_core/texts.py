@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# What is of no width, turns the direction of reading, moves a terminal's cursor, or cannot be
-# encoded. Tabs and line feeds are left; so are format characters of scripts that are drawn, such as
-# Arabic's number signs.
+# Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
+# be encoded. Tabs and line feeds are left alone; so are format characters that are drawn, such as
+# Arabic number signs.
 _UNSEEN = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad"
@@ -20,11 +20,11 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Return a text with what cannot be seen in it written out as marks such as \u202e.
+    r"""Return a text with its invisible characters written out as marks such as \u202e.
 
-    That is control characters, terminal escapes with them, characters without width or that turn
-    the direction of reading, and halves of surrogate pairs. Tabs and line feeds stay; carriage
-    returns are shown, because a tokenizer saw them.
+    These are control characters, including those of terminal escapes, characters that have no width
+    or change the reading direction, and halves of surrogate pairs. Tabs and line feeds stay;
+    carriage returns are shown, because a tokenizer saw them.
     """
     return _UNSEEN.sub(_mark, text)
 

@@ -1,4 +1,4 @@
-"""Files and folders written whole; what goes wrong becomes one sentence."""
+"""Files and folders written atomically; an error becomes one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentr_core.fingerprint import file_sha256, fingerprint
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while the body writes `path`, or something below it, into a `DiskError`.
+    """Turn an error while the body writes `path`, or something below it, into a `DiskError`.
 
     Raises:
         DiskError: the disk is full, access is denied, or a folder is missing or is a file.
@@ -26,7 +26,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a file all at once, so that no half of it is ever seen; its folder is made.
+    """Write a text to a file atomically, so that it is never seen half written; its folder is made.
     Raises `DiskError`.
     """
     with writing(path):
@@ -35,7 +35,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file all at once, as `write_text` does."""
+    """Write a file atomically, as `write_text` does."""
     draft = path.with_name(f".{path.name}.new-{os.getpid()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +47,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def remembered_sha256(file: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file, kept in a folder under its path, size and time of change:
-    hashing gigabytes takes a while. Raises `DiskError` where the folder cannot be written.
+    """Return the SHA-256 of a file, cached in a folder under the file's path, size and modification
+    time: hashing gigabytes takes a while. Raises `DiskError` when the folder cannot be written.
     """
     state = file.stat()
     known = cache / "hashes" / fingerprint(str(file.resolve()), state.st_size, state.st_mtime_ns)
@@ -58,7 +58,7 @@ def remembered_sha256(file: Path, cache: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have what was written to a file, or the names in a folder, reach the disk."""
+    """Flush the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -67,7 +67,7 @@ def sync(path: Path) -> None:
 
 
 def publish(draft: Path, folder: Path) -> None:
-    """Give a finished folder its name; if another process got there first, its folder stays."""
+    """Rename a finished draft to `folder`; if another process got there first, its folder stays."""
     try:
         draft.rename(folder)
     except OSError:

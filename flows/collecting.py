@@ -1,4 +1,5 @@
-"""The wheel in two halves: gather experience with the policy of a run, and train on what is there.
+"""The wheel in two halves: gather experience with the policy of a run, and train on what was
+gathered.
 
 Both work on the iteration that the run is at, under the run's own id. So a later run of the recipe
 finds what was gathered, and so does any run that asks its policy for the same: it copies the trees
@@ -44,7 +45,7 @@ async def collect_only(
         enough: how many trajectories of the iteration are enough to train on.
         settings: the fields of the recipe that are changed most often.
 
-    Raises `UserError` as `gather`, or with all that stands against it.
+    Raises `UserError` as `gather` does, or listing everything that prevents the gathering.
     """
     changed = changes(settings, overrides)
     parsed = load_recipe(Path(recipe), changed)
@@ -78,14 +79,14 @@ async def improve(
 async def gather(
     recipe: Recipe, *, limit: int | None = None, enough: int = 1, again: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Do what gathers experience of the iteration that the run of a parsed recipe is at, within a
-    flow run.
+    """Run the stages that gather experience for the iteration that the run of a parsed recipe is
+    at, within a flow run.
 
     Args:
         again: the parameters with which `improve` finds the same recipe, for the event.
 
-    Raises `RunBusy` if another process is at the same run, and `ConfigError` where training samples
-    for itself.
+    Raises `RunBusy` if another process is working on the same run, and `ConfigError` if the
+    training samples for itself.
     """
     run = reference(recipe)
     with runs.locked(run):
@@ -102,8 +103,8 @@ async def gather(
 
 
 async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
-    """Do the stages after the gathering of the iteration that the run of a parsed recipe is at,
-    within a flow run. Raises as `gather`.
+    """Run the stages after gathering, for the iteration that the run of a parsed recipe is at,
+    within a flow run. Raises as `gather` does.
     """
     run = reference(recipe)
     with runs.locked(run):

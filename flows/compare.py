@@ -1,5 +1,5 @@
-"""The comparison: each arm with each seed, trained on what it takes of one pool of trajectories, or
-a whole run of its own.
+"""The comparison: each arm with each seed, trained on what it takes from one pool of trajectories,
+or as a whole run of its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ async def compare(
 
     Args:
         recipe: path of the recipe file.
-        overrides: `section.field=value`, each.
+        overrides: any field of the recipe, each as `section.field=value`.
         arms: only these of the recipe's arms.
         seeds: these instead of the recipe's seeds.
 
-    Raises `UserError` with all that stands against it, before anything is asked of a model.
+    Raises `UserError`, listing everything that prevents the comparison, before a model is asked
+    anything.
     """
     parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
     check(parsed)
@@ -58,7 +59,7 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
 async def run_arms(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed comparison within a flow run. What is done is found in the store.
 
-    Raises `RunBusy` when another process is at the same comparison, or at one of its arms.
+    Raises `RunBusy` when another process is working on the same comparison, or on one of its arms.
     """
     pool = reference(recipe)
     with runs.locked(pool):

@@ -52,7 +52,8 @@ async def flywheel(
 async def turn(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
 
-    Raises `RunBusy` if another process is at the same run, and `ConfigError` for a comparison.
+    Raises `RunBusy` if another process is working on the same run, and `ConfigError` for a
+    comparison.
     """
     if method_of(recipe).flow == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
@@ -68,7 +69,7 @@ async def prepare(run: RunRef, recipe: Recipe) -> None:
 
 
 async def iterate(run: RunRef, recipe: Recipe, iteration: int) -> None:
-    """Do the stages of an iteration, counted from 1, in their order."""
+    """Run the stages of an iteration, counted from 1, in order."""
     await steps.begin(run, iteration)
     await _perform(run, recipe, iteration)
     await steps.end(run, iteration)

@@ -33,8 +33,8 @@ RESUMABLE = ("iterations=", "workspace=", "scale.")
 
 
 def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: int | None = None) -> str:
-    """Run a recipe and return what it led to as text; with `more`, by so many iterations further
-    than it is. Raises `UserError` before anything is started.
+    """Run a recipe and return its result as text; with `more`, run that many further iterations.
+    Raises `UserError` before anything is started.
     """
     recipe = load_recipe(path, list(overrides))
     if resume:
@@ -60,8 +60,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: 
 
 
 def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
-    """Return a recipe that goes on by `more` iterations. Raises `ConfigError` where the number is
-    given otherwise, too.
+    """Return a recipe that goes on by `more` iterations. Raises `ConfigError` if an override gives
+    the number, too.
     """
     given = next((change for change in overrides if change.startswith("iterations=")), None)
     if given is not None:
@@ -70,9 +70,9 @@ def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
 
 
 def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
-    """Return the stored recipe of a run, with what `RESUMABLE` overrides change of it.
+    """Return the stored recipe of a run, with the changes of `RESUMABLE` overrides.
 
-    Raises `ConfigError` for other overrides, and where the run cannot go on.
+    Raises `ConfigError` for other overrides, and if the run cannot go on.
     """
     ignored = [change for change in overrides if not change.startswith(RESUMABLE)]
     if ignored:
@@ -107,8 +107,8 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
 
 
 def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, enough: int) -> str:
-    """Gather experience for the iteration that the run of a recipe is at, and return what there is
-    as text. Raises `UserError` before anything is started.
+    """Gather experience for the iteration that the run of a recipe is at, and return the result as
+    text. Raises `UserError` before anything is started.
     """
     recipe = load_recipe(path, list(overrides))
     again = {"recipe": str(path), "overrides": list(overrides)}
@@ -122,8 +122,8 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
 
 
 def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
-    """Train on what was gathered for the iteration that the run of a recipe is at, and return what
-    it led to as text. Raises `UserError` before anything is started.
+    """Train on what was gathered for the iteration that the run of a recipe is at, and return the
+    result as text. Raises `UserError` before anything is started.
     """
     result = _run(_improvement, load_recipe(path, list(overrides)), enough=enough)
     if not result["trained"]:
@@ -164,8 +164,8 @@ def headroom_of(path: Path, overrides: Sequence[str], *, episodes: int, instance
     return _run(_headroom, recipe, trains=False, episodes=episodes, instances=instances)
 
 
-# Prefect makes a form of the parameters of each flow. That of a recipe takes it half a second for
-# each flow, and a recipe that is in this process already is never asked for with a form: hence Any.
+# Prefect makes a form from the parameters of each flow. For a recipe that takes half a second per
+# flow, and a recipe that is in this process already is never asked for with a form: hence Any.
 @flow(name="flywheel", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _flywheel(recipe: Any) -> dict[str, Any]:
     return await turn(recipe)

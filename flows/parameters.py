@@ -1,4 +1,4 @@
-"""The parameters of deployments, with choices and ranges: Prefect makes a form of them."""
+"""The parameters of deployments, with choices and ranges: Prefect makes a form from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Enough = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
-    """The fields of a recipe that are changed most often; what is left empty is as it says."""
+    """The fields of a recipe that are changed most often; a field left empty stays as the recipe
+    says.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +39,7 @@ class Settings(BaseModel):
     )
 
     def overrides(self) -> list[str]:
-        """Return what is set as changes of a recipe, `section.field=value`."""
+        """Return the fields that are set as changes to a recipe, `section.field=value`."""
         given = self.model_dump(exclude_none=True)
         return [f"{_FIELDS.get(name, name)}={json.dumps(value)}" for name, value in given.items()]
 
@@ -53,5 +55,5 @@ _FIELDS = {
 
 
 def changes(settings: Settings | None, overrides: list[str] | None) -> list[str]:
-    """Return all changes of a recipe, the free ones last, so that they have the last word."""
+    """Return all changes to a recipe, the free ones last, so that they take precedence."""
     return [*(settings.overrides() if settings else []), *(overrides or [])]

@@ -38,8 +38,8 @@ def reach() -> None:
 
 
 def require(who: str) -> None:
-    """Raise `ConfigError`, which says who needs it, unless PREFECT_API_URL names a server that
-    answers.
+    """Raise `ConfigError`, which says that `who` needs a server, unless PREFECT_API_URL names one
+    that answers.
     """
     address = PREFECT_API_URL.value()
     if not address:
@@ -51,14 +51,14 @@ def require(who: str) -> None:
 
 
 def _use_a_server_of_its_own_session() -> None:
-    """See to it that Prefect's server ends with this process, not before it, also where this
-    process is killed.
+    """Make Prefect's server end with this process, not before it, even if this process is killed.
 
-    Ctrl-C, and SIGTERM of many service managers, go to a whole group of processes. A server that
-    obeys them is gone when the run wants to end in order, and Prefect's client asks for it for a
-    minute and more.
+    Ctrl-C, and SIGTERM from many service managers, go to a whole group of processes. A server that
+    obeys them is gone when the run tries to end in order, and Prefect's client keeps trying to
+    reach it for a minute or more.
     """
-    # Not with the other imports: this one brings the whole server, a second that only a run needs.
+    # Not with the other imports: this one loads the whole server, which takes a second that only a
+    # run needs.
     with importing():
         from prefect.server.api.server import SubprocessASGIServer
 
@@ -70,10 +70,10 @@ def _use_a_server_of_its_own_session() -> None:
             guards.extend(_guard(process))
             return process
 
-    # Registered before Prefect's own, so run after it, when the server is gone.
+    # Registered before Prefect's own handler, so it runs after that one, when the server is gone.
     atexit.register(lambda: [guard.wait(server_guard.GRACE) for guard in guards])
 
-    # Prefect keeps one object for all servers without a wish for a port, whoever makes it first.
+    # Prefect keeps one object for all servers without a requested port: the first that is made.
     Guarded()
 
 
@@ -105,7 +105,7 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", server_guard.__file__, *map(str, descriptors)],
             pass_fds=descriptors,
-            # Nothing of ours is held by what outlives us, and what ends us at a terminal does not
+            # The guard outlives us, so it must hold nothing of ours; nor does a terminal's signal
             # end it.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -114,7 +114,7 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
         )
         return [guard]
     except OSError:
-        # A killed run then leaves its server behind, as Prefect by itself does.
+        # A killed run then leaves its server behind, as it does with Prefect alone.
         return []
     finally:
         for descriptor in descriptors:
@@ -130,7 +130,7 @@ def _check(address: str) -> None:
             f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
             "PREFECT_API_URL"
         ) from error
-    # A server that wants a key says no more than that to us; Prefect's client has it.
+    # A server that wants a key tells us no more than that; Prefect's client has the key.
     if answer.status_code not in (401, 403) and not (answer.status_code == 200 and answer.text.strip() == "true"):
         raise ConfigError(
             f"what answers at {address} is not a Prefect server (status {answer.status_code}); the address ends with "

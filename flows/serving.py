@@ -22,8 +22,8 @@ FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model":
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
-    """Return a deployment for each recipe, named after it, and one for each stage; where experience
-    can be gathered alone, one that gathers and one that trains. Raises `ConfigError`.
+    """Return a deployment for each recipe, named after it, and one for each stage; if experience
+    can be gathered alone, also one that gathers and one that trains. Raises `ConfigError`.
     """
     paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
     if not paths:

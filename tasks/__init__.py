@@ -1,1 +1,1 @@
-"""Prefect tasks, one a stage or shard, and the wiring that builds adapters from recipes."""
+"""Prefect tasks, one for each stage or shard, and the wiring that builds adapters from recipes."""

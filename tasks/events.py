@@ -1,8 +1,8 @@
-"""Events: what Prefect's server is told of a run, for its page `Event Feed` and for automations.
+"""Events that tell Prefect's server about a run, for the page `Event Feed` and for automations.
 
-Prefect adds what it knows of the present run: flow run, flow, deployment, work queue, tags. An
-event is sent in the background, and a server that does not listen holds nothing up; what a killed
-process did not send is not sent later.
+Prefect adds what it knows of the current run: flow run, flow, deployment, work queue, tags. An
+event is sent in the background, and a server that does not listen delays nothing; events that a
+killed process did not send are lost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COLLECTED = "agentr.trajectories.collected"
 def told(place: Workplace, iteration: int) -> Iterator[None]:
     """Tell Prefect what the block published of an iteration: a dataset, a checkpoint, its end.
 
-    What was there before is not told again. Iteration 0 publishes nothing, for it begins with a
-    model that is there.
+    What was published before is not told again. Iteration 0 publishes nothing, since its model
+    exists already.
     """
     before = _published(place, iteration)
     yield
@@ -61,7 +61,7 @@ def collected(place: Workplace, iteration: int, *, trajectories: int, enough: bo
     """
     more = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
     label = {"agentr.enough": "true" if enough else "false"}
-    # How much there is tells one such event from the others of its iteration.
+    # The number of trajectories tells one such event from the others of its iteration.
     key = f"{_iteration(place, iteration)}/{trajectories}/{enough}"
     _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
 
@@ -84,7 +84,7 @@ def _emit(
     labels: dict[str, str] | None = None,
     key: str = "",
 ) -> None:
-    """Send an event. Its id is made of what it is about, so that the server keeps it once."""
+    """Send an event. Its id is derived from its subject, so that the server keeps it only once."""
     recipe = place.recipe.name
     name = f"{recipe}, iteration {iteration}"
     about = {"prefect.resource.id": resource, "prefect.resource.name": name, "agentr.recipe": recipe, **(labels or {})}

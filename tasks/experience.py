@@ -1,4 +1,4 @@
-"""What was gathered for the iteration that a run is at, for the flows that gather and train."""
+"""The experience of the iteration that a run is at, for the flows that gather and train."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
         again: the parameters with which a deployment trains on them.
     """
     place = quiet_workplace(run, recipe)
-    # People copy the one file when something has ended, and take it for the store.
+    # People copy this one file when something has ended, and take it for the store.
     place.store.checkpoint()
     found = experience.gathered(place, iteration)
     if not experience.has_dataset(place, iteration):

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 Update = Callable[[int, int, str], None]
-"""Called with (done, total, note) by a stage as it goes on."""
+"""Called with (done, total, note) by a stage as it progresses."""
 
 console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 """Where a local run shows its progress; without one, lines go to the logger of the Prefect run."""
@@ -80,7 +80,7 @@ async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
 
 
 class _Artifact:
-    """A progress artifact of the present task run, if there is one. Updates are sent in the
+    """A progress artifact of the current task run, if there is one. Updates are sent in the
     background.
     """
 

@@ -72,7 +72,7 @@ async def compared(run: RunRef) -> str:
 
 
 async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None:
-    """Leave a report as an artifact: its Markdown twin, for browsers follow no link from a server
+    """Leave a report as an artifact: its Markdown twin, since browsers follow no link from a server
     to a file.
     """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
@@ -85,7 +85,9 @@ async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None
 
 
 def _in_viewer(run: RunRef) -> str:
-    """Return a line with a link to a run's page of the viewer; nothing without a viewer."""
+    """Return a line with a link to a run's page of the viewer; the empty string without a
+    viewer.
+    """
     address = viewer_page("run", run.run_id)
     return f"In the viewer: [{address}]({address})\n\n" if address else ""
 
@@ -133,8 +135,8 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
 
 
 def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
-    """Return what is read for a report: all that it asks of the store sees one state, and the file
-    is opened once for dozens of questions. An oracle's word that it asks for itself is in it.
+    """Return the result of `read`: all its queries see one state of the store, and the file is
+    opened once for dozens of them. Verdicts that it asks of an oracle itself are included.
     """
     place = quiet_workplace(run)
     return settled(place.store, lambda state: read(replace(place, store=state)))
@@ -160,8 +162,8 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
 
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:
-    """Write the page of runs beside each other; return its table as text for a terminal, and its
-    path. Differences are to the first run; ids may be cut short.
+    """Write a page that compares runs; return its table as text for a terminal, and its path.
+    Differences are from the first run; ids may be cut short.
 
     Raises `ConfigError` if there is no such run, or one has no evaluated model.
     """
@@ -178,7 +180,7 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
     """Return the held-out scores of a run of several worlds next to those of runs of one world
     each, as text for a terminal. Ids may be cut short.
 
-    Raises `ConfigError` if there is no such run, or its worlds or instances are others.
+    Raises `ConfigError` if there is no such run, or if the worlds or instances do not match.
     """
     place, *singles = (
         quiet_workplace(RunRef(workspace=str(workspace), run_id=find_run(workspace, one), iterations=0))

@@ -18,7 +18,7 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A task runner, and how it connects once it is entered.
+    """A task runner, and a function that connects to it once it is entered.
 
     `lost` is what a future raises if its worker was lost more often than the cluster tolerates.
     `empty` returns whether the cluster has no worker at all; it blocks.
@@ -52,8 +52,8 @@ def started(scale: ScaleConfig) -> Iterator[Cluster]:
     with ExitStack() as stack:
         cluster = _dask(scale) if scale.runner == "dask" else _ray(scale)
         if scale.runner == "dask":
-            # After the import of distributed, which lays down its defaults in the configuration
-            # that this changes.
+            # After the import of distributed, which writes its defaults into the configuration that
+            # this changes.
             stack.enter_context(_patient())
         try:
             stack.enter_context(cluster.runner)
@@ -71,8 +71,8 @@ def _line(error: OSError) -> str:
 
 
 def _patient() -> AbstractContextManager[object]:
-    """A cluster of our own starts a killed worker anew; on a busy machine that takes longer than
-    Dask's 15 s.
+    """Return a context in which Dask waits longer than 15 s for a lost worker: our own clusters
+    restart one, which takes longer on a busy machine.
     """
     import dask
 

@@ -1,4 +1,4 @@
-"""One process at a time works on a run; a run ends as finished, or as failed with a word on how to
+"""One process at a time works on a run; a run ends as finished, or as failed with advice on how to
 go on.
 """
 
@@ -20,17 +20,17 @@ from tasks.wiring import RunRef, quiet_workplace, reference
 from tasks.workspaces import open_store
 
 _HELD: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
-"""The lock files that a block around the present code holds."""
+"""The lock files that an enclosing block holds."""
 
 
 @contextmanager
 def locked(run: RunRef) -> Iterator[None]:
-    """Hold the lock of a run for the length of the block; it is free again when the process ends,
+    """Hold the lock of a run for the length of the block; it is released when the process ends,
     however it ends.
 
-    Within such a block the same run is held already: the stages of a wheel share its lock. Other
-    runs of the workspace are not kept out. Raises `RunBusy` at once when somebody else holds the
-    lock, in this process or another.
+    Within such a block the run's lock is already held: the stages of a wheel share it. Other runs
+    of the workspace are not locked. Raises `RunBusy` at once when somebody else holds the lock, in
+    this process or another.
     """
     file = Path(run.workspace) / LOCKS / run.run_id
     name = str(file.absolute())
@@ -69,8 +69,8 @@ def all_locked(workspace: Path) -> Iterator[None]:
 
 
 def further(recipe: Recipe, more: int) -> Recipe:
-    """Return a recipe with so many iterations more than its run has finished in its workspace; with
-    those that the run was begun with where it was interrupted or failed.
+    """Return a recipe with `more` iterations beyond those that its run has finished in its
+    workspace; if the run was interrupted or failed, with the iterations that it was begun with.
     """
     run = reference(recipe)
     goal = goal_with(open_store(Path(run.workspace)), run.run_id, more)
@@ -79,11 +79,11 @@ def further(recipe: Recipe, more: int) -> Recipe:
 
 @asynccontextmanager
 async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[None]:
-    """Write the outcome of the block as the status of the run; an interrupted run stays
-    "running" in the store.
+    """Record the outcome of the block as the status of the run; an interrupted run stays "running"
+    in the store.
 
-    With `evaluates` the block is but an evaluation, which says nothing of how a run that was begun
-    before ended.
+    With `evaluates` the block is only an evaluation, which says nothing about how a run begun
+    earlier ended.
     """
     try:
         yield
@@ -99,5 +99,5 @@ async def recorded(run: RunRef, *, evaluates: bool = False) -> AsyncIterator[Non
 async def _end(run: RunRef, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
     place = quiet_workplace(run)
     await finish(place, status, evaluates=evaluates)
-    # People copy the one file when a run has ended, and take it for the store.
+    # People copy this one file when a run has ended, and take it for the store.
     place.store.checkpoint()

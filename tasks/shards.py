@@ -29,18 +29,14 @@ from tasks.wiring import equipment
 T = TypeVar("T")
 
 LOOK_EVERY = 60.0
-"""Seconds without a finished shard after which it is looked whether the cluster has workers at
-all.
-"""
+"""Seconds without a finished shard after which the cluster is checked for workers."""
 WITHOUT_WORKERS = 600.0
-"""Seconds for which a cluster may be seen without a worker; by itself, Dask waits for one for
-ever.
-"""
+"""Seconds that a cluster may go without a worker; by itself, Dask waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """All that a worker must know."""
+    """All that a worker needs to know."""
 
     recipe: Recipe
     run_id: str
@@ -70,14 +66,14 @@ async def work(name: str, order: bytes) -> Batch:
 async def spread(
     recipe: Recipe, run_id: str, shards: Sequence[Shard], *, at: datetime | None = None
 ) -> AsyncGenerator[Batch, None]:
-    """Yield what the workers of a recipe's cluster return of each shard, as soon as it is done.
+    """Yield what the workers of a recipe's cluster return for each shard, as soon as it is done.
 
     `at` is when the run started, for chat templates that print the date.
 
     Raises:
         ConfigError: the cluster does not answer, or has no workers, or its extra is not installed.
         WorkerLost: a shard was given to one worker after another, and each was lost.
-        Transient: what a worker met, after the retries of its task.
+        Transient: an error that a worker met, after the retries of its task.
     """
     loop = asyncio.get_running_loop()
     finished: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
@@ -108,8 +104,8 @@ async def spread(
 
 
 async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
-    """Return what is finished next. Raises `ConfigError` when nobody is there to finish
-    anything.
+    """Return the next item that is finished. Raises `ConfigError` when no worker is there to finish
+    one.
     """
     where, cure = "the cluster on this machine", "begin the run again"
     if address:

@@ -1,4 +1,5 @@
-"""The stages of a run as Prefect tasks: each retries what may heal, and returns a small summary.
+"""The stages of a run as Prefect tasks: each retries errors that may heal, and returns a small
+summary.
 
 Tasks never use Prefect's cache: what is done is in the store, and a stage finds it there.
 """
@@ -29,8 +30,8 @@ from tasks.workspaces import stored_recipe
 
 @task(task_run_name="start", **OPTIONS)
 async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collects: bool = False) -> dict[str, Any]:
-    """Write a run and the model it begins with to the store; with `evaluates` it is only evaluated,
-    with `collects` experience is only gathered for it.
+    """Write a run and the model it begins with to the store; with `evaluates` the run only
+    evaluates, with `collects` it only gathers experience.
     """
     tell(formats(recipe))
     return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates, collects=collects)
@@ -38,13 +39,13 @@ async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collect
 
 @task(task_run_name="begin-{iteration}", **OPTIONS)
 async def begin(run: RunRef, iteration: int) -> None:
-    """Write that an iteration runs."""
+    """Record that an iteration is running."""
     await starting.begin(quiet_workplace(run), iteration)
 
 
 @task(task_run_name="end-{iteration}", **OPTIONS)
 async def end(run: RunRef, iteration: int) -> None:
-    """Write that an iteration is finished, and tell Prefect."""
+    """Record that an iteration is finished, and tell Prefect."""
     place = quiet_workplace(run)
     with events.told(place, iteration):
         await starting.end(place, iteration)
@@ -58,14 +59,14 @@ async def headroom(run: RunRef, *, episodes: int, instances: int) -> Found:
 
 
 async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None = None) -> Any:
-    """Do a stage of an iteration as a Prefect task and return its summary; the first one also
+    """Run a stage of an iteration as a Prefect task and return its summary; the first one also
     begins the iteration.
 
-    A stage that gathers does nothing once the iteration has a dataset, and returns None: what came
-    later would be in no row of it. Raises `ConfigError` when the iteration has no such stage.
+    A stage that gathers does nothing once the iteration has a dataset, and returns None: later
+    experience would be in no row of it. Raises `ConfigError` when the iteration has no such stage.
 
     Args:
-        limit: the most trees, episodes or questions that a stage which gathers begins; None: all.
+        limit: the most trees, episodes or questions that a gathering stage begins; None: all.
     """
     plan = plan_of(stored_recipe(Path(run.workspace), run.run_id), iteration)
     stage = plan.stage(name)
@@ -81,7 +82,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 
 @cache
 def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], Any]:
-    """Return the task of a stage; what it does is looked up on the machine that does it."""
+    """Return the task of a stage; the stage itself is looked up on the machine that runs it."""
 
     async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
         async with workplace(run, name, iteration) as whole:

@@ -43,7 +43,7 @@ from tasks.workspaces import find_run, open_store, stored_recipe
 
 @dataclass(frozen=True)
 class RunRef:
-    """What tasks pass to each other: a run and its workspace. Everything else is in the store."""
+    """A run and its workspace, which tasks pass to each other. Everything else is in the store."""
 
     workspace: str
     run_id: str
@@ -58,8 +58,7 @@ def reference(recipe: Recipe) -> RunRef:
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe in a file with its number formats, and the run that it goes on from,
-    settled.
+    """Return the recipe in a file, with its number formats and the run that it continues settled.
 
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
@@ -94,15 +93,15 @@ def _after_its_run(recipe: Recipe) -> Recipe:
 
 @asynccontextmanager
 async def workplace(run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None) -> AsyncIterator[Workplace]:
-    """Yield what a stage needs, with its progress shown. The recipe comes from the store unless it
-    is given.
+    """Yield the workplace of a stage, with its progress shown. The recipe comes from the store
+    unless it is given.
     """
     async with stage_progress(stage, iteration) as update:
         yield quiet_workplace(run, recipe, progress=update)
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
-    """Return what a stage needs; its progress is not shown unless `progress` is given."""
+    """Return the workplace of a stage; its progress is not shown unless `progress` is given."""
     root = Path(run.workspace)
     known, store = recipe or stored_recipe(root, run.run_id), open_store(root)
     place = Workplace(
@@ -118,8 +117,8 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
 
 
 def equipment(recipe: Recipe, run_id: str, at: datetime | None) -> Equipment:
-    """Return what a worker of a cluster needs: like `quiet_workplace`, but without a store. `at` is
-    when the run started.
+    """Return the equipment of a cluster's worker: like `quiet_workplace`, but without a store. `at`
+    is when the run started.
     """
     return Equipment(
         recipe=recipe,
@@ -136,7 +135,7 @@ def _unseen(done: int, total: int, note: str) -> None:
 
 def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
     """Return a new environment of a recipe of one world, whose episodes begin as its prompt says;
-    answers of its tools are kept in `store`, where there is one.
+    tool answers are kept in `store`, if given.
     """
     world = recipe.environment
     env = named_environment(world.name, world.options, transcript=world.transcript)
@@ -172,7 +171,7 @@ def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | 
 
 def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:
     """Return the model that a section of a recipe describes, with the weights in a directory unless
-    it is a served one.
+    the model is served.
 
     `logs` is where servers that we start write their logs, in a folder for each process; `at` is
     when the run started.
@@ -206,22 +205,23 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     door = os.environ.get("AGENTR_VLLM")
     if door:
         return VllmModel(launch, RemoteFleet(door, launch), at=at)
-    # Nobody else has the key, so the weights can be replaced between steps of group RL.
+    # No other client has the key, so the weights can be replaced between steps of group RL.
     launch = dataclasses.replace(launch, key=secrets.token_hex(16))
     return VllmModel(launch, start(launch, environment=vllm_environment(), logs=logs, tell=tell), at=at)
 
 
 def viewer_address() -> str:
-    """Return where a viewer of the workspace is, as http://127.0.0.1:4280: AGENTR_VIEW_URL, or
-    nothing.
+    """Return the address of a viewer of the workspace, such as http://127.0.0.1:4280:
+    AGENTR_VIEW_URL, or the empty string.
     """
-    # What the viewer prints beyond this machine has its token, which is nobody's else to have.
+    # The address that a viewer prints for other machines has its token, which must not be passed
+    # on.
     return os.environ.get("AGENTR_VIEW_URL", "").split("?")[0].rstrip("/")
 
 
 def viewer_page(kind: str, key: str) -> str:
-    """Return the address of a page of `agentr view`, such as that of a run by its id; nothing
-    without a viewer.
+    """Return the address of a page of `agentr view`, such as that of a run by its id; the empty
+    string without a viewer.
     """
     base = viewer_address()
     return f"{base}{page_of(kind, key)}" if base else ""

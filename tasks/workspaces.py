@@ -1,4 +1,4 @@
-"""A workspace: the folder of a store, and what the runs in it were told."""
+"""A workspace: the folder of a store, and the recipes of the runs in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Attention for training on a CPU: what a layer with a small window does not look at is not
-computed.
+"""Attention for training on a CPU: scores outside a layer's small window are not computed.
 
-Transformers computes all scores of a row and masks them, which for a window of a few tokens is work
-for nothing.
+Transformers computes all scores of a row and masks them, which is wasted work for a window of a few
+tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NAME = "agentr_training"
 
 
 def register() -> str:
-    """Return the name under which Transformers now finds `attend`."""
+    """Register `attend` with Transformers, and return its name there."""
     AttentionInterface.register(NAME, attend)
     return NAME
 
@@ -26,8 +25,8 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__
     """Return causal attention over rows that start at their first token: [rows, tokens, heads, head
     size].
 
-    `query`, `key` and `value` are [rows, heads, tokens, head size]. A mask is not looked at:
-    padding must come last.
+    `query`, `key` and `value` are [rows, heads, tokens, head size]. Masks are ignored: padding must
+    come last.
     """
     query = query * query.shape[3] ** -0.5
     if module.sliding_window is None:
@@ -38,7 +37,7 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    # On a CPU faster than the fused kernel, at up to 2,048 tokens.
+    # Faster than the fused kernel on a CPU, at up to 2,048 tokens.
     ahead = torch.full((query.shape[2],) * 2, -torch.inf, dtype=query.dtype, device=query.device).triu(1)
     return _weights(query @ key.transpose(2, 3) + ahead) @ value
 
@@ -47,7 +46,7 @@ def _nearest(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     tokens = query.shape[2]
     before = (0, 0, window - 1, 0)
     keys, values = torch.nn.functional.pad(key, before), torch.nn.functional.pad(value, before)
-    # One place of the window after the other, from the oldest token to the present one.
+    # One position of the window after another, from the oldest token to the current one.
     scores = torch.stack([(query * keys[:, :, place : place + tokens]).sum(-1) for place in range(window)], dim=-1)
     age = torch.arange(window - 1, -1, -1, device=query.device)
     missing = age > torch.arange(tokens, device=query.device)[:, None]

@@ -1,5 +1,5 @@
-"""Samples to training batches of a few fixed shapes: every new shape would make the CPU compile new
-kernels.
+"""From samples to training batches of a few fixed shapes: every new shape would make the CPU
+compile new kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LENGTHS = (192, 256, 320, 448, 640, 896, 1280, 2048)
 def batches(
     rows: Iterable[RenderedSample], *, batch_tokens: int, pad: int, lengths: Sequence[int] = LENGTHS
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield right-padded batches of one length each, about `batch_tokens` tokens big; too long rows
-    are left out.
+    """Yield right-padded batches of about `batch_tokens` tokens, each of rows of one length; rows
+    that are too long are left out.
 
     Causal attention never looks ahead, so padding at the end needs no attention mask.
     Shapes: `input_ids` and `labels` are (B, L), with L in `lengths` and B = batch_tokens // L.

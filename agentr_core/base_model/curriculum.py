@@ -1,12 +1,12 @@
-"""What the tiny base model learns from: drills in reading, expert episodes, judged steps, most with
-renamed items.
+"""The curriculum of the tiny base model: reading drills, expert episodes and judged steps, most
+with renamed items.
 
-In some of the episodes the expert goes wrong for a while and then right again; only what is right
-is learned.
+In some episodes the expert goes wrong for a while and then recovers; only its right replies are
+trained.
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next.
-Only the members of a kind of item (planks, wool) change places among themselves, since commands do
-not say which item is of which kind. Sources are invented worlds and the training instances; no test
+Members of a kind of item (planks, wool) only swap names among themselves, since commands do not say
+which item is of which kind. Sources are invented worlds and the training instances; no test
 instance is ever touched.
 """
 
@@ -31,18 +31,20 @@ from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 MAX_STEPS = 40
 FIRST_INDEX = 10**6
-"""Of the invented worlds that are learned from; those before stay free for tests and for
-searching.
+"""The first index of the invented worlds to learn from; those before it stay free for tests and for
+search.
 """
 MISREAD_SHARE = 0.5
-"""Of the errors in judged episodes; the others are actions out of place."""
+"""The share of misread commands among the errors in judged episodes; the others are actions out of
+place.
+"""
 REFUSED = "that came to nothing."
 """What a judge says about an action that was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedStep:
-    """One played action with the oracle's word and the reason it would give."""
+    """One played action with the oracle's verdict and the reason it would give."""
 
     action: str
     observation: str
@@ -54,7 +56,7 @@ class Curriculum:
     """An endless stream of samples; sample i depends on the seed and i alone.
 
     Args:
-        seed: another seed is another stream.
+        seed: another seed gives another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
         mistake_share: part of the expert episodes in which the expert goes wrong for a while, in
             [0, 1].
@@ -63,14 +65,14 @@ class Curriculum:
         depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
         max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any
             number.
-        long_share: part of those worlds whose goal may take any number of steps all the same, in
+        long_share: part of those worlds whose goal may take any number of steps nevertheless, in
             [0, 1].
         judge_depths: as `depths`, for the worlds of judge examples, with any number of steps;
             empty: as the others.
         procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
         rename_share: part of the samples of training instances whose items are renamed; procedural
             ones always are.
-        drills: so many samples at the beginning only look up listed commands.
+        drills: how many samples at the beginning only look up listed commands.
         drill_questions: the most commands that a drill looks up.
     """
 
@@ -115,7 +117,7 @@ class Curriculum:
             index += 1
 
     def name_texts(self) -> list[str]:
-        """Return every name that may occur, as it stands in a text."""
+        """Return every name that may occur, as it appears in a text."""
         return [f" {text.display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
 
     def sample(self, index: int) -> Sample | None:
@@ -126,8 +128,8 @@ class Curriculum:
         instance = self._draw(rng)
         task = self._env.task(instance)
         if instance.split != "shaped":
-            # The commands of a drill may make test goals: those are never asked for under their
-            # names.
+            # The commands of a drill may make test goals: these are never asked for under their
+            # real names.
             renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
             task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
         if index < self._drills:
@@ -220,11 +222,11 @@ def opening(first_observation: str) -> list[Message]:
 
 
 def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random, questions: int) -> Sample:
-    """Return questions for the listed commands, each answered by what the command takes: reading,
-    and nothing else.
+    """Return questions about the listed commands, each answered by what the command takes: practice
+    in reading alone.
 
-    Every item that can be made is asked for twice, up to the given number of questions; one made by
-    several commands is answered by the one listed first.
+    Every item that can be made is asked for twice, up to the given number of questions; for an item
+    made by several commands the answer is that of the one listed first.
     """
     listed = {recipe.output: recipe for recipe in reversed(task.commands)}
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
@@ -241,8 +243,7 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
     steps = judged_episode(task, world, rng, length=rng.randint(1, 12))
     if not steps:
         return None
-    # The last step of each verdict is as likely as any other, so that errors are not drowned by
-    # good steps.
+    # Each verdict that occurs is equally likely, so that good steps do not drown out the errors.
     by_verdict: dict[Verdict, list[int]] = {}
     for position, step in enumerate(steps):
         by_verdict.setdefault(step.verdict, []).append(position)

@@ -1,7 +1,7 @@
-"""Bad habits of those who answer with tools: guessing, stopping early, asking twice, detours.
+"""Bad habits of an agent that answers with tools: guessing, stopping early, asking twice, detours.
 
-A habit turns the moves of a right solution into those of somebody who has it. What is called is
-called for real afterwards; a habit only decides what.
+A habit turns the moves of a right solution into those of an agent that has the habit. It only
+decides which calls are made; they are made for real afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentr_core.recipes import QuestionsConfig
 
 GUESS, EARLY, REPEAT, DETOUR, MALFORMED = "guess", "early", "repeat", "detour", "malformed"
 MOST_REPEATS = 2
-"""Of one call."""
+"""The most repeats of one call."""
 _LOOK_UP = "I look up "
 _FORM_WORDS = 4
 
@@ -44,7 +44,7 @@ class Attempt:
 
 
 def form_of(question: str) -> str:
-    """Return the first words of a question, without numbers: what it asks for, not of whom."""
+    """Return the first words of a question, without numbers: what it asks for, not about whom."""
     return " ".join(re.findall(r"[A-Za-z]+", question)[:_FORM_WORDS])
 
 
@@ -63,7 +63,7 @@ def shares_of(config: QuestionsConfig, form: str, seed: int) -> Shares:
 
 
 def attempt(problem: Problem, entities: Mapping[str, Entity], shares: Shares, rng: random.Random) -> Attempt:
-    """Return how somebody with habits goes about a made problem, whose universe `entities` are."""
+    """Return the attempt of an agent with habits at a made problem; `entities` are its universe."""
     right = Attempt(moves=problem.solution, answer=problem.golds[0])
     if rng.random() < shares.guess:
         thought = Move(thought="I think that I know it.")
@@ -74,7 +74,7 @@ def attempt(problem: Problem, entities: Mapping[str, Entity], shares: Shares, rn
 
 
 def _guess(problem: Problem, entities: Mapping[str, Entity], rng: random.Random) -> str:
-    """Return an answer of the right kind out of thin air."""
+    """Return a random answer of the right kind."""
     *_, last, _ = problem.solution
     if last.tool != SEARCH:
         return str(rng.randrange(10 ** rng.randint(1, 3)))
@@ -84,7 +84,7 @@ def _guess(problem: Problem, entities: Mapping[str, Entity], rng: random.Random)
 
 
 def _stopped(right: Attempt, rng: random.Random) -> Attempt:
-    """Return a search that ends at a place on the way, which is taken for the answer."""
+    """Return an attempt that stops early and takes an intermediate result for the answer."""
     kept = rng.randrange(1, len(right.moves) - 1)
     onward = right.moves[kept]
     last = Move(thought=_known(onward))
@@ -92,7 +92,7 @@ def _stopped(right: Attempt, rng: random.Random) -> Attempt:
 
 
 def _longer(right: Attempt, entities: Mapping[str, Entity], shares: Shares, rng: random.Random) -> Attempt:
-    """Return an attempt with calls that it could do without."""
+    """Return an attempt with needless calls: repeats and detours."""
     made: list[Move] = []
     habits = list(right.habits)
     for place, move in enumerate(right.moves):
@@ -110,7 +110,7 @@ def _longer(right: Attempt, entities: Mapping[str, Entity], shares: Shares, rng:
 
 
 def _beside(right: Attempt, place: int, entities: Mapping[str, Entity], rng: random.Random) -> Move | None:
-    """Return a look-up of something else that the last article names, if it names anything."""
+    """Return a look-up of another entity that the last article names; None if it names none."""
     before, move = right.moves[place - 1], right.moves[place]
     if before.tool != SEARCH:
         return None
@@ -122,5 +122,5 @@ def _beside(right: Attempt, place: int, entities: Mapping[str, Entity], rng: ran
 
 
 def _known(move: Move) -> str:
-    """Return what a thought says besides what is looked up next."""
+    """Return a thought without the announcement of the next look-up."""
     return move.thought.removesuffix(f"{_LOOK_UP}{move.query}.").strip()

@@ -14,10 +14,10 @@ _SLIP_SHARE = 0.7
 
 def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.Random) -> Plan | None:
     """Return the plan of an agent that takes one ingredient of a command from another line; None if
-    it would be no way.
+    there is no such plan.
 
-    The command is one that the next action depends on. Most often the eye slips to a line in which
-    the ingredient before stands, too.
+    The command is one that the next action depends on. Most often that line also lists the
+    preceding ingredient of the command.
     """
     recipe = rng.choice(chain(task, inventory, right)).recipe
     position = rng.randrange(len(recipe.inputs))
@@ -37,8 +37,8 @@ def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.R
 
 
 def corrupt(task: CraftingTask, present: Plan, expected: str, done: Sequence[str], rng: random.Random) -> str:
-    """Return an action such as a confused agent takes in place of the expected one, after the
-    actions done so far.
+    """Return the action of a confused agent in place of the expected one, after the actions done so
+    far.
     """
     kind = rng.randrange(6)
     recipe = rng.choice(task.commands)

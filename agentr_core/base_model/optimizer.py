@@ -2,7 +2,7 @@
 norms.
 
 Muon makes each update of a matrix nearly orthogonal, so that rare directions learn as fast as
-common ones. It came to the same loss with about half the tokens that AdamW alone took (numbers in
+common ones. It reached the same loss with about half the tokens that AdamW alone took (numbers in
 deployments/LOG.md).
 """
 
@@ -17,7 +17,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Two optimizers that step as one: Muon (matrices of the layers) and AdamW (embeddings, norms).
 
     Args:
-        model: every parameter that needs a gradient is taken.
+        model: all its parameters that need a gradient are optimised.
         learning_rate: of Muon; an update is an orthogonal matrix times this, so the scale is not
             AdamW's.
         embedding_learning_rate: of AdamW.
@@ -50,7 +50,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of both parts."""
+        """Load the state of both parts."""
         for name, part in self._parts.items():
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self._parts.values() for group in part.param_groups]

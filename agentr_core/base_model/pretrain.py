@@ -35,14 +35,14 @@ from agentr_core.types import Sample
 
 TOKENIZER_SAMPLES = 5000
 TOKENIZER_QUESTIONS = 4
-"""In a universe."""
+"""Questions in each universe that the tokenizer is trained on."""
 SHORT = (64, 96, 128)
-"""Lengths of batches besides those of `LENGTHS`: a question that is guessed at is soon answered."""
+"""Lengths of batches besides those of `LENGTHS`: an episode with a guessed answer is short."""
 DECAY_SHARE = 0.5
 
 
 def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum:
-    """Return the stream of samples that a configuration asks for, after so many drills."""
+    """Return the stream of samples that a configuration asks for, after `drills` drills."""
     return Curriculum(
         seed=seed,
         judge_share=config.judge_share,
@@ -91,19 +91,19 @@ def _question_tokenizer(config: QuestionsConfig, seed: int) -> Any:
 
 
 def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
-    """Return a Qwen3 decoder with random weights, in which layers that see a few tokens and all of
-    them take turns.
+    """Return a Qwen3 decoder with random weights, in which layers that see a few tokens alternate
+    with layers that see all of them.
 
     Copying what a command says takes a layer that gathers the last words and a later one that finds
-    where they stood. Where all layers see everything, the first of the two comes into being tens of
-    millions of tokens later (deployments/LOG.md).
+    where they occurred. If all layers see everything, the first of the two emerges tens of millions
+    of tokens later (deployments/LOG.md).
     """
     heads = config.hidden_size // config.head_dim
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            # No row more: an engine that knows nothing of the tokenizer would draw ids that stand
-            # for nothing.
+            # No extra rows: an engine that knows nothing of the tokenizer would sample ids without
+            # a token.
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -128,9 +128,9 @@ def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
 
 
 class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
-    """The batches that the curriculum makes, one for each step.
+    """The batches of the curriculum, one for each step.
 
-    The stream ends, so that the process that makes it is done before the trainer ends it.
+    The stream is finite, so that the process that makes it is done before the trainer ends it.
     """
 
     def __init__(self, config: BaseConfig, tokenizer: Any, seed: int, steps: int) -> None:
@@ -151,15 +151,15 @@ class CurriculumBatches(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class BaseTrainer(Trainer):  # type: ignore[misc]
-    """A trainer whose output layer sees only the positions that carry loss: the others cost a third
-    of a step.
+    """A trainer whose output layer sees only the positions that carry loss: the others would cost a
+    third of a step.
     """
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader of batches, which a process of its own makes meanwhile.
+        """Return the loader of batches, which a separate process makes in the background.
 
-        It is spawned: a forked one has locks of threads that it does not have, and runs at its end
-        what this process wants done at its own.
+        That process is spawned: a forked one would hold locks of threads that it does not have, and
+        would run the exit handlers of this process.
         """
         loader = DataLoader(
             self.train_dataset,
@@ -184,8 +184,8 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
 
 
 def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any]) -> tuple[Any, Any]:
-    """Return the trained (model, tokenizer); continues from the last checkpoint in `work` after an
-    interruption.
+    """Train the model, after an interruption from the last checkpoint in `work`; return (model,
+    tokenizer).
     """
     use_threads(config.num_threads)
     tokenizer = make_tokenizer(config, seed)

@@ -22,12 +22,12 @@ def make_and_publish(
 
     An interrupted training goes on from its last checkpoint in `work`. The directory appears only
     when it is complete; its `recipe.json` says what it was made of. Once `cancelled` is set, the
-    training saves a checkpoint after its present step and raises `TrainingFault`.
+    training saves a checkpoint after its current step and raises `TrainingFault`.
     """
     from agentr_core.base_model.pretrain import pretrain
 
     output = Path(config.output)
-    # Where a model lies is no part of what it is made of.
+    # The location of a model is not part of what it is made of.
     made_of = replace(config, output="")
     key = fingerprint("base-model", made_of, seed)
     record = output / "recipe.json"
@@ -60,7 +60,7 @@ def _reporting(progress: Callable[[int, int, str], None], cancelled: Event) -> A
     from transformers import TrainerCallback
 
     class Report(TrainerCallback):  # type: ignore[misc]
-        """Passes the trainer's log on, and a cancellation back."""
+        """A callback that passes the trainer's log on, and a cancellation back."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             """Report step and loss."""

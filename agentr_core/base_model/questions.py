@@ -1,8 +1,8 @@
-"""What a base model for the world `reasoning` learns from: questions of invented universes, which
-somebody with habits answers.
+"""The curriculum of a base model for the world `reasoning`: questions about invented universes,
+answered by an agent with bad habits.
 
-Each universe is drawn from a seed of its own. A question that ships, or whose way leads over a name
-that the shipped encyclopaedia has, is left out. The episodes are played in the real world with its
+Each universe is drawn from a seed of its own. A question that ships, or whose solution looks up a
+name of the shipped encyclopaedia, is left out. The episodes are played in the real world with its
 search over the universe's articles. Nothing is run as Python: the only code is the expert's, and
 what it prints is known (a test runs it and compares).
 """
@@ -49,8 +49,8 @@ class Questions:
     """An endless stream of samples; sample i depends on the settings, the seed and i alone.
 
     Args:
-        seed: another seed is another stream, and gives the forms of questions other shares of
-            habits.
+        seed: another seed gives another stream, and other shares of habits for the forms of
+            questions.
     """
 
     def __init__(self, config: QuestionsConfig, seed: int) -> None:
@@ -59,17 +59,17 @@ class Questions:
         self._universe = lru_cache(maxsize=2)(self._made)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Return the samples from the first one on."""
+        """Yield the samples from the first one on."""
         return filter(None, map(self.sample, count()))
 
     @property
     def instruction(self) -> str:
-        """Return what every conversation begins with."""
+        """The instruction that begins every conversation."""
         return self._universe(0).world.instruction
 
     def sample(self, index: int) -> Sample | None:
-        """Return sample number `index`: an episode, all its replies trained. None where the drawn
-        question is one that is kept for others.
+        """Return sample number `index`: an episode, all its replies trained. None if the drawn
+        question is left out because it overlaps with what ships.
         """
         number, place = divmod(index, self._config.questions)
         made = self._universe(number)
@@ -112,7 +112,7 @@ class Questions:
             InProcess(Retriever.of(documents), top_k=config.top_k), document_chars=config.document_chars
         )
         tools = Tools({SEARCH: search.call, PYTHON: _python(problems)}, blocking=False)
-        # Habits may take more calls than an episode has left.
+        # Habits may make more calls than an episode would allow.
         rules = Rules(python_calls=100, search_calls=100)
         return _Universe(entities, ReasoningWorld({"made": problems}, tools, rules), problems)
 
@@ -134,9 +134,7 @@ def printed(problem: Problem) -> str:
 
 
 def malformed(reply: str, tried: Attempt, rng: random.Random) -> str:
-    """Return a last reply that breaks the format: without a box, or with a thought that stays
-    open.
-    """
+    """Return a last reply that breaks the format: without a box, or with an unclosed thought."""
     if rng.random() < 0.5:
         return reply.replace(f"\\boxed{{{tried.answer}}}", tried.answer)
     return reply.replace("</think>", "")

@@ -74,8 +74,8 @@ def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_wor
 
 
 def finished(tokenizer: Tokenizer) -> Any:
-    """Return a tokenizer of byte-level tokens as a fast one of Transformers, with special tokens
-    and the chat template.
+    """Return a byte-level tokenizer as a fast tokenizer of Transformers, with special tokens and
+    the chat template.
     """
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIALS))

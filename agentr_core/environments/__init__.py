@@ -1,1 +1,3 @@
-"""Worlds, a folder each; the registry that finds them, and the contract that all of them keep."""
+"""The worlds, one folder each, the registry that finds them, and the contract that they all
+keep.
+"""

@@ -1,4 +1,4 @@
-"""The contract checker: what every environment must keep, tried on real episodes."""
+"""The contract checker: the rules that every environment must keep, tested on real episodes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ class Violation:
 
 
 def check(make: Callable[[], Environment], *, instances_per_split: int | None = None) -> tuple[Violation, ...]:
-    """Return what breaks the contract, nothing if all is well. Two environments are made and
+    """Return the violations of the contract, none if all is well. Two environments are made and
     closed.
 
-    Three instances of each split are played unless said otherwise, and one where the calls of an
-    environment block.
+    By default, three instances of each split are played, or one if the environment's calls block.
 
-    Checked are: names and texts; splits that are not empty and do not overlap by first observation,
-    or by `identity` where there is one; determinism across objects; rewards in [0, 1] or negative
-    for a disaster, success flags; nonsense that is answered, not raised; snapshots; the expert,
-    whose replies must parse and succeed, the latter not where a grader decides.
+    The checks cover names and texts; splits, which must not be empty, nor overlap by first
+    observation, or by `identity` if there is one; determinism across objects; rewards, in [0, 1] or
+    negative for a disaster, and success flags; nonsense, which must be answered, not raise;
+    snapshots; and the expert, whose replies must parse and, unless a grader decides, succeed.
     """
     one, other = make(), make()
     try:
@@ -99,15 +98,15 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
         if last.terminated or last.truncated:
             break
-    # The success of a graded world is the word of its grader.
+    # In a graded world, the grader decides about success.
     judged = replies is not None and len(actions) <= MAX_STEPS and not isinstance(one, Graded)
     if judged and not (last and last.info.get("success")):
         yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
 
 
 def _step(env: Environment, action: str) -> Transition:
-    """Return what an action leads to; what the step asks a model is always answered with the same
-    words.
+    """Return the transition after an action; a question that the step asks a model always gets the
+    same answer.
     """
     transition = answers.begun(env, action)
     while (question := transition.info.get("question")) is not None:

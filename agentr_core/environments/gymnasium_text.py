@@ -24,11 +24,11 @@ class GymnasiumText:
     """A registered Gymnasium environment whose observation and action spaces are `Text`.
 
     An instance is a seed of its reset. The reward of an episode is its return so far, scaled from
-    `reward_low`..`reward_high` to [0, 1]. Success is `info["success"]` where the environment gives
-    it, else an episode that ended with the highest reward.
+    `reward_low`..`reward_high` to [0, 1]. Success is `info["success"]` if the environment gives it,
+    otherwise whether the episode ended with the highest reward.
 
     Args:
-        id: what `gymnasium.make` takes, such as `my_package:Rooms-v0`.
+        id: the id that `gymnasium.make` takes, such as `my_package:Rooms-v0`.
         instruction: the first turn of the conversation; it must name the actions.
         step_limit: the usual number of steps.
         train: the first and last seed of the split.
@@ -85,11 +85,12 @@ class GymnasiumText:
         return answers.text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to; what the environment says in its own `info` stays in
-        it.
+        """Carry out an action and return the transition; its `info` includes that of the
+        environment.
         """
         observation, reward, terminated, truncated, info = self._env.step(action)
-        # Before it is added up: the bounds of the scale would hide that it is infinite.
+        # Checked before it is added: the bounds of the scale would hide that the reward is
+        # infinite.
         self._return += answers.number(reward, f"{self.name}: the reward of {action!r}")
         standing = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
         success = info.get("success", bool(terminated) and standing == 1.0)
@@ -100,11 +101,11 @@ class GymnasiumText:
         return line_after_label(reply)
 
     def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: Gymnasium copies no state."""
+        """Raise `EnvironmentFault`: Gymnasium cannot copy a state."""
         raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
 
     def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: Gymnasium copies no state."""
+        """Raise `EnvironmentFault`: Gymnasium cannot copy a state."""
         self.snapshot()
 
     def depth(self, instance: Instance) -> int | None:

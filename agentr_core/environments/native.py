@@ -1,7 +1,7 @@
 """Worlds in which a model acts by native tool calls: any world, with one tool for its actions.
 
-What the model writes is a call; what the world is given is the action in it, read by the world's
-own parser. A reply that cannot be read is answered in words, and the world does not see it.
+The model writes a call; the world gets the action in it, as read by the world's own parser. A reply
+that cannot be read is answered in words, and the world does not see it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTE = (
     "Before the call you may say in a sentence why. Write no labels."
 )
 MISREAD = "misread call: "
-"""Begins the action of a reply whose call cannot be read; what is wrong with it follows."""
+"""The start of the action that stands for a call that cannot be read; the reason follows."""
 NO_CALL = "There was no call of a tool in your reply. Call one."
 
 
@@ -36,17 +36,16 @@ def is_misread(action: str) -> bool:
 
 
 def told(action: str) -> str:
-    """Return what a model is told of a reply without a call, or with one that cannot be read."""
+    """Return what a model is told about a reply without a call, or with one that cannot be read."""
     return f"The call could not be read: {action.removeprefix(MISREAD)}." if action else NO_CALL
 
 
 def native(kind: type[object]) -> type[Any]:
-    """Return the class of a world with native tool calls, a subclass of its own: made with the
-    class that its attribute `native` names, where it has tools of its own; else with the tool
-    `act`.
+    """Return a subclass of a world's class that acts by native tool calls. A world with its own
+    tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
     """
     own: type[Any] | None = getattr(kind, "native", None)
-    # mypy takes the hash of a class for that of its objects.
+    # mypy mistakes the hash of a class for that of its objects.
     return _made(kind, (own,) if own else _acting(kind))  # type: ignore[arg-type]
 
 
@@ -62,8 +61,8 @@ def _acting(kind: type[object]) -> tuple[type[Any], ...]:
 
 
 class _Acting:
-    """What comes before the class of a world. A misread reply leaves its state and its reward as
-    they are.
+    """A mixin that adds native calls to the class of a world. A misread reply leaves the world's
+    state and reward as they are.
     """
 
     transcript = NativeTurns(tools=(ACT,), note=NOTE)
@@ -75,8 +74,8 @@ class _Acting:
         return first
 
     def parse(self, reply: str) -> str:
-        """Return the action in the call of a reply; the empty string where it has none, and what
-        stands for one that cannot be read.
+        """Return the action in the call of a reply; an empty string if it has none, and the action
+        of `misread` for a call that cannot be read.
         """
         call = read_call(reply)
         texts = text_arguments(call, (ACT,)) if isinstance(call, NativeCall) else call
@@ -97,12 +96,12 @@ class _Acting:
         super().restore(inner)  # type: ignore[misc]
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the expert's replies with calls in the place of labels."""
+        """Return the expert's replies with calls in place of labels."""
         replies: Sequence[str] | None = super().expert(instance)  # type: ignore[misc]
         return None if replies is None else [self.called(reply) for reply in replies]
 
     def called(self, reply: str) -> str:
-        """See `protocols.Calling`."""
+        """Return a reply with a labelled action as one with a call; see `protocols.Calling`."""
         action: str = super().parse(reply)  # type: ignore[misc]
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
         return calling(ACT, action, beside=thought.removeprefix("Thought:").strip())
@@ -110,7 +109,7 @@ class _Acting:
     def _action(self, words: str) -> str:
         """Return the action that words stand for, as the world's own parser reads them."""
         read = super().parse  # type: ignore[misc]
-        # Some worlds mark an action in another way than with a label.
+        # Some worlds mark an action by other means than a label.
         found: str = read(f"{LABEL} {words}") or read(words)
         return found
 
@@ -121,7 +120,7 @@ class _Acting:
 
 
 class _Answering:
-    """For worlds whose steps ask models; see `protocols.Asking`."""
+    """A mixin for worlds whose steps ask models; see `protocols.Asking`."""
 
     def answer(self, reply: str) -> Transition:
         kept: Transition = self._kept(super().answer(reply))  # type: ignore[misc,attr-defined]
@@ -129,7 +128,7 @@ class _Answering:
 
 
 class _Resumed:
-    """For worlds that go on from recorded steps; see `protocols.Resuming`."""
+    """A mixin for worlds that go on from recorded steps; see `protocols.Resuming`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         first: str = super().resume(instance, steps)  # type: ignore[misc]

@@ -1,10 +1,10 @@
 """Environments by name: the shipped ones and those that other packages add.
 
 A package adds one with an entry point in the group `agentr.environments` that names a class; the
-class takes the recipe's `environment.options` as keyword arguments. Where a class has `variables`,
-a mapping of options to environment variables, an option that the recipe leaves out comes from its
-variable. Where it has a static method `version_of`, that gives the version of what the environment
-says with some options, which is part of a run's id.
+class takes the recipe's `environment.options` as keyword arguments. If a class has `variables`, a
+mapping of options to environment variables, an option that the recipe leaves out comes from its
+variable. If it has a static method `version_of`, that method gives the version of the environment's
+texts for some options, which is part of a run's id.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def make(
     transcript: Literal["own", "native"] = "own",
 ) -> Environment:
     """Return a new environment; `variables` are those of the process. With a `native` transcript
-    its actions are calls of tools; see `environments.native`.
+    its actions are tool calls; see `environments.native`.
 
     Raises:
-        ConfigError: there is no environment of that name, or it has no such option.
-        EnvironmentFault: its class cannot be imported or made, for a reason of its own.
+        ConfigError: there is no environment with that name, or it has no such option.
+        EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = _kind(name)
     if kind is None:
@@ -59,11 +59,11 @@ def make(
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:
-    """Return the version of what an environment says with some options: 1 where it tells none, or
-    is not installed.
+    """Return the version of an environment's texts for some options: 1 if it gives none, or is not
+    installed.
 
-    It grows when stored episodes would no longer replay, so that a run with the new texts is
-    another run.
+    The version grows when stored episodes would no longer replay, so that a run with the new texts
+    is a different run.
     """
     told = getattr(_kind(name), "version_of", None)
     return int(told(options)) if told else 1
@@ -79,7 +79,7 @@ _KINDS: dict[str, Any] = {}
 
 
 def _kind(name: str) -> Any:
-    """Return the class of an environment, or None where none has that name."""
+    """Return the class of an environment, or None if none has that name."""
     # Looking through all installed packages takes a tenth of a second, and hundreds of environments
     # are opened at once.
     if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
@@ -90,7 +90,7 @@ def _kind(name: str) -> Any:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Name the environment whose class raises something that is no error of ours."""
+    """Turn an error that is not ours into an `EnvironmentFault` that names the environment."""
     try:
         yield
     except AgentrError:

@@ -1,5 +1,5 @@
-"""A template for a world of your own: copy this file, and change what is in it. README.md beside it
-says how.
+"""A template for a world of your own: copy this file, and change what is in it. The README.md
+beside it says how.
 
 The world is a combination lock with three dials. Each try is answered with a hint for each dial.
 """
@@ -37,7 +37,7 @@ class CombinationLock:
         self._tries = 0
 
     def splits(self) -> tuple[str, ...]:
-        """Return the names of the splits; `train` and `test` must be there."""
+        """Return the names of the splits; `train` and `test` must be among them."""
         return tuple(_SPLITS)
 
     def instances(self, split: str) -> Sequence[Instance]:
@@ -57,10 +57,10 @@ class CombinationLock:
         return reply.rpartition("Action:")[2].strip() if "Action:" in reply else ""
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to: observation, reward in [0, 1], terminated, truncated, and
-        the success flag.
+        """Carry out an action and return the transition: observation, reward in [0, 1], terminated,
+        truncated, and the success flag.
 
-        An action that makes no sense is answered in words; it is never an exception.
+        An action that makes no sense is answered in words, never with an exception.
         """
         guess = _guess(action)
         if guess is None:
@@ -82,8 +82,8 @@ class CombinationLock:
         self._secret, self._tries = snapshot
 
     def depth(self, instance: Instance) -> int | None:
-        """Return how hard an instance is, for the breakdown in reports: here, in how many tries the
-        expert opens it.
+        """Return how hard an instance is, for the breakdown in reports: here, the number of tries
+        that the expert needs.
         """
         return len(self.expert(instance))
 
@@ -111,7 +111,7 @@ class CombinationLock:
 def _secret(instance: Instance) -> tuple[int, ...]:
     if instance.environment != CombinationLock.name or instance.index not in _SPLITS.get(instance.split, ()):
         raise EnvironmentFault(f"{CombinationLock.name} has no instance {instance.key}")
-    # 617 and 1000 have no common factor, so that each combination comes once.
+    # 617 and 1000 have no common factor, so each combination occurs once.
     return tuple(map(int, f"{instance.index * 617 % 1000:03}"))
 
 

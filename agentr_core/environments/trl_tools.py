@@ -1,4 +1,4 @@
-"""Any environment for TRL's GRPO trainer: what `environment_factory` wants, and the rows of its
+"""Any environment for TRL's GRPO trainer: the `environment_factory`, and the rows of its
 dataset.
 """
 
@@ -49,8 +49,8 @@ class TrlEpisode:
             found = answers.action_in(self._env, f"Action: {action}")
             observation, reward, terminated, truncated, _ = answers.step(self._env, found)
         except EnvironmentFault as fault:
-            # TRL would tell the model of it as of a mistake of its own; `get_reward` raises it
-            # instead.
+            # TRL would report the fault to the model as the model's own mistake; `get_reward`
+            # raises it instead.
             self._fault, self._over = fault, True
             return "The environment broke."
         self._steps += 1
@@ -68,14 +68,14 @@ class TrlEpisode:
 
 
 def environment_factory(make: Callable[[], Environment]) -> Callable[[], TrlEpisode]:
-    """Return what `trl.GRPOTrainer(environment_factory=...)` takes; `make` returns a new
+    """Return the factory for `trl.GRPOTrainer(environment_factory=...)`; `make` returns a new
     environment.
     """
     return lambda: TrlEpisode(make())
 
 
 def rows(env: Environment, instances: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return a dataset's rows: a prompt with the instruction, and the instance that
+    """Return the rows of a dataset: a prompt with the instruction, and the instance that
     `TrlEpisode.reset` begins.
     """
     prompt = [{"role": "user", "content": f"{env.instruction}\n{_BY_TOOL}\n\n"}]

@@ -1,1 +1,1 @@
-"""Playing: one conversation, one episode, the way back to a state, and many at once."""
+"""Playing: one conversation, one episode, the way back to a state, and many episodes at once."""

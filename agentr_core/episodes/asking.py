@@ -1,5 +1,5 @@
-"""What models of other roles are asked on the side of an episode: for a grade after it, or by a
-step that cannot go on without an answer.
+"""Questions to models of other roles alongside an episode: for a grade after it, or by a step that
+cannot go on without an answer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from agentr_core.types import Answer, Grade, Grading, Question, StopReason, Traj
 
 
 class Helper(Protocol):
-    """Puts questions to the models of other roles."""
+    """A function that puts questions to the models of other roles."""
 
     def __call__(self, question: Question, *, seed: int, session: str) -> Awaitable[Answer]:
-        """Return the answer. Raises as `ChatModel.generate`."""
+        """Return the answer. Raises as `ChatModel.generate` does."""
         ...
 
 
 async def no_helper(question: Question, *, seed: int, session: str) -> Answer:
-    """Raise `ConfigError`: here nobody can be asked."""
+    """Raise `ConfigError`: no model can be asked here."""
     raise ConfigError(f"the environment asks a model of role {question.role}, but no model can be asked here")
 
 
@@ -34,8 +34,8 @@ async def graded(
 ) -> tuple[Trajectory, Grading | None]:
     """Return an episode with the reward that the environment's grader gives it, and the grade.
 
-    It stays as it is, without a grade, where there is no grader, and where it has no end to grade:
-    no step, a disaster, or a conversation that no longer fitted. Raises as `grade`.
+    The episode stays as it is, without a grade, if there is no grader, or no end to grade: no step,
+    a disaster, or a conversation that no longer fitted. Raises as `grade` does.
     """
     grader = env.grader if isinstance(env, Graded) else None
     endless = trajectory.stop in (StopReason.CONTEXT_LIMIT, StopReason.DISASTER)
@@ -46,7 +46,7 @@ async def graded(
 
 
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
-    """Return the grade of an episode: by rule where one decides, else read from a model's answer.
+    """Return the grade of an episode: by rule if one decides, else read from a model's answer.
 
     Raises `ModelFault` when no grade can be read from the answer, and as `ask` does: no fault
     becomes a reward.
@@ -69,7 +69,7 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
 def with_grade(trajectory: Trajectory, grading: Grading) -> Trajectory:
     """Return a trajectory with the reward and success of its grade, its last step included.
 
-    Where the environment ended the episode, its stop reason says what the grade does.
+    If the environment ended the episode, the stop reason becomes that of the grade.
     """
     reward, success = grading.grade.reward, grading.grade.success
     stop = trajectory.stop

@@ -18,7 +18,7 @@ from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.types import Message, Step
 
 HEAD = OPENING + 1
-"""Turns that a window keeps at the beginning, and a system turn before them."""
+"""Turns that a window keeps at the beginning, besides a system turn before them."""
 
 Fits = Callable[[tuple[Message, ...]], bool]
 """Returns whether a prompt leaves room for a whole reply."""
@@ -33,8 +33,8 @@ def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
-    """Return how many exchanges of a prompt may be left out: all but its last observation; none
-    where a turn was grown by continuation.
+    """Return how many exchanges of a prompt may be left out: all but its last observation; none if
+    a turn was grown by continuation.
     """
     return 0 if is_grown(messages) else max(0, (len(messages) - opening_length(messages) - 2) // 2)
 
@@ -42,7 +42,7 @@ def droppable(messages: tuple[Message, ...]) -> int:
 def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
     """Return how many exchanges of a prompt to leave out, `least` or more: as few as make it fit.
 
-    It is `droppable` where not even that is enough.
+    The number is `droppable` if not even that is enough.
     """
     most = droppable(messages)
     dropped = min(least, most)
@@ -55,11 +55,11 @@ def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return steps that another run recorded, for use in this one.
 
     Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out:
-    only in their own run is it known whose they are.
+    only their own run knows whose they are.
     """
     return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
 
 
 def is_grown(messages: Sequence[Message]) -> bool:
-    """Return whether a turn of a conversation was grown by continuation."""
+    """Return whether any turn of a conversation was grown by continuation."""
     return any(message.spans for message in messages)

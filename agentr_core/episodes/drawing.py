@@ -1,4 +1,4 @@
-"""Replies of a model, drawn in the room that its context has."""
+"""Replies of a model, drawn within the room of its context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def draw_within(
 
     Args:
         fits: None leaves nothing out.
-        least: how many were left out before the reply before this one; it is never fewer.
+        least: how many were left out for the previous reply; the number never falls.
 
     Raises `PromptTooLong` when there is no room for a reply even so.
     """
@@ -50,7 +50,7 @@ def read_through(outcome: Outcome, dropped: int) -> Outcome:
 
 
 async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Generation]:
-    """Return the replies to a request. Raises `ModelFault` when there are not as many as were asked
+    """Return the replies to a request. Raises `ModelFault` when their number is not the one asked
     for.
     """
     with phase("generate"), timer.sampling():

@@ -1,13 +1,13 @@
-"""Calls of tools as chat models write them that were trained on tools: a JSON object between two
-marks, in a turn of its own.
+"""Tool calls as written by chat models that were trained on tools: a JSON object between two marks,
+in a turn of its own.
 
     I look it up.
     <tool_call>
     {"name": "search", "arguments": {"query": "Ostra"}}
     </tool_call>
 
-So do models of the Qwen and Hermes families; a server of OpenAI's protocol tells the same in fields
-of its own, which `models.openai.tool_calls` translates. A reply has one call at most.
+Models of the Qwen and Hermes families write this; a server of OpenAI's protocol reports the same in
+fields of its own, which `models.openai.tool_calls` translates. A reply has at most one call.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CLOSES: Final = "</tool_call>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool that a model is offered. Each of its arguments, told as name and description, is a
-    text that must be there.
+    """A tool that a model is offered. Each of its arguments, given as name and description, is a
+    required text.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Misread(NamedTuple):
 
 
 def definitions(tools: Sequence[Tool]) -> str:
-    """Return what a turn of role `tools` says: the definitions as a JSON list."""
+    """Return the text of a turn of role `tools`: the definitions as a JSON list."""
     return json.dumps([tool.definition for tool in tools], ensure_ascii=False)
 
 
 def read_call(reply: str) -> NativeCall | Misread | None:
-    """Return the call in a reply, or None where it has none. Never raises."""
+    """Return the call in a reply, or None if it has none. Never raises."""
     before, opened, rest = reply.partition(OPENS)
     if not opened:
         return Misread("a call ends that was not opened") if CLOSES in reply else None
@@ -89,8 +89,8 @@ def read_call(reply: str) -> NativeCall | Misread | None:
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
-    """Return the arguments of a call of one of some tools; what is wrong where there is no such
-    tool, or it has others.
+    """Return the arguments of a call of one of the given tools; a `Misread` if there is no such
+    tool, or its arguments are others.
     """
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
@@ -107,9 +107,7 @@ def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | 
 
 
 def call_text(name: str, arguments: str, *, beside: str = "") -> str:
-    """Return the reply that calls a tool with arguments, given as JSON, after what it says
-    beside.
-    """
+    """Return the reply that calls a tool with arguments, given as JSON, after the text `beside`."""
     call = f'{OPENS}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CLOSES}'
     return f"{beside}\n{call}" if beside else call
 

@@ -4,8 +4,8 @@
     tools  | instruction | first observation | call      | result | no call   | answer  | ...
 
 A turn of role `tools` comes first; its text is the JSON list of their definitions. A chat template
-is given it as `tools`, and so is a server. What a call leads to is a turn of role `tool`; what a
-reply without a readable call leads to is one of the user.
+is given that list as `tools`, and so is a server. The result of a call is a turn of role `tool`;
+the observation after a reply without a readable call is a user turn.
 """
 
 from __future__ import annotations

@@ -22,19 +22,21 @@ _OWN_TURN = "That was the last example. What comes next is the problem that you 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What stands before the first observation, where it is not as the world has it."""
+    """A recipe's changes to what a world puts before the first observation."""
 
     system: str = ""
-    """The system turn; where the instruction is one already, it begins it."""
+    """The text of the system turn; if the instruction is a system turn already, that turn begins
+    with it.
+    """
     instruction: str | None = None
-    """Takes the place of the world's instruction."""
+    """The instruction that replaces the world's."""
     examples: tuple[str, ...] = ()
     """Episodes as texts; they follow the instruction in its turn."""
 
 
 def open_with(env: Any, opening: Opening) -> None:
-    """Have the episodes of an environment begin with an opening. Raises `ConfigError` when its
-    class lets nobody set one.
+    """Make the episodes of an environment begin with an opening. Raises `ConfigError` when its
+    class does not let one be set.
     """
     try:
         setattr(env, ATTRIBUTE, opening)
@@ -56,12 +58,12 @@ def instruction_of(env: Any) -> str:
 
 
 def with_system(env: Any, instruction: str) -> str:
-    """Return an instruction that is a system turn, begun with what the recipe has for one."""
+    """Return an instruction that is a system turn, with the recipe's system text before it."""
     return "\n\n".join(filter(None, (_opening_of(env).system, instruction)))
 
 
 def system_turns(env: Any) -> tuple[Message, ...]:
-    """Return the system turn before an instruction that is the user's; none where the recipe has
+    """Return the system turn before an instruction that is a user turn; none if the recipe has
     none.
     """
     system = _opening_of(env).system

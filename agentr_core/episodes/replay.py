@@ -39,7 +39,7 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     differs, or the episode ends on the way, this raises `ReplayDiverged` or, for an environment
     that does not promise to repeat itself to the letter, `ReplayDrifted`, which is transient. An
     empty `first_observation` is not compared. An environment that is `Resuming` is given the steps,
-    and none is replayed.
+    and nothing is replayed.
     """
     promise = repeatability_of(env)
     replayed = () if isinstance(env, Resuming) else steps
@@ -60,7 +60,7 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
 
 
 def _repeated(env: Environment, step: Step) -> Transition:
-    """Return what the action of a recorded step leads to, with the recorded answers of models."""
+    """Return the transition of a recorded step's action, with the recorded answers of models."""
     transition = answers.begun(env, step.action)
     for recorded in step.answers:
         if (question := transition.info.get("question")) is not None:

@@ -38,15 +38,15 @@ async def episode(
 
     Args:
         max_steps: the most replies of the model; those of the prefix are not counted.
-        repeats: end the episode once the model has given one reply in one state so many times; 0
-            never does. The environment must be `Stateful` then.
+        repeats: end the episode once the model has given one reply in one state this many times; 0
+            never does. Any other number needs a `Stateful` environment.
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix)
             + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
-        fits: where it is given, a conversation that does not fit is read through a window; without
-            it the episode ends.
-        on_reply: is called after each reply of the model was acted on.
-        helper: answers what steps ask models of other roles.
+        fits: if given, a conversation that does not fit is read through a window; without it the
+            episode ends.
+        on_reply: is called after each reply of the model has been acted on.
+        helper: answers the questions of steps to models of other roles.
     """
     timer = timer or EpisodeTimer()
     if fits is not None and isinstance(env, Relaying):
@@ -85,9 +85,9 @@ async def _reply(
     *,
     least: int,
 ) -> Reply | None:
-    """Return the reply to a request and what it led to; None where there is no room for one.
+    """Return the reply to a request with its outcome; None if there is no room for a reply.
 
-    `least` is how many exchanges were left out before the reply before this one.
+    `least` is how many exchanges were left out for the previous reply.
     """
     try:
         replies, dropped = await draw_within(sample, request, timer, fits, least=least)
@@ -100,8 +100,8 @@ async def _reply(
 
 
 def state_of(env: Environment) -> str:
-    """Return the present state of an environment as a text. Raises `ConfigError` where it does not
-    tell it.
+    """Return the current state of an environment as a text. Raises `ConfigError` if the environment
+    does not report it.
     """
     if not isinstance(env, Stateful):
         raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")

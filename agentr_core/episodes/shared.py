@@ -12,10 +12,10 @@ from agentr_core.types import Instance
 
 
 class SharedEnvironments:
-    """Environments to lend, made when all others of their world are out. One that met an exception
-    is closed and not lent again.
+    """A pool of environments to lend, each made when all others of its world are lent out. One that
+    met an exception is closed and not lent again.
 
-    `make` makes a new environment of a world, which is named as its instances name it.
+    `make` makes a new environment of a world, given the name that the world's instances use.
     """
 
     def __init__(self, make: Callable[[str], Environment]) -> None:
@@ -24,7 +24,7 @@ class SharedEnvironments:
 
     @asynccontextmanager
     async def lend(self, instance: Instance) -> AsyncIterator[Environment]:
-        """Yield an environment of the world of an instance for the block."""
+        """Lend an environment of an instance's world for the block."""
         idle = self._idle.setdefault(instance.environment, [])
         with phase("environment start"):
             env = idle.pop() if idle else await asyncio.to_thread(self._make, instance.environment)

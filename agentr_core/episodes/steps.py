@@ -1,4 +1,4 @@
-"""One step: what a reply leads to, and the time that it took."""
+"""One step: the outcome of a reply, and the time that it took."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one reply led to. `stop` is None while the episode goes on."""
+    """The outcome of one reply. `stop` is None while the episode goes on."""
 
     step: Step
     stop: StopReason | None
@@ -32,7 +32,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply drawn with `seed`, and what it led to."""
+    """A reply drawn with `seed`, and its outcome."""
 
     seed: int
     generation: Generation
@@ -41,8 +41,8 @@ class Reply:
 
 @dataclass(slots=True)
 class EpisodeTimer:
-    """Seconds spent in environment calls and seconds spent waiting for replies, summed over what it
-    was given to.
+    """Seconds spent in environment calls and seconds spent waiting for replies, summed over all
+    calls that were given this timer.
     """
 
     environment_seconds: float = 0.0
@@ -68,10 +68,10 @@ class EpisodeTimer:
 
 
 def act(env: Environment, reply: str, *, generation: Generation | None = None) -> Outcome:
-    """Return what a reply leads to in the present state of the environment.
+    """Return the outcome of a reply in the current state of the environment.
 
-    How the reply was sampled comes from `generation`. Raises `IllTypedAnswer` for anything that is
-    not as `Transition` says, and `ConfigError` where the step asks a model.
+    `generation` says how the reply was sampled. Raises `IllTypedAnswer` for anything that is not as
+    `Transition` says, and `ConfigError` if the step asks a model.
     """
     action = answers.action_in(env, reply)
     return _outcome(reply, action, answers.step(env, action), generation)
@@ -123,10 +123,11 @@ async def step_with(
     seed: int = 0,
     session: str = "",
 ) -> Outcome:
-    """Return what a generation, or a reply that nobody sampled, leads to in the present state of
-    the environment.
+    """Return the outcome of a generation, or of a reply that was not sampled, in the current state
+    of the environment.
 
-    `helper` answers what the step asks; question number i has seed `derive_seed(seed, "ask", i)`.
+    `helper` answers the questions of the step; question number i has seed `derive_seed(seed, "ask",
+    i)`.
     """
     said: list[Answer] = []
     reply, drawn = (generation, None) if isinstance(generation, str) else (generation.text, generation)
@@ -143,11 +144,11 @@ async def step_with(
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
-    """Return what a function that uses the environment returns; it runs in a thread if the
-    environment blocks.
+    """Return the result of a function that uses the environment, run in a thread if the environment
+    blocks.
 
-    Where it waits for an agent outside, the thread is its own: those that are shared are few, and
-    the one that would go on might wait for them.
+    A function that waits for an outside agent gets a thread of its own: shared threads are few, and
+    the call that would let it go on might have to wait for one.
     """
 
     def timed() -> T:

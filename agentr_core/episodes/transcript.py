@@ -24,13 +24,11 @@ from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 OPENING = 3
-"""Turns before the first reply where turns alternate, unless a system turn stands before them."""
+"""Turns before the first reply where turns alternate, unless a system turn comes before them."""
 
 
 def opening_length(messages: Sequence[Message]) -> int:
-    """Return how many turns stand before the first reply of a conversation whose turns
-    alternate.
-    """
+    """Return how many turns come before the first reply of a conversation whose turns alternate."""
     return OPENING + bool(messages and messages[0].role == "system")
 
 
@@ -49,8 +47,8 @@ class AlternatingTurns:
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        """Return the conversation up to the last reply. Nobody answers the last observation: it
-        would lengthen a sample and teach nothing.
+        """Return the conversation up to the last reply. The last observation is left out: without a
+        reply it would lengthen a sample and teach nothing.
         """
         turns = self._turns(env, first_observation, steps, train)
         return turns[:-1] if steps else turns
@@ -104,8 +102,8 @@ class Continuation:
     def sample(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        """Return the conversation up to the last reply. One that said nothing but its end carries
-        loss only there: elsewhere its end is not read either.
+        """Return the conversation up to the last reply. A reply that is nothing but its end carries
+        loss only as the last one: elsewhere its end is not read either.
         """
         last = len(steps) - 1
         flags = [flag and (position == last or _speaks(steps[position])) for position, flag in enumerate(train)]
@@ -113,7 +111,9 @@ class Continuation:
         return (*self._opening(env, first_observation), *([grown_turn(spans)] if spans else []))
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings with these stop strings before theirs, all kept in the replies."""
+        """Return the settings with this transcript's stop strings before their own, all kept in the
+        replies.
+        """
         return replace(sampling, stop=tuple(dict.fromkeys((*self.stop, *sampling.stop))), include_stop=True)
 
     def _opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
@@ -153,7 +153,7 @@ def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
 
 
 class Part(NamedTuple):
-    """The steps `start` up to, not including, `end` of an episode, and their conversation."""
+    """The steps from `start` up to, not including, `end` of an episode, and their conversation."""
 
     start: int
     end: int

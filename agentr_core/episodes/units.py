@@ -26,8 +26,8 @@ _MAX_BACKOFF_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitError:
-    """One failed try of a unit. `kind` is the class of the exception; `phase` is empty where it is
-    not known.
+    """One failed try of a unit. `kind` is the class of the exception; `phase` is empty if it is not
+    known.
 
     `attempt` counts from 1. `final` says that no further try follows, so that the unit has no
     result.
@@ -81,7 +81,7 @@ async def run_all(
         concurrency: the most units in progress at a time.
         on_result: is called as soon as a unit has its result.
         total: the number of units of the whole stage, finished ones included, which the budget is a
-            part of; by default the number of `units`.
+            share of; by default the number of `units`.
         backoff_seconds: the wait before the second try; it doubles with each further one, up to 30
             seconds.
 
@@ -148,7 +148,7 @@ async def _tried(
 
 
 async def _finish_all(queue: Iterator[tuple[str, U]], finish: Callable[[str, U], Awaitable[None]], most: int) -> None:
-    """Return when all of a queue are finished, at most `most` at a time; the first fault ends the
+    """Finish all units of a queue, at most `most` at a time; the first exception cancels the
     others.
     """
 
@@ -162,8 +162,8 @@ async def _finish_all(queue: Iterator[tuple[str, U]], finish: Callable[[str, U],
     finally:
         for task in tasks:
             task.cancel()
-        # The first exception is on its way up; what the cancelled tasks still raise only repeats
-        # it.
+        # The first exception is already propagating; what the cancelled tasks still raise only
+        # repeats it.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -21,8 +21,8 @@ from agentr_core.types import Grading, Instance, Sampling, Step, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan:
-    """One episode to play: number `number` of an instance, starting from `prefix`, and greedily if
-    `greedy` is set.
+    """One episode to play: number `number` of an instance, starting from `prefix`, played greedily
+    if `greedy` is set.
     """
 
     instance: Instance
@@ -54,13 +54,13 @@ class EpisodeResult:
     invalid_actions: int | None
     environment_seconds: float | None
     sampling_seconds: float | None
-    """Both are None for an episode that was played by an earlier process."""
+    """This and `environment_seconds` are None for an episode that an earlier process played."""
     grading: Grading | None = None
 
 
 def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) -> tuple[EpisodePlan, ...]:
-    """Return `episodes` plans for each instance. The seed of each depends only on `seed`, the
-    instance and its number.
+    """Return `episodes` plans for each instance. The seed of a plan depends only on `seed`, the
+    instance and the number of the episode.
     """
     return tuple(
         EpisodePlan(instance=instance, number=number, seed=derive_seed(seed, "episode", instance.key, number))
@@ -71,21 +71,21 @@ def episode_plans(instances: Sequence[Instance], *, episodes: int, seed: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """Plays episodes and has them graded.
+    """A player of episodes, which also has them graded.
 
-    `sample` draws the replies of the model as `sampling` says; `helper` answers what steps and the
-    environment's grader ask models of other roles.
+    `sample` draws the replies of the model as `sampling` says; `helper` answers the questions that
+    steps and the environment's grader put to models of other roles.
     """
 
     environments: SharedEnvironments
     sample: Ask
     sampling: Sampling
     max_steps: int
-    """The most replies of the model in an episode, the prefix not counted."""
+    """The maximum number of model replies in an episode, not counting the prefix."""
     repeats: int = 0
     """How often one reply may be given in one state, as in `rollout.episode`."""
     fits: Fits | None = None
-    """Where it is given, a conversation that does not fit is read through a window."""
+    """If given, a conversation that does not fit is read through a window."""
     helper: Helper = no_helper
     ungraded: dict[str, EpisodeResult] = field(default_factory=dict)
     """Episodes that were played and have no grade yet, by key: these are not played again, only
@@ -145,16 +145,16 @@ async def play_all(
     missing.
 
     Args:
-        on_error: is called for each failed try of an episode.
+        on_error: is called for each failed attempt at an episode.
         on_result: is called for each finished episode.
-        total: the number of episodes of the whole evaluation, where `plans` is only what is left of
-            it.
+        total: the number of episodes of the whole evaluation, if `plans` holds only the remaining
+            ones.
         on_ungraded: is called for each episode that was played and could not be graded.
 
     Raises:
         ErrorBudgetSpent: more episodes failed for good than `errors.budget` of the whole
             evaluation.
-        UserError: at once, as it is.
+        UserError: raised at once, unchanged.
     """
     try:
         return await run_all(
@@ -168,13 +168,13 @@ async def play_all(
             total=total,
         )
     finally:
-        # What was played is kept, also where the grader failed for good or the stage was stopped.
+        # Played episodes are kept even if the grader failed for good or the stage was stopped.
         for played in player.ungraded.values():
             if on_ungraded is not None:
                 on_ungraded(played)
 
 
 def count_invalid(replies: Sequence[Reply]) -> int | None:
-    """Return the number of refused actions; None if the environment does not tell."""
+    """Return the number of refused actions; None if the environment does not report them."""
     flags = [reply.outcome.step.valid for reply in replies]
     return None if None in flags else flags.count(False)

@@ -1,6 +1,4 @@
-"""Records of what a policy could learn from its own experience, estimated before anything is
-trained.
-"""
+"""Records of what a policy could learn from its own experience, estimated before any training."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """What sampled episodes of some training instances say about all the instances that an
+    """The evidence from sampled episodes of some training instances about all the instances that an
     iteration collects from.
 
-    `instances` is the number of the latter; `has_expert` says whether the environment has an expert
-    for them.
+    `instances` is the number of all these instances; `has_expert` says whether the environment has
+    an expert for them.
     """
 
     rates: PassRates
@@ -30,7 +28,9 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """How many of something an iteration would make: the expected number with its 95% interval."""
+    """The expected number of items of one kind that an iteration would make, with its 95%
+    interval.
+    """
 
     name: str
     expected: Estimate
@@ -38,7 +38,9 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """Whether a method has something to learn from, why, and the numbers behind it."""
+    """The prospect of a method: whether it has anything to learn from, why, and the numbers behind
+    it.
+    """
 
     method: str
     learns: bool
@@ -51,7 +53,7 @@ def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: s
 
     Args:
         needs: the name of that forecast.
-        short: why the number is too small, used where it is.
+        short: the reason to give if the number is too small.
     """
     number = next(forecast.expected.mean for forecast in forecasts if forecast.name == needs)
     learns = number >= _FEW

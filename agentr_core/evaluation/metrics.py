@@ -1,7 +1,7 @@
 """Scores of an evaluation, with intervals; pure functions over finished episodes.
 
-Every interval is at 95%. Source: Agent-R (arXiv 2501.11425), section 4, for which scores; its loops
-have no published definition, so ours is stated at `count_loops`.
+Every interval is at 95%. Source: Agent-R (arXiv 2501.11425), section 4, for the choice of scores;
+its loop metric has no published definition, so ours is stated in `count_loops`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _T = (
 class Estimate:
     """A mean over `n` values with its 95% interval; all three are NaN when there are no values.
 
-    `low` and `high` are NaN too where an interval needs more values than there are.
+    `low` and `high` are also NaN when there are too few values for an interval.
     """
 
     mean: float
@@ -44,11 +44,11 @@ NOTHING = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
-    """How episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for length L, 1
-    to 5.
+    """Measures of how episodes repeat themselves. `per_episode[L]` is the mean of `count_loops` for
+    length L, 1 to 5.
 
-    `stuck_share` is the part of the episodes in which a sequence of 1 to 5 actions comes three
-    times in a row or more.
+    `stuck_share` is the share of episodes in which a sequence of 1 to 5 actions occurs at least
+    three times in a row.
     """
 
     per_episode: Mapping[int, float]
@@ -80,8 +80,8 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 200
 
 
 def counted_reward(trajectory: Trajectory, disaster_counts: float) -> float:
-    """Return what an episode counts in a mean reward: its reward, or `disaster_counts` where it
-    ended in a disaster.
+    """Return the contribution of an episode to a mean reward: its reward, or `disaster_counts` if
+    it ended in a disaster.
     """
     return disaster_counts if trajectory.stop is StopReason.DISASTER else trajectory.reward
 
@@ -90,9 +90,9 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
     """Return the mean with its interval over clusters of values that are not independent of each
     other.
 
-    The sandwich estimate of the variance with its correction for few clusters, and Student's t;
-    where each value is a cluster of its own, the usual interval of a mean. Source: Cameron and
-    Miller (2015), section II. `n` counts values.
+    The interval uses the sandwich estimate of the variance with its correction for few clusters,
+    and Student's t; if each value is a cluster of its own, it is the usual interval of a mean.
+    Source: Cameron and Miller (2015), section II. `n` counts values.
     """
     n = len(values)
     if n == 0:
@@ -110,22 +110,20 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval over clusters, which ends where shares
-    end.
-    """
+    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1]."""
     return within(clustered_mean(values, clusters), 0.0, 1.0)
 
 
 def within(found: Estimate, least: float, most: float) -> Estimate:
-    """Return an estimate whose interval ends where its values end."""
-    # Comparisons with NaN are false, so an interval that is not known stays so.
+    """Return an estimate with its interval clipped to [`least`, `most`]."""
+    # Comparisons with NaN are false, so an unknown interval stays unknown.
     low, high = (least if found.low < least else found.low), (most if found.high > most else found.high)
     return Estimate(mean=found.mean, low=low, high=high, n=found.n)
 
 
 def pass_at(k: int, episodes: int, successes: int) -> float:
-    """Return the unbiased estimate of the chance that one of `k` episodes succeeds, of which
-    `episodes` were played.
+    """Return the unbiased estimate of the chance that at least one of `k` episodes succeeds, from
+    `episodes` that were played.
 
     Source: Chen et al. (arXiv 2107.03374), equation 1. Needs 1 <= k <= `episodes`.
     """
@@ -151,7 +149,7 @@ def count_loops(actions: Sequence[str], length: int) -> int:
 
 
 def is_stuck(actions: Sequence[str], *, repeats: int = 3) -> bool:
-    """Return whether a sequence of 1 to 5 actions comes at least `repeats` times in a row."""
+    """Return whether a sequence of 1 to 5 actions occurs at least `repeats` times in a row."""
     return any(
         all(actions[i + k] == actions[i + k + length] for k in range(length * (repeats - 1)))
         for length in LOOP_LENGTHS
@@ -160,8 +158,8 @@ def is_stuck(actions: Sequence[str], *, repeats: int = 3) -> bool:
 
 
 def loops(episodes: Sequence[Sequence[str]]) -> Loops:
-    """Return how much episodes, given as their actions, repeat themselves; all NaN if there are
-    none.
+    """Return how much episodes, given as their actions, repeat themselves; all values are NaN if
+    there are no episodes.
     """
     if not episodes:
         return Loops(per_episode=dict.fromkeys(LOOP_LENGTHS, math.nan), stuck_share=math.nan)
@@ -186,8 +184,8 @@ def over_seeds(scores: Sequence[float]) -> Estimate:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t: tabled to 30 degrees of freedom, then by its
-    expansion in 1/freedom.
+    """Return the 97.5% quantile of Student's t: tabulated up to 30 degrees of freedom, then
+    computed by its expansion in 1/freedom.
     """
     if freedom <= len(_T):
         return _T[freedom - 1]

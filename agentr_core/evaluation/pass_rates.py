@@ -1,12 +1,11 @@
-"""How often a policy wins each instance, and what it then expects of further episodes; pure
-functions.
+"""How often a policy wins each instance, and what to expect of further episodes; pure functions.
 
 An instance of pass rate p is won by an episode with chance p, independently of its other episodes.
-The rates of instances differ: most are near 0 or 1, and only those between teach by contrast, so
-that a mean rate says little. The rates are taken to have a Beta distribution, whose mean and spread
-are matched to what was sampled; what an instance's own episodes showed then makes its own Beta
-distribution of it (empirical Bayes: Casella 1985). All that is asked of it is the chance of so
-many wins and losses in a row, which has a closed form.
+Most rates are near 0 or 1, and only those in between teach by contrast, so a mean rate says little.
+The rates are assumed to have a Beta distribution, whose mean and spread are matched to the sample;
+an instance's own episodes then update it to the Beta distribution of that instance (empirical
+Bayes: Casella 1985). This distribution is only used for the chance of a given number of wins and
+losses in a given order, which has a closed form.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from dataclasses import dataclass
 from agentr_core.evaluation.metrics import Estimate, clustered_mean
 
 Run = Callable[[int, int], float]
-"""Returns the chance that so many episodes of an instance win and so many others lose, in one given
-order.
+"""A function of two numbers, wins and losses: the chance that episodes of an instance end with
+these, in one given order.
 """
 _SIMILARITY = (0.001, 0.999)
-"""The least and the most that two episodes of one instance have in common, as a correlation."""
+"""The bounds of the correlation between two episodes of one instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What sampled episodes of one instance showed; `greedy` is whether its greedy episode won.
+    """The results of sampled episodes of one instance; `greedy` says whether its greedy episode
+    won.
 
     `origin` is the instance that it is a variant of, or itself.
     """
@@ -42,27 +42,27 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """The pass rates of instances: those that were tried, and the Beta distribution of all."""
+    """The pass rates of instances: the tried instances, and the Beta distribution of all rates."""
 
     tried: tuple[Tried, ...]
     alpha: float
     beta: float
 
     def run(self, one: Tried) -> Run:
-        """Return the chances of an instance that was tried."""
+        """Return the chances of wins and losses of a tried instance."""
         alpha, beta = self.alpha + one.wins, self.beta + one.episodes - one.wins
         least = _log_beta(alpha, beta)
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - least)
 
     def total(self, instances: int, expected: Callable[[Tried, Run], float]) -> Estimate:
-        """Return the expected sum over so many instances, of which those that were tried are a
-        sample, with its 95% interval for which instances were tried.
+        """Return the expected sum over `instances` instances, of which the tried ones are a sample,
+        with the 95% interval that reflects which instances were tried.
 
-        `n` is the number that were tried.
+        `n` is the number of tried instances.
         """
         values = [expected(one, self.run(one)) for one in self.tried]
         found = clustered_mean(values, [one.origin for one in self.tried])
-        # Comparisons with NaN are false, so an interval that is not known stays so.
+        # Comparisons with NaN are false, so an unknown interval stays unknown.
         low = 0.0 if found.low < 0 else found.low * instances
         return Estimate(mean=found.mean * instances, low=low, high=found.high * instances, n=found.n)
 
@@ -70,15 +70,15 @@ class PassRates:
 def pass_rates(tried: Sequence[Tried]) -> PassRates:
     """Return the pass rates of instances of which some were tried, each at least twice.
 
-    The Beta distribution has the mean rate that was seen, and the correlation of two episodes of
-    one instance that was seen: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), both expectations by their
-    unbiased estimates. Raises `ValueError` where nothing was tried, or something only once.
+    The Beta distribution has the observed mean rate, and the observed correlation between two
+    episodes of one instance: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), with unbiased estimates of both
+    expectations. Raises `ValueError` if no instance was tried, or one only once.
     """
     if not tried or min(one.episodes for one in tried) < 2:
         raise ValueError("pass rates need at least one instance, and two episodes of each")
     once = sum(one.wins / one.episodes for one in tried) / len(tried)
     twice = sum(one.wins * (one.wins - 1) / (one.episodes * (one.episodes - 1)) for one in tried) / len(tried)
-    # Where everything was won, or nothing, one more episode might have been otherwise.
+    # Even if all episodes were won, or none, one more might have ended differently.
     unseen = 1 / (2 * sum(one.episodes for one in tried))
     mean = min(max(once, unseen), 1 - unseen)
     spread = (twice - once**2) / (mean - mean**2)
@@ -88,8 +88,8 @@ def pass_rates(tried: Sequence[Tried]) -> PassRates:
 
 
 def mixed(run: Run, episodes: int) -> float:
-    """Return the chance that of so many episodes one wins and another does not: a group with
-    contrast.
+    """Return the chance that among `episodes` episodes at least one wins and at least one does not:
+    a group with contrast.
     """
     return 1 - run(0, episodes) - run(episodes, 0)
 

@@ -1,4 +1,4 @@
-"""The revision test: can a model recover from the failed beginning of an episode of the base model?
+"""The revision test: can a model recover from the beginning of a failed episode of the base model?
 
 Source: Agent-R (arXiv 2501.11425), section 4.3 and table 3. The cuts are drawn once, from the base
 model's episodes, so that every model continues from the same states.
@@ -20,12 +20,12 @@ def revision_plans(
     """Return an episode to be played from each cut, and the failed trajectories that cannot be cut.
 
     A trajectory failed if its reward is 0. From each, up to `cuts` different numbers of steps are
-    drawn; at least one step is kept, and at least one is cut off, so that no prefix has ended the
+    drawn; at least one step is kept and at least one is cut off, so that no prefix ends the
     episode.
 
     Args:
         trajectories: the base model's episodes; their order numbers the episodes of one instance.
-        seed: the cuts of an episode depend on it, on the instance and on that number alone.
+        seed: the cuts of an episode depend only on `seed`, the instance and that number.
     """
     plans: list[EpisodePlan] = []
     rejections: list[Rejection] = []
@@ -54,7 +54,7 @@ def revision_plans(
 
 
 def revision_seed(seed: int, instance: Instance, number: int, cut: int) -> int:
-    """Return the seed with which a model goes on after `cut` steps of episode `number` of an
+    """Return the seed with which a model continues after `cut` steps of episode `number` of an
     instance.
     """
     return derive_seed(seed, "revision", instance.key, number, cut)

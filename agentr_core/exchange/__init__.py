@@ -1,3 +1,1 @@
-"""Training sets in the forms of other programs: folders written for them, and files read from
-them.
-"""
+"""Training sets in the formats of other programs: export to folders, and import of files."""

@@ -1,4 +1,4 @@
-"""Trajectories in the agent trajectory interchange format (ATIF) of Harbor, out and in."""
+"""Trajectories in the agent trajectory interchange format (ATIF) of Harbor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentr_core.exchange.training_set import Origin, TrainingSet, opening
 from agentr_core.types import Sample, Span
 
 VERSION = "ATIF-v1.7"
-"""What is written; source: RFC 0001 of Harbor and its models of version 0.25."""
+"""The version that is written; source: RFC 0001 of Harbor and its models of version 0.25."""
 _FOLDER = "trajectories"
 
 
@@ -26,15 +26,15 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def unmasked(training_set: TrainingSet) -> str:
-    """Return what ATIF cannot say of the loss of a training set; nothing where all replies carry
-    it.
+    """Return what ATIF cannot express about the loss mask of a training set; empty if all replies
+    carry loss.
     """
     spared = sum(not span.train for _, sample, _ in _sides(training_set) for span in _replies(sample))
     return f"it has no field for that, and {spared} replies carry none (`extra.train` tells)" if spared else ""
 
 
 def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
-    """Return a sample as a trajectory: what the world said to a reply is the observation of its
+    """Return a sample as a trajectory: the world's response to a reply is the observation of its
     step.
     """
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample), start=1)]

@@ -18,7 +18,7 @@ def card(training_set: TrainingSet, files: Mapping[str, str], *, read_with: str,
         files: the paths in its folder by the name of the set that a reader asks for; the first is
             the default.
         read_with: how the files are read.
-        unmasked: what the files do not say of the loss mask; empty: they say it all.
+        unmasked: what the files leave out about the loss mask; empty if nothing.
     """
     configs = [
         {"config_name": name, "data_files": [{"split": "train", "path": path}], "default": number == 0}

@@ -16,8 +16,8 @@ _LLAMA_FACTORY = "agentr"
 
 
 def write_trl(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `preference.jsonl` of pairs; of samples `messages.jsonl` and, where no turn was grown
-    by continuation, `prompt_completion.jsonl`. Raises `DataFault` for a sample without tokens.
+    """Write `preference.jsonl` for pairs; for samples `messages.jsonl` and, if no turn was grown by
+    continuation, `prompt_completion.jsonl`. Raises `DataFault` for a sample without tokens.
     """
     if training_set.pairs:
         return _write(folder, "preference", _pair_lines(training_set, "trl"))
@@ -30,7 +30,7 @@ def write_trl(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 
 def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `sharegpt.jsonl`, of pairs `preference.jsonl`."""
+    """Write `sharegpt.jsonl` for samples, `preference.jsonl` for pairs."""
     if training_set.pairs:
         return _write(folder, "preference", _pair_lines(training_set, "sharegpt"))
     lines = export_lines(_samples(training_set.samples), "sharegpt")
@@ -38,7 +38,7 @@ def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]
 
 
 def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `agentr.jsonl` and `dataset_info.json`. Raises `DataFault` where turns do not
+    """Write `agentr.jsonl` and `dataset_info.json`. Raises `DataFault` if turns do not
     alternate.
     """
     columns = {"messages": "conversations", "system": "system"}
@@ -60,7 +60,7 @@ def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str,
 
 
 def not_for_llama_factory(training_set: TrainingSet) -> str:
-    """Return why LLaMA-Factory cannot be given a training set; nothing where it can."""
+    """Return why LLaMA-Factory cannot read a training set; empty if it can."""
     if any(len(side) != 1 for pair in training_set.pairs for side in pair.sides):
         return "its pairs have one reply on each side, and these have whole episodes; choose parquet, trl or sharegpt"
     if any(message.spans for row in training_set.samples for message in row.sample.messages):
@@ -77,7 +77,7 @@ def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str
 
 def _agenttraj(row: SampleRow) -> dict[str, Any]:
     instance = row.sample.instance
-    # AgentGym's own names have no word of where they came from.
+    # AgentGym's own names lack the prefix `agentgym-`.
     world = "" if instance is None else instance.environment.removeprefix("agentgym-")
     return {
         "item_id": row.id if instance is None else f"{world}_{instance.index}",
@@ -126,7 +126,7 @@ def _ranked(pair: PairRow) -> dict[str, Any]:
 def _pair_lines(training_set: TrainingSet, form: str) -> Iterable[str]:
     lines = pair_lines([pair.preference for pair in training_set.pairs], form)
     for pair, line in zip(training_set.pairs, lines, strict=True):
-        # `id` is that of the instance: so the file can be read again as ready pairs.
+        # `id` is that of the instance, so that the file can be read back as ready pairs.
         yield _dumped({**json.loads(line), "preference_id": pair.id, **pair.origin})
 
 

@@ -1,4 +1,4 @@
-"""The formats of exports: what each writes, and whether it can say which turns carry loss."""
+"""The formats of exports: what each writes, and whether it can express which turns carry loss."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agentr_core.writing import writing
 class Format:
     """A format of exports.
 
-    `write` puts files into a folder and returns which they are, by the name of the set that a
-    reader asks for. `unmasked` returns what the format cannot say of the loss of a training set;
-    nothing where it says it all. `impossible` returns why a set cannot be written at all.
+    `write` puts files into a folder and returns their paths, by the name of the set that a reader
+    asks for. `unmasked` returns what the format cannot express about the loss mask of a training
+    set; empty if nothing. `impossible` returns why a set cannot be written at all.
     """
 
     write: Callable[[TrainingSet, Path], Mapping[str, str]]
@@ -36,10 +36,10 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
     The folder appears once it is complete.
 
     Args:
-        without_mask: write also what cannot say which turns carry loss.
+        without_mask: write the set even if the format cannot express which turns carry loss.
 
     Raises:
-        ConfigError: there is no such format, the folder is there already, or the format cannot hold
+        ConfigError: there is no such format, the folder already exists, or the format cannot hold
             the set or its loss mask.
         DiskError: the folder cannot be written; nothing is left of it.
     """
@@ -136,4 +136,4 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
     }
 )
-"""By the name that `--format` takes."""
+"""The formats by the name that `--format` takes."""

@@ -1,7 +1,8 @@
-"""Files of others, or folders of such, read record by record into the one form that recipes take.
+"""The import of files of other programs, or folders of them, record by record into the one form
+that recipes take.
 
-They are JSON lines or one array of AgentTraj's, ETO's or ShareGPT's conversations, of turns of
-OpenAI or of trajectories in ATIF; for pairs of what TRL and `agentr export` write.
+The files are JSON lines or one array: conversations of AgentTraj, ETO or ShareGPT, turns of OpenAI,
+or trajectories in ATIF; for pairs, the formats that TRL and `agentr export` write.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from agentr_core.samples.json_lines import World, conversation, entries
 from agentr_core.types import Instance, Message
 
 EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.general.file"
-"""The fields of a recipe that take such files."""
+"""The fields of a recipe that take these files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the instances of a file are. `known` are those that there are, None where that is not
-    known.
+    """The world and split that the instances of a file belong to. `known` are the existing
+    instances, None if these are not known.
     """
 
     world: World
@@ -35,8 +36,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The sound records of a file as lines of JSON, and a sentence with its line for each other
-    one.
+    """The valid records of a file as lines of JSON, and for each invalid one a sentence with its
+    line number.
     """
 
     lines: tuple[str, ...]
@@ -47,7 +48,7 @@ def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
     """Return the demonstrations in a file; an instance may have several.
 
     Args:
-        opening: the number of turns before the problem's, without system turns.
+        opening: the number of turns before that of the problem, without system turns.
 
     Raises `DataFileError` when the file cannot be read.
     """
@@ -118,7 +119,7 @@ def _imported(path: Path, setting: str, read: Callable[[dict[str, Any], str, int
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or those of a folder that hold records, in the order of their names."""
+    """Return the file, or the files of the folder that hold records, sorted by name."""
     return sorted(file for file in path.rglob("*.json*") if file.is_file()) if path.is_dir() else [path]
 
 

@@ -1,5 +1,5 @@
-"""A training set as Parquet that `datasets.load_dataset` opens, with all that is known of each
-row.
+"""A training set as Parquet that `datasets.load_dataset` opens, with everything that is known about
+each row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ORIGIN = pa.schema(
         *((name, pa.float64()) for name in ("good_reward", "bad_reward")),
     ]
 )
-"""The columns of where a row comes from, as `origin` names them."""
+"""The columns for the origin of a row, as `origin` names them."""
 _SAMPLES = pa.schema(
     [
         ("id", pa.string()),

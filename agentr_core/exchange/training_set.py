@@ -1,4 +1,4 @@
-"""A training set with all that is known of its rows, as every format is given it."""
+"""A training set with everything that is known about its rows: the input of every format."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agentr_core.samples.export import Tokens
 from agentr_core.types import Message, Preference, Sample
 
 Origin = Mapping[str, Any]
-"""Where a row comes from: ids in the store by the names of its columns."""
+"""The origin of a row: ids in the store by the names of its columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """A sample in a training set.
 
-    `tokens` are those that it was trained as, None where they are not known; `tool_calls` the calls
-    of tools in its episode, in their order.
+    `tokens` are the tokens it was trained as, None if they are not known; `tool_calls` are the tool
+    calls in its episode, in order.
     """
 
     id: str
@@ -39,21 +39,23 @@ class PairRow:
 
     @property
     def start(self) -> int:
-        """How many turns both sides begin with: those before the first that carries loss."""
+        """The number of turns that both sides begin with: those before the first that carries
+        loss.
+        """
         turns = self.preference.chosen.messages
         return next(position for position, message in enumerate(turns) if message.train)
 
     @property
     def sides(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """What the chosen and the rejected side say after the turns that both begin with."""
+        """The turns of the chosen and of the rejected side after those that both begin with."""
         pair = self.preference
         return pair.chosen.messages[self.start :], pair.rejected.messages[self.start :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSet:
-    """The training set of an iteration, of samples or of pairs. `facts` say what it is made of, for
-    a reader.
+    """The training set of an iteration, of samples or of pairs. `facts` describe its contents to a
+    reader.
     """
 
     name: str
@@ -67,7 +69,7 @@ class TrainingSet:
 
 
 def cut_turns(training_set: TrainingSet) -> int:
-    """Return how many turns of samples carry loss in a part of them only."""
+    """Return how many turns of samples carry loss only in part."""
     return sum(
         message.train and not all(span.train for span in message.parts)
         for row in training_set.samples
@@ -86,8 +88,8 @@ def spared_turns(training_set: TrainingSet) -> int:
 
 
 def opening(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the turns of an episode before its first reply: system and user where its turn is
-    grown; else instruction, acknowledgement and first observation.
+    """Return the turns of an episode before its first reply: system and user if its assistant turn
+    is grown; else instruction, acknowledgement and first observation.
     """
     grown = next((position for position, message in enumerate(messages) if message.spans), None)
     return messages[: opening_length(messages) if grown is None else grown]

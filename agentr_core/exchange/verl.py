@@ -1,5 +1,5 @@
-"""Rows for reinforcement learning with verl: the prompt of each instance, and what its reward needs
-to know.
+"""Rows for reinforcement learning with verl: the prompt of each instance, and the data that its
+reward needs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SCHEMA = pa.schema(
 
 
 def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a row for each instance, in the order of the set. Raises `ConfigError` where no sample
-    is of an instance.
+    """Write a row for each instance, in the order of the set. Raises `ConfigError` if no sample
+    belongs to an instance.
     """
     rows: dict[str, dict[str, Any]] = {}
     for key, sample, origin in _episodes(training_set):

@@ -1,1 +1,1 @@
-"""What HTTP servers of ours share: whom they answer, and how they listen."""
+"""The shared parts of our HTTP servers: which requests they answer, and how they listen."""

@@ -1,4 +1,4 @@
-"""What our servers do not let in: requests of web pages, and bodies without end."""
+"""The requests that our servers refuse: those of web pages, and those with oversized bodies."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentr_core.http_server.hosts import host_in
 
 MOST_BYTES: Final = 2**20
-"""Of the body of a request; an action or a query is a line or two."""
+"""The limit on the body of a request; an action or a query is a line or two."""
 
 
 class Guard:
-    """Passes requests on to an application, but for those that a browser sends for a web page, and
-    too long ones.
+    """A filter in front of an application that refuses requests sent by web pages, and those with
+    oversized bodies.
 
-    A page of any site can have a browser post to a server on its user's machine or network.
-    Browsers say so in `Origin`, which no client of ours sends.
+    A page of any site can make a browser post to a server on its user's machine or network.
+    Browsers reveal this in `Origin`, which none of our clients sends.
 
     Args:
-        hosts: the names that a request may be for, in `Host`; None means any. A page whose own name
-            leads to this machine names itself there.
+        hosts: the allowed names in `Host`; None allows any. A page whose own name resolves to this
+            machine sends that name there.
         linked: whether a link on a page of any site may lead here. A page that only links here
-            cannot read what is answered.
+            cannot read the answer.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None, *, linked: bool = False) -> None:
@@ -34,8 +34,8 @@ class Guard:
         self._linked = linked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request: 403 for one of a web page, 400 or 413 for a body whose length is wrong
-        or too large.
+        """Answer a request: 403 if a web page sent it, 400 or 413 if the length of its body is
+        wrong or too large.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -71,9 +71,7 @@ def _follows_link(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None for one that is too long whatever it said of its
-    length.
-    """
+    """Return the body of a request, or None if it is too long, whatever length it declared."""
     parts: list[bytes] = []
     size = 0
     while True:

@@ -1,4 +1,4 @@
-"""Which host a request says it is for."""
+"""The host that a request names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-"""The names by which a machine calls itself."""
+"""The names by which a machine refers to itself."""
 
 
 def host_in(header: str) -> str | None:
-    """Return the host in a `Host` header, without its port; None if none can be read."""
+    """Return the host in a `Host` header, without its port; None if it cannot be read."""
     try:
         return urlsplit(f"//{header}").hostname
     except ValueError:

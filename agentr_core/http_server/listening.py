@@ -15,11 +15,11 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
     """Serve an application until interrupted.
 
     Args:
-        port: 0 means a free one.
+        port: 0 means any free port.
         listening: is called with the address, such as `http://127.0.0.1:36001`, once clients can
             connect.
 
-    Raises `ConfigError` for an address that cannot be listened at.
+    Raises `ConfigError` if it cannot listen at the address.
     """
     import uvicorn
 
@@ -34,8 +34,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         door = socket.create_server((host, port), family=family, backlog=2048)
-        # Accepted connections have it, too. Without it the body of each answer waits 40 ms for word
-        # of its head.
+        # Accepted connections inherit it. Without it the body of each answer waits 40 ms for the
+        # acknowledgement of its head.
         door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return door
     except (OSError, OverflowError) as error:

@@ -140,12 +140,12 @@ EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
 
 
 def splice_stage(config: SpliceConfig) -> Stage:
-    """Return the stage that makes samples of judged pairs."""
+    """Return the stage that makes samples from judged pairs."""
     return SPLICE_CONTINUED if config.mode == "continued" else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:
-    """Return the stages that make samples of the expert's episodes, with thoughts where wanted."""
+    """Return the stages that make samples from the expert's episodes, with thoughts if wanted."""
     return (DEMONSTRATE, THINK_AND_CLONE) if eto.expert.thoughts.enabled else (CLONE,)
 
 

@@ -1,4 +1,4 @@
-"""The shipped trainings, as a recipe sets them."""
+"""The shipped trainings, as a recipe configures them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Trainin
 
 
 def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
-    """Return group RL, where what section `grpo` sets goes before section `training`. It goes on
-    from the last policy.
+    """Return group RL that goes on from the last policy; settings of section `grpo` take precedence
+    over section `training`.
 
     Args:
         anew: train the model that the run began with.
@@ -57,7 +57,7 @@ def sampled_groups(recipe: Recipe) -> tuple[int, int]:
 
 
 def swapping_faults(recipe: Recipe) -> list[str]:
-    """Return why a step of group RL could not hand its weights to what samples the next one, one
+    """Return why a step of group RL could not hand its weights to the sampler of the next step, one
     sentence each.
     """
     faults = online_faults(recipe.training)
@@ -75,7 +75,7 @@ def swapping_faults(recipe: Recipe) -> list[str]:
 
 
 def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
-    """Return what stands against iterations `rl` of a recipe, one sentence each.
+    """Return what is wrong with the iterations `rl` of a recipe, one sentence each.
 
     Args:
         alone: the recipe has no iterations of another kind.
@@ -88,9 +88,10 @@ def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
 
 
 def preference(recipe: Recipe, turn: int) -> Training:
-    """Return preference training, where what section `eto.dpo` sets goes before section `training`.
+    """Return preference training; settings of section `eto.dpo` take precedence over section
+    `training`.
 
-    It goes on from the last policy, whose deeds the pairs are made of and which is its own
+    It goes on from the last policy, whose episodes the pairs are made of and which is its own
     reference.
 
     Args:

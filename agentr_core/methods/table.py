@@ -36,7 +36,7 @@ def names() -> tuple[str, ...]:
 
 
 def method_named(name: str) -> Method:
-    """Return the method of a name. Raises `ConfigError` if there is none or it cannot be
+    """Return the method with a given name. Raises `ConfigError` if there is none or it cannot be
     imported.
     """
     if name not in SHIPPED:
@@ -51,7 +51,7 @@ def method_of(recipe: Recipe) -> Method:
 
 
 def plan_of(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration of a recipe does; iteration 0 comes before the first one."""
+    """Return the plan of an iteration of a recipe; iteration 0 comes before the first one."""
     from agentr_core.runtime.description import Plan
 
     method = method_of(recipe)

@@ -11,8 +11,8 @@ MOST_NAMED = 10
 
 
 def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:
-    """Return a value for each iteration as text; of a long run, those that differ and "from then
-    on".
+    """Return a value for each iteration as text; for a long run, only those that differ, and "from
+    then on".
     """
     more = recipe.iterations - len(values)
     if more <= MOST_NAMED:

@@ -1,3 +1,3 @@
-"""Chat models: in this process, on vLLM, behind any OpenAI-compatible server; and the batcher they
-share.
+"""Chat models: in this process, on vLLM, or behind any OpenAI-compatible server; and the batcher
+that they share.
 """

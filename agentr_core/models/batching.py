@@ -1,8 +1,8 @@
-"""Many coroutines wait for one reply each; the model gets few large batches.
+"""Gathers the single requests of many coroutines into a few large batches for the model.
 
-A batch is sent off when the event loop has nothing more to add: every coroutine that can run has
-run, and the rest wait for a reply, or when it is full. While the model computes one batch, requests
-for the next gather. Coroutines whose environment works in a thread are not waited for: their
+A batch is sent when it is full, or when the event loop has nothing more to add: every coroutine
+that can run has run, and the rest wait for a reply. While the model computes one batch, requests
+for the next one gather. Coroutines whose environment works in a thread are not waited for: their
 requests join a later batch.
 """
 
@@ -18,17 +18,18 @@ from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a new request after which it counts as idle: a future's result
-takes two turns to reach the coroutine that awaits it through a task."""
+"""Turns of the event loop without a new request after which the loop counts as idle: a future's
+result takes two turns to reach the coroutine that awaits it through a task.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """What a batcher has done so far. `sequences` are replies; `prompt_tokens` counts each
-    request's prompt once.
+    """The counters of a batcher. `sequences` counts replies; `prompt_tokens` counts each request's
+    prompt once.
 
     `fill` is the mean of sequences / max_batch over all batches; it is above 1 if single requests
-    want more replies than `max_batch`.
+    ask for more replies than `max_batch`.
     """
 
     requests: int = 0
@@ -49,11 +50,11 @@ class _Waiting:
 
 
 class Batcher:
-    """Gathers single requests into batches for a model. It belongs to one event loop.
+    """A collector of single requests into batches for a model. It belongs to one event loop.
 
     Args:
-        model: Where the batches go, one at a time. The batcher does not close it.
-        max_batch: The most replies in a batch; a request that wants more goes alone.
+        model: The model that gets the batches, one at a time. The batcher does not close it.
+        max_batch: The most replies in a batch; a request for more is sent alone.
         linger: The most seconds that a batch is held back while other coroutines keep the event
             loop busy.
     """
@@ -71,7 +72,7 @@ class Batcher:
         """Return the replies to one request.
 
         Raises what the model raises for this request alone: `PromptTooLong` at once, other faults
-        from its batch. After `close`: `ModelFault`.
+        from its batch; and `ModelFault` after `close`.
         """
         if self._closed:
             raise ModelFault("the batcher is closed; make a new one")
@@ -105,7 +106,9 @@ class Batcher:
             await asyncio.shield(self._dispatcher)
 
     async def _dispatch(self) -> None:
-        """Send batches until nobody waits. Whatever ends this early, nobody is left waiting."""
+        """Send batches until no request waits. Whatever ends this early, every waiting request is
+        failed or cancelled.
+        """
         batch: list[_Waiting] = []
         try:
             while self._waiting:
@@ -125,7 +128,7 @@ class Batcher:
             self._dispatcher = None
 
     async def _gather(self) -> None:
-        """Return when the batch is full, or the event loop idle, or time is up."""
+        """Return when the batch is full, the event loop is idle, or time is up."""
         deadline = time.monotonic() + self._linger
         quiet = 0
         while quiet < _QUIET_TURNS and self._sequences() < self._max_batch and time.monotonic() < deadline:
@@ -137,7 +140,7 @@ class Batcher:
         return sum(waiting.request.n for waiting in self._waiting)
 
     def _take(self) -> list[_Waiting]:
-        """Remove and return the oldest requests that fit in a batch, those of shorter prompts
+        """Remove and return the oldest requests that fit in a batch, those with shorter prompts
         first.
         """
         alive = [waiting for waiting in self._waiting if not waiting.future.done()]
@@ -150,7 +153,7 @@ class Batcher:
         return sorted(alive[:taken], key=lambda waiting: waiting.prompt_tokens)
 
     async def _serve(self, batch: list[_Waiting]) -> None:
-        """Answer a batch. One that fails is halved until the requests at fault stand alone."""
+        """Answer a batch. A batch that fails is halved until the requests at fault are isolated."""
         start = time.perf_counter()
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
@@ -159,7 +162,7 @@ class Batcher:
             self._count([a for a in answers if isinstance(a, list)], time.perf_counter() - start)
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
-            # What may heal by itself is the backend's fault, not one request's.
+            # A transient error is the backend's fault, not one request's.
             if len(batch) == 1 or isinstance(error, Transient):
                 for waiting in batch:
                     _fail(waiting, error)
@@ -175,8 +178,8 @@ class Batcher:
                 waiting.future.set_result(answer)
 
     def _checked(self, waiting: _Waiting, given: list[Generation]) -> list[Generation] | ModelFault:
-        """Return the replies to one request, or what is wrong with them, which is that request's
-        fault alone.
+        """Return the replies to one request, or a fault of that request alone if they are
+        invalid.
         """
         try:
             return checked_generations(given, waiting.request, self.model.name)

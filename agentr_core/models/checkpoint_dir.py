@@ -27,8 +27,8 @@ _TOKENIZER_FILES = (
 def check_model_directory(path: Path) -> tuple[Path, ...]:
     """Return the weight files of a complete model directory, in the order of their names.
 
-    A PEFT directory is complete with the model that it names and a tokenizer of its own. Reads
-    headers only, so it is cheap for large models.
+    A PEFT directory is complete if the model that it names is, and if it has its own tokenizer.
+    Only headers are read, so the check is cheap for large models.
 
     Raises:
         ModelDirectoryError: the directory, its configuration, weights, tokenizer or chat template
@@ -55,8 +55,8 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
     """Return the SHA-256, by name, of each small file that decides replies: tokenizer, template,
     configuration.
 
-    For an adapter these are its model's too, and its settings without the place where its model
-    lies.
+    For an adapter, the files of its model are included, and its own settings without the path of
+    its model.
     """
     own = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
     base = adapter_base(path)
@@ -68,14 +68,14 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
 
 
 def prints_date(path: Path) -> bool:
-    """Return whether the chat template of a directory asks for the date."""
+    """Return whether the chat template of a directory uses the date."""
     names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
     return any(DATE in (path / name).read_text(encoding="utf-8") for name in names if (path / name).is_file())
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Return the ids with which a model of a directory may end a reply, as its files, or an
-    adapter's model's, say.
+    """Return the token ids that may end a reply, according to the files of a model directory; for
+    an adapter, to those of its model.
     """
     values = [tokenizer.eos_token_id]
     folder = adapter_base(path) or path
@@ -89,12 +89,13 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length_of(path: Path, wanted: int) -> int:
-    """Return the most tokens of a prompt and its reply: `wanted`, or what the model's configuration
-    says if it is 0.
+    """Return the most tokens that a prompt and its reply may have together: `wanted`, or the limit
+    in the model's configuration if `wanted` is 0.
 
-    For an adapter it is the configuration of its model.
+    For an adapter, the configuration of its model counts.
 
-    Raises `ConfigError` when the configuration says nothing, or less than what is wanted.
+    Raises `ConfigError` when `wanted` is 0 and the configuration has no limit, or when `wanted`
+    exceeds it.
     """
     file = (adapter_base(path) or path) / "config.json"
     config = read_json(file)

@@ -1,7 +1,7 @@
-"""Connections to model servers: as many as there are requests under way, and files enough for them.
+"""Connections to model servers: one for each request under way, and enough open files for them.
 
-By itself OpenAI's client allows a thousand connections, and what waits behind those counts as a
-server that does not answer.
+By default OpenAI's client allows a thousand connections, and treats a request that waits for one as
+a server that does not answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _OTHER_FILES = 512
 
 
 def limits(most: int | None, *, idle_seconds: float) -> Limits:
-    """Return limits of a client: so many connections, all of them kept for the next request; None
-    is no limit.
+    """Return the limits of a client: at most `most` connections (None: no limit), all kept for the
+    next request.
 
-    `idle_seconds` is how long one is kept; shorter than the server keeps it, else it is closed
-    under a request.
+    `idle_seconds` is how long an idle connection is kept. It must be shorter than the server's own
+    limit, or the server closes a connection just as a request uses it.
     """
     from httpx2 import Limits
 
@@ -29,10 +29,9 @@ def limits(most: int | None, *, idle_seconds: float) -> Limits:
 
 
 def allow_connections(most: int) -> None:
-    """Let this process open as many files as so many connections need, as far as the machine
-    allows.
+    """Let this process open enough files for `most` connections, as far as the machine allows.
 
-    The usual limit of 1,024 is there for programs that use `select`, and any program may raise its
+    The usual limit of 1,024 exists for programs that use `select`, and any program may raise its
     own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

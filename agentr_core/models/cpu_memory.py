@@ -11,13 +11,13 @@ LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Return whether the allocator now keeps freed blocks for the next tensor instead of giving
-    them back.
+    """Make the allocator keep freed blocks for the next tensor instead of giving them back; return
+    whether it does.
 
     By default glibc maps every big tensor anew and unmaps it when freed, and each new page costs a
-    fault: about a tenth of a training step on a CPU. Threads that begin later share one arena: the
-    others hold no block above 64 MiB. False where the C library is another one: nothing changes
-    there.
+    fault: about a tenth of a training step on a CPU. Threads that start later share one arena,
+    because the other arenas hold no block above 64 MiB. With any other C library nothing changes,
+    and the result is False.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model directory: which hold its weights, and what they hash to."""
+"""The files of a Hugging Face model directory: which of them hold its weights, and their hashes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises `ModelDirectoryError` when there is none."""
+    """Return the object in a JSON file. Raises `ModelDirectoryError` when it has none."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

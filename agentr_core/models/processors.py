@@ -1,4 +1,4 @@
-"""How many processors there are to compute on."""
+"""The number of processors available for computing."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from agentr_core.types import Generation, Request
 
 
 class Relay:
-    """Sends a model each request by itself, so that a fault belongs to that request alone. It has
+    """A sender of requests one by one, so that a fault belongs to one request alone. It has
     `Batcher`'s methods.
 
     The model limits how many requests are under way at once. In the statistics each request is a
@@ -24,8 +24,8 @@ class Relay:
     and `generate_seconds` is the time during which anything was under way.
 
     Args:
-        model: Where the requests go. The relay does not close it.
-        concurrency: The most requests that the model has under way at once.
+        model: The model that gets the requests. The relay does not close it.
+        concurrency: The most requests that may be under way at once.
     """
 
     def __init__(self, model: ChatModel, *, concurrency: int) -> None:

@@ -1,5 +1,5 @@
-"""What coroutines ask for replies, one request at a time, in the way that suits a model's
-backend.
+"""Samplers: coroutines ask them for replies, one request at a time, in the way that suits the
+model's backend.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from agentr_core.types import Generation, Request
 
 
 class Spread:
-    """A batcher for each worker of a model, so that none waits for another. It has `Batcher`'s
-    methods.
+    """One batcher for each worker of a model, so that no worker waits for another. It has
+    `Batcher`'s methods.
 
     Args:
-        model: Whose workers the requests go to. It is not closed here.
+        model: The model whose workers get the requests. It is not closed here.
         max_batch: The most replies that all workers decode at once.
     """
 
@@ -38,7 +38,7 @@ class Spread:
         return sum(batcher.capacity for batcher in self._batchers.values())
 
     def stats(self) -> BatchStats:
-        """Return the counters of all batchers together; `generate_seconds` are those of the busiest
+        """Return the counters of all batchers together; `generate_seconds` is that of the busiest
         one.
         """
         parts = [batcher.stats() for batcher in self._batchers.values()]
@@ -63,7 +63,7 @@ Sampler = Batcher | Relay | Spread
 
 
 def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
-    """Return what asks a model in the way that suits its backend."""
+    """Return the sampler that suits a model's backend."""
     if config.backend == "openai":
         return Relay(model, concurrency=config.server.concurrency)
     if config.backend == "vllm":

@@ -23,9 +23,9 @@ class ScriptedModel:
 
     Its tokens are words (a run of non-space characters and the space after it): `max_new_tokens`
     and the context limit count them. Generations carry no token ids, since no tokenizer made them,
-    so training renders their text; when log-probabilities are asked for they are an empty tuple.
-    Of the settings of sampling only stop strings have an effect: what a seed does is up to the
-    function. `script` names the function's behaviour in the fingerprint.
+    so training renders their text; when log-probabilities are asked for they are an empty tuple. Of
+    the sampling settings only stop strings have an effect; the function decides what a seed does.
+    `script` names the function's behaviour in the fingerprint.
     """
 
     def __init__(

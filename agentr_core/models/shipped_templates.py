@@ -15,23 +15,23 @@ from agentr_core.types import Message
 TWO_TURNS = tuple(
     Message(role=role, text="Go on.", train=role == "assistant") for role in ("user", "assistant", "user", "assistant")
 )
-"""The shortest conversation with an earlier turn, which a template must leave as it was."""
+"""The shortest conversation with an earlier turn, which a template must not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedTemplate:
-    """A chat template of `data/chat_templates`, and by what its models are known."""
+    """A chat template of `data/chat_templates`, and the marks of the models that it fits."""
 
     file: str
     model_types: tuple[str, ...]
-    """As `config.json` of a model names its kind."""
+    """The values of `model_type` in the `config.json` of these models."""
     tokens: tuple[str, ...]
     """Control tokens that the tokenizer must have, each as one token."""
     without: tuple[str, ...] = ()
-    """Tokens that it must not have: those of a later generation."""
+    """Tokens that the tokenizer must not have: those of other models."""
 
     def path(self) -> Path:
-        """Return where it lies. Raises `DataFileError` when it is missing."""
+        """Return the path of the template file. Raises `DataFileError` when it is missing."""
         return data_path("chat_templates", self.file)
 
 
@@ -65,8 +65,8 @@ SHIPPED = (
 
 
 def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
-    """Return the shipped template that fits the model in a directory, or None: its kind and its
-    control tokens are those of the template's models, and two turns render with it.
+    """Return the shipped template that fits the model in a directory, or None. It fits if the
+    model's kind and control tokens match, and two turns render with it.
 
     Raises `ModelDirectoryError` when the tokenizer or `config.json` cannot be read.
     """

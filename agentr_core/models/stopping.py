@@ -10,8 +10,8 @@ from agentr_core.types import Sampling
 
 
 def cut_at_stop(text: str, sampling: Sampling) -> str:
-    """Return the text before the first occurrence of any stop string, or up to its end if it is
-    included; all of the text when there is none.
+    """Return the text up to the first stop string, including it if `sampling` says so; the whole
+    text when there is none.
     """
     found = [(at, at + len(stop)) for stop in sampling.stop if (at := text.find(stop)) >= 0]
     if not found:
@@ -21,7 +21,7 @@ def cut_at_stop(text: str, sampling: Sampling) -> str:
 
 
 class StopWatch:
-    """Says after which token a reply contains a stop string.
+    """A detector of the first token after which a reply contains a stop string.
 
     Decoding a whole reply at every token is slow, so it is done only after a token whose own text
     could hold the last character of a stop string. `decode` turns token ids into text.
@@ -44,6 +44,6 @@ class StopWatch:
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._decode((token,))
-        # A token alone may lose its leading space, or be a part of a character: then only the whole
-        # text tells.
+        # Decoded alone, a token may lose its leading space or be part of a character: then only the
+        # whole text can tell.
         return stop[-1] in piece or stop[-1].isspace() or not piece or "\N{REPLACEMENT CHARACTER}" in piece

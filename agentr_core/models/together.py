@@ -1,4 +1,4 @@
-"""Several replies asked for at once: all of them, or the first fault."""
+"""Concurrent requests: all of their results, or the first fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; the first fault ends the others, and is raised when they have ended."""
+    """Return all results; the first fault cancels the others, and is raised when they have
+    ended.
+    """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,5 +1,5 @@
-"""The seams of the system: an environment to act in, how its steps become a conversation, and a
-chat model that acts.
+"""The interfaces of the system: an environment to act in, a transcript that makes its steps a
+conversation, and a chat model that acts.
 """
 
 from agentr_core.protocols.abilities import (

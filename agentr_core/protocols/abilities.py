@@ -1,4 +1,4 @@
-"""What an environment may have besides; whether it has it is found by `isinstance`."""
+"""Optional abilities of an environment; `isinstance` tells whether it has one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolC
 
 @runtime_checkable
 class Oracle(Protocol):
-    """What an environment may have besides: the truth about each step, to measure judges
+    """An optional ability of an environment: the true verdict on each step, to measure judges
     against.
     """
 
@@ -22,10 +22,10 @@ class Oracle(Protocol):
 
 
 class Grader(Protocol):
-    """Gives an episode its reward after it ended. Pure: who asks the model is `episodes.asking`."""
+    """The source of an episode's reward after its end. Pure: `episodes.asking` asks the model."""
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
-        """Return the grade where a rule decides it; None where a model must be asked."""
+        """Return the grade if a rule decides it; None if a model must be asked."""
         ...
 
     def question(self, trajectory: Trajectory) -> Question:
@@ -33,17 +33,17 @@ class Grader(Protocol):
         ...
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return the grade that a reply gives; None where none can be read from it."""
+        """Return the grade that a reply gives; None if none can be read from it."""
         ...
 
 
 @runtime_checkable
 class Graded(Protocol):
-    """What an environment may have besides: a grader, whose rewards replace its own where an
-    episode ended.
+    """An optional ability of an environment: a grader, whose rewards replace the environment's once
+    an episode has ended.
 
-    The class itself has the attribute, which may be a property: what a grader asks decides which
-    runs share their work.
+    The class itself has the attribute, which may be a property: a grader's questions determine
+    which runs share their work.
     """
 
     grader: Grader
@@ -51,11 +51,11 @@ class Graded(Protocol):
 
 @runtime_checkable
 class Asking(Protocol):
-    """What an environment may have besides: steps in which it asks a model of another role.
+    """An optional ability of an environment: steps in which it asks a model of another role.
 
-    `step` returns a transition with a `Question` as "question" in its info, of which nothing else
-    counts, and is not done before `answer` returned one without. A replay is given the recorded
-    answers.
+    `step` returns a transition with a `Question` as "question" in its info; nothing else in that
+    transition counts. The step is done once `answer` returns a transition without a question. A
+    replay is given the recorded answers.
     """
 
     def answer(self, reply: str) -> Transition:
@@ -65,12 +65,12 @@ class Asking(Protocol):
 
 @runtime_checkable
 class Identifying(Protocol):
-    """What an environment may have besides: what tells its instances apart where their beginnings
-    do not.
+    """An optional ability of an environment: a text that tells its instances apart where their
+    first observations do not.
     """
 
     def identity(self, instance: Instance) -> str:
-        """Return a text that two instances share only if they are one problem. Raises
+        """Return a text that two instances share only if they are the same problem. Raises
         `EnvironmentFault`.
         """
         ...
@@ -78,33 +78,33 @@ class Identifying(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What an environment may have besides: its state as a text, to see when an episode comes back
-    to one.
+    """An optional ability of an environment: its state as a text, to detect that an episode returns
+    to an earlier state.
     """
 
     def state(self) -> str:
-        """Return a text that two moments of one episode share only if every action leads to the
-        same from both.
+        """Return a text that two moments of one episode share only if every action has the same
+        result in both.
         """
         ...
 
 
 @runtime_checkable
 class Resuming(Protocol):
-    """What an environment may have besides: a state that recorded steps tell, so that an episode
-    goes on from them without a replay.
+    """An optional ability of an environment: a state that follows from the recorded steps, so that
+    an episode continues from them without a replay.
     """
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        """Return the first observation, with the episode in the state after the steps; none of them
-        is taken again. Raises `EnvironmentFault` for an unknown instance.
+        """Return the first observation, with the episode in the state after the steps; no step is
+        taken again. Raises `EnvironmentFault` for an unknown instance.
         """
         ...
 
 
 class Kept(Protocol):
-    """Where answers of tools outlive the process, such as `store.answered_calls`. Threads may share
-    it. Two that keep the same answers are equal, and have one hash.
+    """A memory of tool answers that outlives the process, such as `store.answered_calls`. Threads
+    may share it. Two objects that keep the same answers are equal and have the same hash.
     """
 
     def __hash__(self) -> int: ...
@@ -114,39 +114,39 @@ class Kept(Protocol):
         ...
 
     def find(self, calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
-        """Return those calls that are answered, with their answers, by identity."""
+        """Return the calls that have a kept answer, with that answer, by identity."""
         ...
 
     def keep(self, calls: Sequence[ToolCall]) -> None:
-        """Keep answered calls; they are safe when it returns."""
+        """Keep answered calls; they are stored when this returns."""
         ...
 
 
 @runtime_checkable
 class Keeping(Protocol):
-    """What an environment may have besides: tools whose answers later calls, also those of other
-    runs, may use.
+    """An optional ability of an environment: tools whose answers later calls may reuse, also in
+    other runs.
     """
 
     def keep_answers(self, kept: Kept) -> None:
-        """Look answers up there from now on, and keep new ones there."""
+        """Look answers up in `kept` from now on, and keep new ones there."""
         ...
 
 
 @runtime_checkable
 class Calling(Protocol):
-    """What an environment may have besides: actions that are calls of a tool, in place of lines
-    with a label.
+    """An optional ability of an environment: actions that are tool calls instead of lines with a
+    label.
     """
 
     def called(self, reply: str) -> str:
-        """Return a reply with a labelled action as one that calls for the same."""
+        """Return a reply with a labelled action as a reply with the same action as a tool call."""
         ...
 
 
 @runtime_checkable
 class Deriving(Protocol):
-    """What an environment may have besides: instances that are variants of one another."""
+    """An optional ability of an environment: instances that are variants of one another."""
 
     def origin(self, instance: Instance) -> Instance:
         """Return the instance that this one is a variant of; itself if there is none."""
@@ -155,16 +155,17 @@ class Deriving(Protocol):
 
 @runtime_checkable
 class Relaying(Protocol):
-    """What an environment may have besides: an agent outside that waits for replies, and whose own
-    messages make the conversation. Its calls wait for others, as long as these take.
+    """An optional ability of an environment: an outside agent that waits for replies, and whose own
+    messages make the conversation. The environment's calls wait for the agent, however long it
+    takes.
     """
 
     def relay(self, generation: Generation) -> None:
-        """Be told how the reply of the next step was drawn."""
+        """Take note of how the reply of the next step was drawn."""
         ...
 
     def refuse(self, why: str) -> None:
-        """Be told why there is no reply to what was asked last; the episode ends with that."""
+        """Take note of why the last request gets no reply; the episode ends with that."""
         ...
 
     def release(self) -> None:
@@ -176,7 +177,7 @@ class Relaying(Protocol):
 
 @runtime_checkable
 class Served(Protocol):
-    """What an environment may have besides: a server that it lives on."""
+    """An optional ability of an environment: a server that it runs on."""
 
     def reach(self) -> None:
         """Return once the server answers. Raises `UserError` when it does not."""

@@ -1,4 +1,6 @@
-"""An environment to act in, how its steps become a conversation, and the tools that it calls."""
+"""The protocols of an environment, of the transcript of its steps, and of the tools that it
+calls.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ class Environment(Protocol):
         ...
 
     def parse(self, reply: str) -> str:
-        """Return the action in a model's reply: the empty string when there is none. Pure."""
+        """Return the action in a model's reply, or the empty string if there is none. Pure."""
         ...
 
     def snapshot(self) -> Any:
@@ -103,14 +105,15 @@ class Environment(Protocol):
 
 
 class Transcript(Protocol):
-    """How the steps of an episode become a conversation. Pure, and one for all episodes of a world.
+    """The way the steps of an episode become a conversation. Pure, and the same for all episodes of
+    a world.
 
     The prompt of each reply, rendered as token ids, must be a prefix of the sample: token for token
     the model is trained on what it read.
     """
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation that the reply after the given steps goes on from; nothing of it
+        """Return the conversation that the reply after the given steps continues; no part of it
         carries loss.
         """
         ...
@@ -124,7 +127,7 @@ class Transcript(Protocol):
         ...
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings by which a reply is drawn: those given, with the transcript's stop
+        """Return the settings for drawing a reply: those given, with the transcript's stop
         strings.
         """
         ...
@@ -132,18 +135,18 @@ class Transcript(Protocol):
 
 @runtime_checkable
 class Dividing(Protocol):
-    """What a transcript may have besides: several conversations in one episode, of which `prompt`
+    """An optional ability of a transcript: several conversations in one episode, of which `prompt`
     and `sample` give the last.
     """
 
     def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Return the positions of the steps with which conversations begin, 0 first."""
+        """Return the positions of the steps at which conversations begin, 0 first."""
         ...
 
 
 class Toolbox(Protocol):
-    """The tools that a world calls for a model. The episodes of a process share one, so that calls
-    come from several threads.
+    """The tools that a world calls for a model. The episodes of a process share one, so calls come
+    from several threads.
     """
 
     tools: tuple[str, ...]
@@ -152,9 +155,9 @@ class Toolbox(Protocol):
     """Whether a call waits for something outside the process."""
 
     def call(self, tool: str, query: str) -> ToolCall:
-        """Return a call with what came of it: status, milliseconds, output.
+        """Return a call with its result: status, milliseconds, output.
 
-        What the query does wrong is a status. Raises `EnvironmentFault` when the tool itself is
+        A fault of the query becomes a status. Raises `EnvironmentFault` when the tool itself is
         broken, `EnvironmentUnavailable` when it cannot be reached.
         """
         ...

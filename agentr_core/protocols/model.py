@@ -1,4 +1,4 @@
-"""A chat model that acts, and what it may have besides."""
+"""A chat model that acts, and its optional abilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ChatModel(Protocol):
     """A model that continues conversations. Batches in, batches out."""
 
     name: str
-    """What a report calls the model."""
+    """The name of the model in reports."""
     fingerprint: str
     """A hash of what determines its replies: weights, tokenizer, chat template, numeric
     settings.
@@ -43,7 +43,7 @@ class ChatModel(Protocol):
 
 @runtime_checkable
 class Estimating(Protocol):
-    """What a model may have besides: counts of tokens that may be estimates, which end no path."""
+    """An optional ability of a model: token counts that may be estimates, which end no path."""
 
     estimates: bool
     """Whether `count_tokens` estimates; then `generate` alone knows whether a prompt is too
@@ -53,7 +53,7 @@ class Estimating(Protocol):
 
 @runtime_checkable
 class Caching(Protocol):
-    """What a model may have besides: a cache of prompt beginnings."""
+    """An optional ability of a model: a cache of prompt prefixes."""
 
     def cached_share(self) -> float:
         """Return the share of all prompt tokens so far that came from the cache, in [0, 1]."""
@@ -62,12 +62,11 @@ class Caching(Protocol):
 
 @runtime_checkable
 class Reloading(Protocol):
-    """What a model may have besides: weights that can be replaced while it runs."""
+    """An optional ability of a model: weights that can be replaced while it runs."""
 
     async def reload(self, weights: Path) -> None:
-        """Take over the weights of a safetensors file, which has each parameter by its name and is
-        alone in its folder, once the batch under way is done. The file stays as long as it is the
-        last one.
+        """Load the weights of a safetensors file, which has each parameter by its name and is alone
+        in its folder, once the current batch is done. The file stays until another one is loaded.
 
         Raises `ModelFault` when they are not this model's parameters.
         """
@@ -76,8 +75,8 @@ class Reloading(Protocol):
 
 @runtime_checkable
 class Starting(Protocol):
-    """What a model may have besides: a backend that takes its time to start, and can be interrupted
-    in it.
+    """An optional ability of a model: a backend that takes long to start, and can be interrupted
+    meanwhile.
     """
 
     async def ready(self) -> Any:

@@ -1,4 +1,4 @@
-"""The addresses of the viewer's pages; they do not change, so that others may link to them."""
+"""The addresses of the viewer's pages, which do not change, so that others may link to them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 VIEWER = "http://127.0.0.1:4280"
-"""Where `agentr view` shows a workspace unless it is told otherwise: reports link there."""
+"""Where `agentr view` shows a workspace by default: reports link there."""
 
 
 def page_of(kind: str, key: str) -> str:
-    """Return where a row of the store is shown: `/KIND/ID`; `key` is `TREE#NUMBER` for a node."""
+    """Return the address of a row of the store: `/KIND/ID`; `key` is `TREE#NUMBER` for a node."""
     return f"/{kind}/{quote(key, safe='').replace('%23', '/')}"
 
 
 def group(iteration_id: str, step: int, number: int) -> str:
-    """Return where a group of reinforcement learning is shown."""
+    """Return the address of a group of reinforcement learning."""
     return f"/group/{quote(iteration_id, safe='')}/{step}/{number}"
 
 
 def listing(name: str, **filters: Any) -> str:
-    """Return where a list is shown that is narrowed by filters; those that are None are left
-    out.
-    """
+    """Return the address of a list narrowed by filters; filters that are None are left out."""
     return with_query(f"/{name}", {key: value for key, value in filters.items() if value is not None})
 
 

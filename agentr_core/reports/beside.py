@@ -1,4 +1,4 @@
-"""The table of one model in several worlds beside a model for each world."""
+"""The table that compares one model for several worlds with a model for each world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentr_core.reports.records import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideScore:
-    """What the models of one iteration reached, by world; a world that was not played is
+    """The scores of the models of one iteration, by world; a world that was not played is
     missing.
     """
 
@@ -27,7 +27,7 @@ class BesideScore:
 
 def beside_table(scores: Sequence[BesideScore], measure: Literal["success", "reward"], worlds: Sequence[str]) -> Table:
     """Return a row for each iteration and mode, with a column for each world and the mean over
-    worlds. Intervals are of 95%.
+    worlds. Intervals are at 95%.
     """
     columns = (Column("Model", "text"), Column("Trained as", "text"), *map(Column, worlds), Column("mean"))
     return Table(columns, tuple(_row(score, getattr(score, measure), worlds) for score in scores))

@@ -1,4 +1,4 @@
-"""A comparison of arms as tables: what each reached on the same budget, and which runs it was."""
+"""A comparison of arms as tables: the results of each on the same budget, and its runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentr_core.reports.records import Estimate, IterationScore
 from agentr_core.reports.runs import difference
 
 BASE = "base"
-"""What tables call the model that all arms begin with."""
+"""The name, in tables, of the model that all arms begin with."""
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
     "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may "
@@ -41,9 +41,7 @@ DIFFERENCES_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedMean:
-    """A mean over `n` seeds; `low` and `high` are its 95% interval, None where one seed gives
-    none.
-    """
+    """A mean over `n` seeds; `low` and `high` are its 95% interval, None for a single seed."""
 
     value: float
     low: float | None
@@ -53,10 +51,10 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRun:
-    """One training of an arm and where to find it. `seconds` were spent in training.
+    """One training of an arm and where to find it. `seconds` is the time spent in training.
 
-    A whole run tells the tokens that it sampled, and one on a pool its rows and how often each was
-    passed over.
+    A whole run has the number of tokens that it sampled; a run on a pool has its rows and the
+    number of passes over them.
     """
 
     seed: int
@@ -74,8 +72,7 @@ class ArmRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
-    """What an arm reached. `runs` are those that were evaluated; a mean is None where nothing was
-    measured.
+    """The results of an arm. `runs` are its evaluated runs; a mean is None if nothing was measured.
 
     `against` is its success minus that of the first arm.
     """
@@ -94,7 +91,7 @@ class ArmReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The success of an arm minus that of another arm or of the base, by set of held-out instances;
-    a set on which nothing can be said is missing.
+    a set without an estimate is missing.
     """
 
     arm: str
@@ -105,7 +102,7 @@ class Difference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonReport:
     """Arms that were trained on one pool with one budget, `max_tokens` or `max_seconds`; the other
-    one is 0, and both are for whole runs.
+    one is 0, and for whole runs both are.
 
     `base` is the score of the model they all start from.
     """
@@ -123,7 +120,7 @@ class ComparisonReport:
     metrics: tuple[str, ...] = ()
     """Names of further columns."""
     base_metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of the base."""
+    """The metrics of the base."""
     differences: tuple[Difference, ...] = ()
     recipe_yaml: str = ""
 
@@ -186,7 +183,7 @@ def scores(report: ComparisonReport) -> Table:
 
 
 def paired_differences(found: Sequence[Difference]) -> Table:
-    """Return one row for each two models, with a column for each set."""
+    """Return one row for each pair of models, with a column for each set."""
     names = dict.fromkeys(name for one in found for name in one.sets)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
     rows = (Row((one.arm, one.other, *(difference(one.sets.get(name)) for name in names))) for one in found)
@@ -248,7 +245,7 @@ def _experience(report: ComparisonReport) -> Table:
 
 
 def runs(report: ComparisonReport) -> Table:
-    """Return each training with its scores and the ids that lead into the store."""
+    """Return each training with its scores and its ids in the store."""
     columns = (
         Column("Arm", "text"),
         Column("Seed"),

@@ -1,5 +1,5 @@
-"""The parts of a report page, free of any output format: what the HTML and the Markdown renderer
-both read.
+"""The parts of a report page, independent of the output format: the input of both the HTML and the
+Markdown renderer.
 
 A `Section` is a heading, a sentence, and blocks. Text in blocks is plain text; `Figure.svg` alone
 is markup, made by `plots` from numbers.
@@ -38,7 +38,7 @@ class Whisker:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A number with its interval, both as text; without an interval there is one value."""
+    """A number with its interval, both as text; `interval` is empty if there is only one value."""
 
     text: str
     interval: str = ""
@@ -59,7 +59,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A text that leads to an address; an empty address leads nowhere."""
+    """A text that links to an address; with an empty address it is no link."""
 
     text: str
     address: str
@@ -112,8 +112,8 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show:
-    maybe nothing.
+    """A drawing as inline SVG with its caption. `instead` is what renderers without drawings show,
+    possibly nothing.
     """
 
     svg: str
@@ -147,7 +147,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The one number of a report with its differences. `reading` says which of them are beyond
+    """The headline number of a report with its differences. `reading` says which of them are beyond
     chance, if known.
     """
 
@@ -176,7 +176,7 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionExample:
     """One revision sample as it is trained on. `live_reward` is the reward of the verified splice,
-    where played.
+    if it was played.
     """
 
     sample_id: str
@@ -185,7 +185,7 @@ class RevisionExample:
     good_reward: float
     bad_reward: float
     viewer: str = ""
-    """Where the viewer is, whose pages have the whole sample and tree; empty for no links."""
+    """The address of the viewer, whose pages show the whole sample and tree; empty for no links."""
     split: int
     """Steps that both paths share."""
     cut: int
@@ -212,7 +212,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """What the lines of the figure before it are, each with its mark."""
+    """The names of the lines in the preceding figure, each with its mark."""
 
     names: tuple[str, ...]
 
@@ -222,7 +222,7 @@ Block = Legend | Table | Figure | Paragraph | Stack | Headline | Transcripts | L
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with what belongs to it. `note` says how to read the numbers."""
+    """A heading with its contents. `note` says how to read the numbers."""
 
     key: str
     title: str

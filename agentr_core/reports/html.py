@@ -27,7 +27,7 @@ def render_index(reports: Sequence[IterationReport]) -> str:
 
 
 def render_runs(report: runs.RunsReport) -> str:
-    """Return the page of runs beside each other."""
+    """Return the page that shows runs side by side."""
     return _render("runs.html.jinja", report=report, sections=runs.sections(report))
 
 
@@ -37,8 +37,8 @@ def render_comparison(report: comparison.ComparisonReport) -> str:
 
 
 def environment(package: str) -> Environment:
-    """Return an environment of the templates of a package, in which every text is escaped and what
-    cannot be seen in it is written out.
+    """Return an environment of the templates of a package, in which every text is escaped and its
+    invisible characters are written out.
     """
     made = Environment(
         loader=PackageLoader(package),
@@ -61,7 +61,7 @@ def _render(template: str, **values: object) -> str:
 
 
 def _finalize(value: object) -> object:
-    # Markup is a macro's output or a drawing; its texts have been through here already.
+    # Markup is a macro's output or a drawing; its texts have already passed through here.
     return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)
 
 
@@ -70,5 +70,5 @@ def _mark(place: int) -> Markup:
 
 
 def _inline_svg(figure: document.Figure) -> Markup:
-    # With `_mark` the only unescaped value of a page: markup made by `plots` from numbers.
+    # Besides `_mark`, the only unescaped value of a page: markup made by `plots` from numbers.
     return Markup(figure.svg)

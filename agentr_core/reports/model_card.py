@@ -28,10 +28,10 @@ class CardScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a card is written from.
+    """The contents of a card.
 
-    `parent` and `licence` are as the user gives them, empty where nothing was said. `recipe` is the
-    resolved recipe of the run, and `ancestry` the lines of `agentr trace`.
+    `parent` and `licence` are as the user gives them, empty if not given. `recipe` is the resolved
+    recipe of the run, and `ancestry` the lines of `agentr trace`.
     """
 
     name: str

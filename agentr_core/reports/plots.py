@@ -24,10 +24,10 @@ _LONGEST = 20
 _LARGEST = 7.0
 """The radius of the largest dot of a scatter."""
 _LEADING = 12.0
-"""From a line of text to the next."""
+"""The distance from one line of text to the next."""
 Point = tuple[float, float]
 _KINDS = 6
-"""Kinds of lines that a style sheet tells apart."""
+"""The number of kinds of lines that a style sheet distinguishes."""
 _CORNERS: tuple[tuple[Point, ...], ...] = (
     (),
     ((-4, -4), (4, -4), (4, 4), (-4, 4)),
@@ -40,8 +40,8 @@ _CORNERS: tuple[tuple[Point, ...], ...] = (
 
 
 def success(scores: Sequence[IterationScore], current: int) -> str:
-    """Return success in percent over iterations with 95% error bars; a dashed line carries the base
-    along.
+    """Return success in percent over iterations with 95% error bars; a dashed line marks the
+    base.
     """
     height = 210.0
     top = _ceiling(max(score.success.high for score in scores))
@@ -71,7 +71,8 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
 
 def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str) -> str:
     """Return shares in percent over iterations with 95% error bars, a line for each name; lines
-    differ in dashes and marks as well as in colour, and stand beside each other where they meet.
+    differ in dashes and marks as well as in colour, and are set side by side so that they do not
+    overlap.
     """
     height, right = 230.0, 12.0
     top = _ceiling(max(one.high for points in series.values() for _, one in points))
@@ -111,7 +112,7 @@ def mark(place: int) -> str:
 
 
 def histogram(counts: Mapping[int, int], spoken: str) -> str:
-    """Return how often each whole number was counted; the tail shares the last bar."""
+    """Return a histogram of whole numbers from their counts; the tail shares the last bar."""
     height = 150.0
     capped: dict[int, int] = {}
     for value, count in counts.items():
@@ -184,8 +185,8 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
 
 
 def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> str:
-    """Return points of two numbers from 0 on, each axis up to its largest; the marked ones are
-    coloured, and where several lie in one place the dot is larger.
+    """Return a scatter plot of points, each axis from 0 to its largest number; the marked points
+    are coloured, and a dot is larger where several points coincide.
     """
     height = 240.0
     x_ticks, y_ticks = (_ticks(0.0, max((p[axis] for p in (*others, *marked)), default=0.0)) for axis in (0, 1))
@@ -212,7 +213,7 @@ def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> st
 
 def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: str, spoken: str) -> str:
     """Return shares in [0, 1] on axes around a centre, a closed line for each name: that of
-    `current` is coloured, the first of the others dashed. There are three axes at least.
+    `current` is coloured, the first of the others dashed. There are at least three axes.
     """
     height, radius = 300.0, 106.0
     middle_x, middle_y = _WIDTH / 2, height / 2 - 8
@@ -254,7 +255,7 @@ def _mark(parent: ET.Element, kind: int, x: float, y: float) -> None:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Return numbers in steps of 1, 2 or 5 times a power of ten, from at most `low` to at least
-    `high`: two to six, and different ones.
+    `high`: two to six distinct ones.
     """
     room = high - low or abs(high) or 1.0
     size = 10.0 ** math.floor(math.log10(room / 3))
@@ -270,7 +271,7 @@ def _tick(value: float) -> str:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Return the heights of lines of text, moved down where they would lie on one another."""
+    """Return the heights of lines of text, moved down where they would overlap."""
     found, above = list(heights), -math.inf
     for number in sorted(range(len(heights)), key=heights.__getitem__):
         above = found[number] = max(heights[number], above + _LEADING)

@@ -1,4 +1,4 @@
-"""What a report is made of: plain frozen records, filled from the store by whoever asks for a
+"""The data of a report: plain frozen records, filled from the store by the caller that asks for a
 report.
 
 Shares, rewards and scores are in [0, 1]; a renderer turns them into percent. Times are seconds.
@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How often something was counted. `name` is a slug or a class name."""
+    """A count and what was counted. `name` is a slug or a class name."""
 
     name: str
     count: int
@@ -78,7 +78,7 @@ class PassAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetScore:
-    """What one model reached on one of the held-out sets, or in one of several worlds. `success.n`
+    """The score of one model on one of the held-out sets, or in one of several worlds. `success.n`
     counts episodes.
     """
 
@@ -93,24 +93,24 @@ class SetScore:
     reward: Estimate | None = None
     """Mean final reward; given for a world."""
     revision: Estimate | None = None
-    """Of a world: success when continuing from its failed prefixes."""
+    """For a world: success when continuing from its failed prefixes."""
     revision_reward: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationScore:
-    """What one model reached on the held-out instances. `iteration` 0 is the base model."""
+    """The score of one model on the held-out instances. `iteration` 0 is the base model."""
 
     iteration: int
     success: Estimate
     reward: Estimate
     steps_to_success: float | None = None
-    """Mean steps of the successful episodes; None when there was none."""
+    """Mean steps of the successful episodes; None when there are none."""
     by_depth: tuple[DepthScore, ...] = ()
     revision: Estimate | None = None
     """Success when continuing from failed prefixes of the base model (Agent-R, table 3)."""
     revision_reward: Estimate | None = None
-    """Mean final reward of the same episodes."""
+    """Mean final reward of the episodes of `revision`."""
     loops: tuple[float, ...] = ()
     """For L = 1, 2, ...: mean positions in an episode where L actions repeat the L actions right
     before.
@@ -120,10 +120,10 @@ class IterationScore:
     lost: int = 0
     """Episodes, those of the revision test included, that failed for good."""
     lost_as: Literal["out", "zero"] = "out"
-    """Whether these are left out of the means, or count as failures with reward 0."""
+    """Whether lost episodes are left out of the means, or count as failures with reward 0."""
     sets: tuple[SetScore, ...] = ()
-    """Every set that it played, the one of the other fields first; empty where the recipe has no
-    other set.
+    """Every set that it played, first the one that the other fields describe; empty if the recipe
+    has no other set.
     """
     worlds: tuple[SetScore, ...] = ()
     """The same held-out instances, world by world; empty where the recipe has one world."""
@@ -135,17 +135,19 @@ class IterationScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promoted:
-    """The model that goes on after an iteration, the best so far on a development set."""
+    """The model with which the run goes on after an iteration, the best so far on a development
+    set.
+    """
 
     iteration: int
-    """The one that made it; 0 is the base model."""
+    """The iteration that made it; 0 is the base model."""
     development: str
     success: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunnelStage:
-    """How many came out of a stage of data construction, and why the others did not.
+    """The number of items that passed a stage of data construction, and why the others did not.
 
     The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified,
     samples, trained rows; with exploration or cloning: expert episodes, explored episodes,
@@ -159,8 +161,8 @@ class FunnelStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldData:
-    """What an iteration made in one of several worlds, by its kind; the same kinds in every
-    world.
+    """The counts of what an iteration made in one of several worlds, by kind; the same kinds in
+    every world.
     """
 
     world: str
@@ -177,10 +179,10 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What the served model of one role read and wrote. `prompt` counts once for each of the HTTP
-    `requests`.
+    """The tokens that the served model of one role read and wrote. `prompt` counts once for each of
+    the HTTP `requests`.
 
-    `cost` is in the currency of the recipe's prices; None where it has none.
+    `cost` is in the currency of the recipe's prices; None if it has none.
     """
 
     role: str
@@ -193,8 +195,8 @@ class Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCount:
-    """How many of the `replies` to one purpose (collected, judged, evaluated) their token limit
-    cut.
+    """How many of the `replies` for one purpose (collected, judged, evaluated) were cut by their
+    token limit.
     """
 
     purpose: str
@@ -207,7 +209,7 @@ class TokenCounts:
     """Tokens read and written by the models, and tokens that carried loss, by class of sample or
     turn.
 
-    `cut` has the replies of which is known why they ended, and those of them that ran into their
+    `cut` counts the replies whose reason for ending is known, and those of them that ran into their
     token limit.
     """
 
@@ -220,7 +222,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCount:
-    """How many tree paths and held-out episodes ended for one reason."""
+    """The number of tree paths and of held-out episodes that ended for one reason."""
 
     reason: str
     collected: int
@@ -239,8 +241,8 @@ class FaultCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorRecord:
-    """What went wrong: refused actions by the words of the refusal, why episodes stopped, faults of
-    the machinery.
+    """The errors of an iteration: refused actions by the words of the refusal, why episodes
+    stopped, faults of the machinery.
     """
 
     refused: tuple[Tally, ...] = ()
@@ -250,7 +252,7 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationReport:
-    """One turn of the wheel of one run.
+    """The report of one iteration of one run.
 
     `scores` holds every model evaluated so far, the base model and this iteration among them.
     `versus_base` and `versus_previous` estimate the difference of success, this iteration minus the
@@ -264,27 +266,27 @@ class IterationReport:
     environment: str
     model: str
     roles: tuple[NamedText, ...] = ()
-    """Models that took a role from the acting one: role and model."""
+    """Models that took over a role from the acting one: role and model."""
     scores: tuple[IterationScore, ...] = ()
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None
     interval_method: str = ""
     """How the intervals were computed, as a phrase for the footnote."""
     promoted: Promoted | None = None
-    """None where the last model goes on."""
+    """None if the run goes on with the last model."""
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
     worlds: tuple[WorldData, ...] = ()
-    """What was made in each world; empty where the recipe has one world."""
+    """The counts of what was made in each world; empty if the recipe has one world."""
     data: tuple[Section, ...] = ()
-    """What the method says about the data of the iteration; stands after the funnel."""
+    """The method's sections about the data of the iteration, placed after the funnel."""
     time: tuple[TimeSpent, ...] = ()
     tokens: TokenCounts | None = None
     errors: ErrorRecord | None = None
     samples: tuple[Section, ...] = ()
-    """What the method shows of its samples; stands before the recipe."""
+    """The method's sections with its samples, placed before the recipe."""
     run: tuple[Section, ...] = ()
-    """What the method says on the page of the whole run, up to this iteration."""
+    """The method's sections on the page of the whole run, up to this iteration."""
     recipe_yaml: str = ""
     versions: tuple[NamedText, ...] = ()
     hashes: tuple[NamedText, ...] = ()
@@ -292,7 +294,7 @@ class IterationReport:
     viewer: str = ""
     """Where `agentr view` shows the workspace; empty for a page without links there."""
     rows: tuple[Tally, ...] = ()
-    """How many rows each list of the viewer has of the iteration."""
+    """The number of rows of the iteration in each list of the viewer."""
 
     def score(self, iteration: int) -> IterationScore | None:
         """Return the score of an iteration, or None when it was not evaluated."""

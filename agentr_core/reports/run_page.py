@@ -1,4 +1,4 @@
-"""The page of a whole run: how success, data and cost went from iteration to iteration."""
+"""The page of a whole run: how success, data and cost changed from iteration to iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs beside each other: the last model of each on the same held-out episodes, and its cost."""
+"""Runs side by side: the last model of each on the same held-out episodes, and its cost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agentr_core.reports.run_page import curves, of_sets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedScore:
-    """What the model of a run reached on a set, beside the first run's on the same episodes.
+    """The score of the model of a run on a set, paired with the first run's on the same episodes.
 
-    `difference` is None for the first run, and where no episode is shared; `won` and `lost` count
-    shared episodes that one of the two solved alone.
+    `difference` is None for the first run, and if no episode is shared; `won` and `lost` count the
+    shared episodes that only one of the two solved.
     """
 
     name: str
@@ -47,12 +47,12 @@ class RunColumn:
     completion: int
     trained: int
     differs: tuple[str, ...] = ()
-    """The sections of its recipe that are not as in the first run."""
+    """The sections of its recipe that differ from those of the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsReport:
-    """Two runs or more; differences are to the first."""
+    """Two or more runs; differences are relative to the first."""
 
     runs: tuple[RunColumn, ...]
     date: str
@@ -79,7 +79,7 @@ _NOTE = (
 
 
 def label(report: RunsReport, place: int) -> str:
-    """Return what a run is called: its recipe, and its id where others have the same one."""
+    """Return the label of a run: its recipe, and its id if other runs have the same recipe."""
     run = report.runs[place]
     alike = sum(one.recipe_name == run.recipe_name for one in report.runs) > 1
     return f"{run.recipe_name} {run.run_id[:6]}" if alike else run.recipe_name

@@ -53,7 +53,7 @@ def lost(all_scores: Sequence[IterationScore]) -> list[str]:
 
 
 def promoted(found: Promoted) -> str:
-    """Return a sentence about the model that goes on."""
+    """Return a sentence about the model with which the run goes on."""
     name, success = wording.iteration(found.iteration), wording.percent(found.success)
     return f"Promoted: {name}, with {success}% success on the development set {found.development} the best so far."
 
@@ -273,7 +273,7 @@ def gain(estimate: Estimate | None) -> Cell:
 
 
 def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success from failed prefixes for every model that was tested so."""
+    """Return success from failed prefixes for every model that took the revision test."""
     columns = (
         Column("Model", "text"),
         Column("Recovered %"),

@@ -13,7 +13,7 @@ from agentr_core.reports.score_tables import gain, played_once, promoted, worlds
 
 def summary_table(reports: Sequence[IterationReport]) -> str:
     """Return success per iteration with 95% intervals as aligned plain text, one line each, base
-    first; below it which model goes on, where the best one does.
+    first; below the table, the model that was promoted, if the run promotes the best one.
 
     Raises:
         ValueError: there is no report, or the reports are not all of one run.

@@ -77,7 +77,7 @@ def tokens(counts: TokenCounts) -> Table:
 
 
 def cut_replies(items: Sequence[CutCount]) -> Table:
-    """Return how many replies their token limit cut, by what they were asked for."""
+    """Return how many replies were cut by their token limit, by purpose."""
     rows = (
         Row(
             (
@@ -181,9 +181,7 @@ def by_count(items: Iterable[Tally]) -> list[Tally]:
 
 
 def worlds(data: Sequence[WorldData]) -> Table:
-    """Return what was made in each world, and in all of them; kinds of which there is nothing are
-    left out.
-    """
+    """Return what was made in each world, and in all of them; kinds without any are left out."""
     kinds = list(dict.fromkeys(tally.name for world in data for tally in world.made if tally.count))
     rows = [(world.world, {tally.name: tally.count for tally in world.made}) for world in data]
     rows.append(("all", {kind: sum(counts.get(kind, 0) for _, counts in rows) for kind in kinds}))

@@ -14,7 +14,7 @@ MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 TO = "\N{EN DASH}"
 NOTHING = "\N{EN DASH}"
-"""Stands in a table where there is no number."""
+"""The mark in a table for a missing number."""
 
 PARTS: Mapping[TurnPart, str] = {
     "opening": "opening",
@@ -23,7 +23,7 @@ PARTS: Mapping[TurnPart, str] = {
     "revision": "revision",
     "good": "good path",
 }
-"""What a report calls the parts of a revision sample."""
+"""The names of the parts of a revision sample in a report."""
 
 
 _SHARE = re.compile(
@@ -52,7 +52,7 @@ def measure_value(name: str, value: float) -> str:
 
 def interval(estimate: Estimate | None) -> str:
     """Return the 95% interval of a share in percent: two numbers with one decimal and a dash
-    between; or a dash.
+    between them; or only a dash.
     """
     return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
 
@@ -89,7 +89,7 @@ def share(part: float, whole: float) -> float | None:
 
 
 def iteration(number: int) -> str:
-    """Return what a report calls a model: `base` or `iteration 2`."""
+    """Return the name of a model in a report: `base` or `iteration 2`."""
     return "base" if number == BASE else f"iteration {number}"
 
 

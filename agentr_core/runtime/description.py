@@ -1,7 +1,8 @@
 """What a method says about itself: the stages of each iteration, what each needs, and what is
 trained.
 
-These records import neither torch nor DuckDB: what does the work is imported when it is called.
+These records import neither torch nor DuckDB: the code that does the work is imported when it is
+called.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def nothing_to_check(recipe: Recipe, env: Environment, instances: Sequence[Insta
 
 
 def imported(where: str) -> Callable[..., Any]:
-    """Return a function that imports the one it stands for, `module:name`, when it is called."""
+    """Return a function that, when called, imports the function `module:name` and calls that."""
 
     def call(*args: Any, **options: Any) -> Any:
         return resolve_name(where)(*args, **options)
@@ -52,7 +53,7 @@ def imported(where: str) -> Callable[..., Any]:
 class Stage:
     """One stage of an iteration.
 
-    Two methods may have stages of one name that do different work.
+    Two methods may have stages of the same name that do different work.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What an iteration trains, and how."""
+    """The training of an iteration: what it trains, and how."""
 
     objective: Objective
     config: TrainingConfig
@@ -99,7 +100,7 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one iteration does."""
+    """The plan of one iteration: its stages and its training."""
 
     stages: tuple[Stage, ...]
     """In their order."""
@@ -124,7 +125,7 @@ class Plan:
         return self.stages[:last]
 
     def stage(self, name: str) -> Stage:
-        """Return a stage by its name. Raises `ConfigError` when the iteration has none of that
+        """Return the stage of a given name. Raises `ConfigError` if the iteration has none of that
         name.
         """
         for stage in self.stages:
@@ -147,7 +148,7 @@ class ReportPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acting:
-    """How a policy acts where a method collects experience."""
+    """The way in which a policy acts where a method collects experience."""
 
     sampling: Sampling
     max_steps: int

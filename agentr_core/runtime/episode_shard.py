@@ -50,7 +50,7 @@ class EpisodeShard:
         return len(self.plans)
 
     def trajectory_id(self, iteration_id: str, plan: EpisodePlan) -> str:
-        """Return the id of the trajectory of an episode."""
+        """Return the trajectory id of an episode."""
         if self.evaluation_id:
             return fingerprint("episode", self.evaluation_id, plan.key)
         return rollout_id(iteration_id, self.checkpoint.id, plan)
@@ -73,8 +73,8 @@ class EpisodeShard:
             return effort + sampled(batcher) + aside.effort()
 
     async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler, helper: Helper) -> Effort:
-        """Play the episodes with a sampler and a helper that others may share; what these spend is
-        not in the effort.
+        """Play the episodes with a sampler and a helper that others may share; the effort does not
+        include what these spend.
         """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
@@ -202,7 +202,7 @@ class EpisodeShards:
                         for part in self.parts
                     ]
             except ExceptionGroup as faults:
-                # The first one ended the others.
+                # The first fault ended the other tasks.
                 raise faults.exceptions[0] from None
             return sum((task.result() for task in playing), sampled(batcher) + aside.effort())
 
@@ -214,7 +214,7 @@ def sampled(batcher: Sampler) -> Effort:
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
-    """Return the id of the trajectory of a rollout: who played which episode of which iteration."""
+    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode."""
     return fingerprint("rollout", iteration_id, checkpoint_id, plan.key)
 
 

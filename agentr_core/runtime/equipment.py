@@ -1,4 +1,4 @@
-"""What it takes to grow trees and play episodes, here or on another machine, without a store."""
+"""What is needed to grow trees and play episodes, here or on another machine, without a store."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _LEAST_IN_FLIGHT = 512
 
 
 class Sink(Protocol):
-    """Takes rows, to be stored now or later. `Writer` is one."""
+    """A receiver of rows, to be stored now or later. `Writer` is one."""
 
     def add(self, unit: Rows) -> None:
         """Take the rows of one unit."""
         ...
 
     async def room(self) -> None:
-        """Return once it can take more rows without its memory growing on and on."""
+        """Return once the sink can take more rows without its memory growing indefinitely."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model that the store knows, as a rule a directory. The model a run starts from is a
-    checkpoint too, and so is a teacher: for a served one, `path` is its name and `weights_sha256`
+    """A model that the store knows, usually a directory. The model a run starts from is a
+    checkpoint too, and so is a teacher: for a served model, `path` is its name and `weights_sha256`
     tells names apart.
     """
 
@@ -79,7 +79,7 @@ class Equipment:
         """Return the id of the iteration whose samples an iteration trains on: its own, or for an
         arm the pool's.
 
-        The arms of a comparison begin with the pool's model, so their iteration 0 is the pool's,
+        The arms of a comparison begin with the pool's model, so their iteration 0 is the pool's
         too.
         """
         return fingerprint("iteration", self.recipe.compare.pool or self.run_id, iteration)

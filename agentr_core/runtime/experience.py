@@ -1,4 +1,4 @@
-"""The experience of an iteration: what was gathered for it, and how far it is turned into a
+"""The experience of an iteration: what was gathered for it, and how far it has been turned into a
 checkpoint.
 """
 

@@ -1,4 +1,4 @@
-"""Models of other roles than the actor, for those who ask them on the side of an episode."""
+"""Models of roles other than the actor, which are asked on the side of an episode."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ async def answer(sampler: Sampler, question: Question, *, seed: int, session: st
 
 
 class Helpers:
-    """Asks the models of a recipe by role; each is loaded when it is first asked.
+    """The models of a recipe that are asked by role; each is loaded when it is first asked.
 
-    A role without a model of its own is the actor's, whose sampler is used then. Roles whose models
-    are the same share one.
+    A role without a model of its own is taken by the actor, with the actor's sampler. Roles with
+    the same model share one sampler.
     """
 
     def __init__(self, equipment: Equipment, path: Path, actor: Sampler, sink: Sink, opened: AsyncExitStack) -> None:
@@ -50,15 +50,15 @@ class Helpers:
         self._loading = asyncio.Lock()
 
     async def ask(self, question: Question, *, seed: int, session: str) -> Answer:
-        """Return what the model of a role says to a question. Raises `IllTypedAnswer` for a role
-        that there is not, else as `ChatModel.generate`.
+        """Return what the model of a role says to a question. Raises `IllTypedAnswer` for an
+        unknown role, else as `ChatModel.generate`.
         """
         sampler = await self._sampler(question.role)
         await self._sink.room()
         return await answer(sampler, question, seed=seed, session=session)
 
     def effort(self) -> Effort:
-        """Return what the models have spent that were loaded here."""
+        """Return the effort of the models that were loaded here."""
         stats = [sampler.stats() for sampler in self._samplers.values()]
         return Effort(
             generate_seconds=sum(one.generate_seconds for one in stats),
@@ -84,7 +84,7 @@ class Helpers:
 
 @asynccontextmanager
 async def helpers(equipment: Equipment, path: Path, actor: Sampler, sink: Sink) -> AsyncIterator[Helpers]:
-    """Yield what asks models of other roles for the block.
+    """Yield the helpers that ask models of other roles, which are closed after the block.
 
     `path` is that of the acting policy, whose sampler is `actor`.
     """

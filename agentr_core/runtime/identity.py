@@ -1,4 +1,4 @@
-"""What tells the models of a recipe from others."""
+"""The identity of a recipe's models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from agentr_core.runtime.equipment import Checkpoint
 
 
 def identity(model: ModelConfig) -> str:
-    """Return what tells a model from others: the SHA-256 of its weights; for a served one, of its
-    name on the server.
+    """Return the identity of a model: the SHA-256 of its weights; for a served one, of its name on
+    the server.
 
     Raises `ModelDirectoryError` when there are no sound weights.
     """

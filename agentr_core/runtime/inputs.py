@@ -1,5 +1,5 @@
-"""What determines the replies of a stage, as one hash: runs in which it is equal take over each
-other's work.
+"""What determines the replies of a stage, as one hash: runs in which it is equal reuse each other's
+work.
 
 A reply depends on the policy, the iteration and the instance as well; these are told apart where
 rows are copied. What only later stages read is left out: how a model is trained, evaluated and
@@ -35,9 +35,9 @@ def input_ids(
 
     Args:
         asked: what the recipe asks for, as plain data (`start.asked_for`).
-        weights: what tells the models apart, by role.
+        weights: the identities of the models, by role.
         files: the SHA-256 of files that the recipe names.
-        prompts: those of files of prompts (`prompts.prompt_files`).
+        prompts: the SHA-256 of files of prompts (`prompts.prompt_files`).
         at: when the run starts; its date counts if a chat template prints it.
     """
 
@@ -56,7 +56,7 @@ def input_ids(
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     grpo = recipe.grpo
-    # Ids without stop strings stay what they were before these were among them.
+    # Without stop strings, ids stay what they were before stop strings became part of them.
     limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *([grpo.stop] if grpo.stop else [])
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
     # Episodes that go on from the expert's steps read what the editor wrote there.
@@ -74,9 +74,9 @@ def input_ids(
 def _besides(
     recipe: Recipe, model: Callable[[ModelRole], tuple[Any, ...]], prompts: Mapping[str, str]
 ) -> Iterator[Any]:
-    """Yield what decides how a recipe acts beside the actor and its world, where there is such."""
+    """Yield what else decides how a recipe acts, apart from the actor and its world."""
     if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
-        # Rewards and observations are made with these as well.
+        # Rewards and observations may be made with these models as well.
         yield {role: model(role) for role in recipe.own_models() if role != "actor"}
     elif recipe.models.teacher is not None:
         yield {"teacher": model("teacher")}
@@ -87,8 +87,8 @@ def _besides(
 
 
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what is asked of the world of a recipe, or of all its worlds, and the splits that are
-    collected from.
+    """Return what a recipe asks of its world, or of all its worlds, and the splits from which it
+    collects.
     """
     versions = {
         name: registry.version_of(world.environment.name, world.environment.options)

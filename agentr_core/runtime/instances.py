@@ -27,11 +27,12 @@ and trains on those of them that it selected, if it did.
 
 
 def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration: `train_limit` of the training split, in its order.
+    """Return the instances of an iteration: `train_limit` of the training split, in the order of
+    the split.
 
-    They are drawn anew for each iteration or once for all, and only from those that
+    They are drawn anew for each iteration or once for all iterations, and only from those that
     `instances.only` names. Raises `ConfigError` if the split lacks one that is named in a list, or
-    has none of a range.
+    has none in a range.
     """
     config = recipe.instances
     listed = _named(env.instances(config.train), config)
@@ -47,7 +48,7 @@ def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Inst
     if not config.only:
         return listed
     if max(numbers) < len(listed) and all(listed[number].index == number for number in numbers):
-        # A split that counts from 0 may hold billions, and need not be gone through.
+        # A split that counts from 0 may hold billions of instances, and need not be searched.
         return [listed[number] for number in sorted(numbers)]
     wanted = numbers if isinstance(numbers, range) else frozenset(numbers)
     found = [instance for instance in listed if instance.index in wanted]
@@ -88,8 +89,8 @@ def held_out(place: Workplace) -> dict[str, tuple[Instance, ...]]:
     """Return the held-out instances by evaluation set. The first caller chooses and stores them;
     later ones load them.
 
-    The test instances of several worlds form one set. The arms of a comparison use those of its
-    run.
+    The test instances of several worlds form one set. The arms of a comparison use those of the
+    comparison's run.
     """
     base = place.source_id(0)
     if stored := load_chosen(place.store, base):
@@ -128,8 +129,8 @@ def _some(listed: Sequence[Instance], limit: int, *, spread: bool) -> tuple[Inst
 
 
 async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration, once they and the held-out ones are stored and checked
-    to be different.
+    """Return the instances of an iteration, once these and the held-out ones are stored and checked
+    not to overlap.
 
     Later stages of the iteration load what its first one chose. Raises `DataFault` as
     `check_separate`.

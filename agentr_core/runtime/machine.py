@@ -1,6 +1,6 @@
 """What a recipe leaves to the machine: number formats, and how many processes train.
 
-A number format `auto` is bfloat16 where it is computed fast, else float32.
+A number format `auto` is bfloat16 where the machine computes that fast, else float32.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is what suits
-    this machine.
+    """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is replaced by
+    what suits this machine.
 
-    Ids are made of settled recipes, so that of a run says how it computed.
+    Ids are made of settled recipes, so a run's id depends on how it computed.
     """
     models = {role: model and _settled_model(model) for role, model in vars(recipe.models).items()}
     return replace(
@@ -36,8 +36,8 @@ def settled(recipe: Recipe) -> Recipe:
 
 
 def bfloat16(device: str = "auto") -> str:
-    """Return what computes bfloat16 fast on a device, such as "avx512_bf16"; empty where nothing
-    does.
+    """Return the name of what computes bfloat16 fast on a device, such as "avx512_bf16"; empty
+    where nothing does.
 
     Args:
         device: "cpu"; any other name means a GPU where PyTorch sees one.
@@ -59,8 +59,8 @@ def instructions(processor: str) -> str:
 
 
 def formats(recipe: Recipe) -> str:
-    """Return in one line which format each model of a settled recipe is sampled in, and what it is
-    trained in.
+    """Return, as one line, the format in which each model of a settled recipe is sampled, and the
+    format of training.
     """
     sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
     trained = f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"

@@ -1,5 +1,5 @@
-"""Everything a stage needs: recipe, store, factories of models and environments, a cluster or
-none.
+"""Everything a stage needs: recipe, store, factories of models and environments, and a cluster, if
+there is one.
 """
 
 from __future__ import annotations

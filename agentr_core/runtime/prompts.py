@@ -1,4 +1,4 @@
-"""The prompts of a recipe's worlds: what their files hold."""
+"""The prompts of a recipe's worlds: the contents of their files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FOLDER = "examples"
 
 
 def opening_of(recipe: Recipe) -> Opening | None:
-    """Return what the prompt of a recipe of one world puts before the first observation; None where
-    the world speaks for itself.
+    """Return what the prompt of a recipe of one world puts before the first observation; None if
+    the recipe sets no prompt.
 
     Raises:
-        ConfigError: no examples come along for the world, or there are fewer than wanted.
-        DataFileError: a file cannot be read, or is not one of examples.
+        ConfigError: no examples are shipped for the world, or fewer than wanted.
+        DataFileError: a file cannot be read, or is not a file of examples.
     """
     prompt = recipe.environment.prompt
     return None if prompt == PromptConfig() else _read(prompt, recipe.environment.name)
@@ -43,7 +43,7 @@ def prompt_files(recipe: Recipe) -> dict[str, str]:
     return found
 
 
-# Hundreds of environments of a world are opened at once.
+# Cached, since hundreds of environments of a world are opened at once.
 @lru_cache(maxsize=64)
 def _read(prompt: PromptConfig, environment: str) -> Opening:
     return Opening(

@@ -13,8 +13,8 @@ from agentr_core.types import Sampling
 
 
 def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan], *, stage: str) -> None:
-    """Store which rollouts an iteration means to play, by the id of the trajectory; those that runs
-    with the same inputs of a stage have played are copied.
+    """Store which rollouts an iteration plans to play, by trajectory id; those that runs with the
+    same inputs of a stage have played are copied.
     """
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     planned = [
@@ -39,12 +39,13 @@ async def play_rollouts(
     sampling: Sampling,
     max_steps: int,
 ) -> int:
-    """Play and store those of an iteration's rollouts that are not stored; return how many they
-    were. Those that were played and wait for their grade are only graded.
+    """Play and store the rollouts of an iteration that are not stored yet; return their number.
+
+    Rollouts that were played and wait for their grade are only graded.
 
     Args:
-        wanted: by the id of the trajectory (`episode_shard.rollout_id`).
-        name: what the episodes are for, as a word for a line of progress.
+        wanted: by trajectory id (`episode_shard.rollout_id`).
+        name: what the episodes are for, as a word for progress lines.
         max_steps: the most replies of the policy in an episode.
 
     Raises as `shards.carry_out`.

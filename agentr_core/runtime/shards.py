@@ -27,7 +27,9 @@ from agentr_core.store.tables import TABLES, Rows, merge, settled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What the work of a shard took, and how many of its units were lost to errors."""
+    """The time and tokens that the work of a shard took, and how many of its units were lost to
+    errors.
+    """
 
     generate_seconds: float = 0.0
     environment_seconds: float = 0.0
@@ -77,8 +79,8 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a worker returns of a shard of `units`: one unit of rows. `fault` is what it ended with
-    before its time.
+    """The rows, as one unit, that a worker returns for a shard of `units` units. `fault` is the
+    error that ended its work early.
     """
 
     rows: Rows
@@ -108,8 +110,9 @@ class _Pile:
 
 
 async def work_through(shard: Shard, equipment: Equipment) -> Batch:
-    """Return the rows of a shard: what a worker does. Errors that may heal by themselves are
-    raised, others returned.
+    """Return the rows of a shard as a batch; this is the work of a worker.
+
+    Transient errors are raised, others are returned in the batch.
 
     A model directory with other weights than those of the checkpoint is an error: paths mean
     something else on another machine.
@@ -133,7 +136,7 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
 
     Args:
         spread: hands parts of the shard to workers; without it the work is done here.
-        what: the units of the shard as a word for a line of progress.
+        what: the units of the shard, as a word for progress lines.
 
     Raises:
         ErrorBudgetSpent: more units were lost than the recipe allows; what was made is stored.

@@ -32,13 +32,14 @@ PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duck
 
 
 def run_id_of(recipe: Recipe) -> str:
-    """Return the id of a run: what the recipe asks for and what the models hold.
+    """Return the id of a run, made of what the recipe asks for and what the models contain.
 
     More iterations of the same recipe go on with the same run, and so do other arms, seeds and
-    trainings of the same comparison: its run is the pool, and each arm has a run of its own. What
-    every role's model holds is part of it, and so of the ids of all that they make: trees and
-    episodes of the actor, judgements and verdicts of the judge. So is what files of demonstrations
-    and of pairs hold, and the version of what the environment says once that has changed.
+    trainings of the same comparison: its run is the pool, and each arm has a run of its own. The
+    contents of every role's model are part of the id, and so of the ids of all that they make:
+    trees and episodes of the actor, judgements and verdicts of the judge. So are the contents of
+    files of demonstrations and of pairs, and the version of the environment's texts once these have
+    changed.
     """
     own = recipe.own_models()
     behaviour = {
@@ -51,8 +52,8 @@ def run_id_of(recipe: Recipe) -> str:
 
 
 def _changed_worlds(recipe: Recipe) -> dict[str, int]:
-    """Return the versions above 1 of what the worlds of a recipe say, by name; of a single one, as
-    `environment`.
+    """Return the versions above 1 of the texts of a recipe's worlds, by name; a single world is
+    named `environment`.
     """
     versions = {
         name if recipe.environments else "environment": registry.version_of(
@@ -66,8 +67,8 @@ def _changed_worlds(recipe: Recipe) -> dict[str, int]:
 def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data.
 
-    How far it goes, where, on how many machines and in how many processes, on which GPUs, with how
-    large a prefix cache and at what prices is not part of it, nor to which comparison it belongs.
+    Left out are how far the run goes and where, the numbers of machines and processes, the GPUs,
+    the size of the prefix cache, the prices, and the comparison that the run belongs to.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -80,11 +81,10 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
 
 
 async def start(place: Workplace, *, evaluates: bool = False, collects: bool = False) -> dict[str, Any]:
-    """Write the run, its iteration 0 and the model it begins with to the store; what is there
-    already stays.
+    """Store the run, its iteration 0 and the model it begins with; what is stored already stays.
 
-    With `evaluates` nothing but the model is evaluated, and with `collects` experience is only
-    gathered: a run that has been begun as a whole keeps its status.
+    With `evaluates` the run only evaluates the model, with `collects` it only gathers experience; a
+    run that was begun as a whole keeps its status.
 
     Raises `ModelDirectoryError` when the model is unsound.
     """
@@ -97,8 +97,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
     ended: datetime | None = None
     if (evaluates or collects) and (known := run_state(place.store, place.run_id)) is not None:
-        # How far the run goes, and how it ended, is neither the evaluation's nor the collection's
-        # to say.
+        # Neither an evaluation nor a collection changes how far the run goes or how it ended.
         status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
     now = datetime.now(UTC)
     own = run_rows(
@@ -117,7 +116,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         path=model.label,
         weights_sha256=digest,
         config={},
-        # A phase after another run: its model is a checkpoint of that one.
+        # If the run goes on from another one, its model is a checkpoint of that run.
         parent_id=checkpoint_with(place.store, digest),
     )
     place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now)]))
@@ -128,10 +127,10 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
 
 
 def goal_with(store: Store, run_id: str, more: int) -> int:
-    """Return how many iterations a run has once it has gone on by `more`.
+    """Return how many iterations a run has once it is extended by `more`.
 
-    A run that has not come to its end keeps the goal that it was begun with: after an interruption
-    nothing is added to what is still to be done.
+    A run that has not ended keeps the goal that it began with: after an interruption, nothing is
+    added to what remains to be done.
     """
     finished, state = count_finished_iterations(store, run_id), run_state(store, run_id)
     under_way = state is not None and state.status in ("running", "failed")
@@ -139,7 +138,7 @@ def goal_with(store: Store, run_id: str, more: int) -> int:
 
 
 async def begin(place: Workplace, iteration: int) -> None:
-    """Write that an iteration runs; an iteration that is finished stays so."""
+    """Store that an iteration is running; a finished iteration stays finished."""
     if iteration_state(place.store, place.iteration_id(iteration)) is None:
         policy, collector = place.policy(iteration), place.collector(iteration)
         place.store.write(
@@ -154,7 +153,7 @@ async def begin(place: Workplace, iteration: int) -> None:
 
 
 async def end(place: Workplace, iteration: int) -> None:
-    """Write that an iteration is finished; one that was finished before keeps its time."""
+    """Store that an iteration is finished; one that was finished before keeps its time."""
     key = place.iteration_id(iteration)
     state = iteration_state(place.store, key)
     if state is None or state.status != "finished":
@@ -162,7 +161,7 @@ async def end(place: Workplace, iteration: int) -> None:
 
 
 async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
-    """Store how a run ended; with `evaluates`, only if the run was nothing but an evaluation."""
+    """Store how a run ended; with `evaluates`, only if the run was just an evaluation."""
     known = run_state(place.store, place.run_id)
     if evaluates and known is not None and known.status != "evaluating":
         return
@@ -185,8 +184,8 @@ def _teacher(place: Workplace) -> list[Rows]:
 
 
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:
-    """Return the rows of what decides a new run's replies; none for one that is stored, or takes
-    those of a pool.
+    """Return the rows of what decides a new run's replies; none for a run that is stored already,
+    or that takes those of a pool.
     """
     recipe = place.recipe
     if recipe.compare.pool or place.started_at() is not None:
@@ -205,7 +204,7 @@ def _files(recipe: Recipe) -> dict[str, str]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what a run depends on."""
+    """Return the versions of Python and of the packages that a run depends on."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 

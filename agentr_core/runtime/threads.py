@@ -1,4 +1,4 @@
-"""Long work in a thread that ends soon after nobody waits for it any more, as after Ctrl-C."""
+"""Long work in a thread, which ends soon after its caller is cancelled, as by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _unwanted: ContextVar[threading.Event | None] = ContextVar("agentr_unwanted", de
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a function returns in a thread, where it calls `check_wanted` every now and then.
+    """Run a function that calls `check_wanted` every now and then in a thread; return its result.
 
-    A cancellation is passed on once the thread has let go: what the caller closes then is in
-    nobody's hands.
+    A cancellation is passed on once the thread has ended: what the caller closes then is no longer
+    in use.
     """
     unwanted = threading.Event()
     token = _unwanted.set(unwanted)
     try:
-        # A task copies the context as it is made; the thread gets that copy.
+        # A task copies the context when it is made; the thread gets that copy.
         work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     finally:
         _unwanted.reset(token)

@@ -1,7 +1,7 @@
 """Episodes that were played and could not be graded: stored apart, until a rerun has them graded.
 
-They are trajectories of their own, with the rewards that they had without a grade, so that nothing
-that counts episodes ever sees them.
+They are trajectories of their own, with the rewards that they had without a grade, so that no count
+of episodes includes them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ UNGRADED = "ungraded"
 
 
 def ungraded_id(trajectory_id: str) -> str:
-    """Return the id of an episode while it waits for its grade, given the one it has after that."""
+    """Return the id of an episode while it waits for its grade, given its id after that."""
     return fingerprint(UNGRADED, trajectory_id)
 
 
 def draws_of(result: EpisodeResult) -> dict[int, Draw]:
-    """Return where the replies of an episode come from, by position."""
+    """Return the draws of an episode's replies, by position."""
     start = len(result.plan.prefix)
     return {
         position: Draw(seed=reply.seed, number=0, generation=reply.generation)
@@ -32,7 +32,7 @@ def draws_of(result: EpisodeResult) -> dict[int, Draw]:
 
 
 def load_ungraded(store: Store, plans: Mapping[str, EpisodePlan]) -> dict[str, EpisodeResult]:
-    """Return those of some episodes that wait for their grade, by the key of their plan.
+    """Return the planned episodes that wait for their grade, by the key of their plan.
 
     Args:
         plans: by `ungraded_id`.

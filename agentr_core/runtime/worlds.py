@@ -32,7 +32,7 @@ class Worlds:
         return self.named(instance.environment)
 
     def named(self, environment: str) -> Environment:
-        """Return the environment that instances call by this name. Raises as `of`."""
+        """Return the environment by the name that its instances use. Raises as `of`."""
         name = self._recipe.world_name(environment)
         if name not in self._open:
             self._open[name] = self._make(name)

@@ -16,10 +16,10 @@ def is_atif(record: dict[str, Any]) -> bool:
 
 def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`; an
-    observation is the user's turn after its step. Reasoning that is told apart is left out.
+    observation is the user's turn after its step. Reasoning in a field of its own is left out.
 
-    Raises `DataFileError` where a step calls tools or shows pictures, which a turn of text cannot
-    hold, and for another form.
+    Raises `DataFileError` if a step calls tools or shows pictures, which a turn of text cannot
+    hold, and for any other form.
     """
     if not str(record["schema_version"]).startswith("ATIF-v1."):
         raise DataFileError(f"{where}: schema_version is {record['schema_version']!r}; ATIF-v1.0 to ATIF-v1.8 are read")

@@ -11,18 +11,18 @@ STAGE = "general"
 
 
 def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
-    """Return the conversations of a file as samples with every assistant turn trained, and
-    those of no use.
+    """Return the conversations of a file as samples with every assistant turn trained, and the
+    rejections of unusable ones.
 
     A record is `{"messages": [{"role", "content"}, ...]}`, ShareGPT's `{"conversations": [{"from",
     "value"}, ...]}` or a trajectory in ATIF; they are lines of JSON or one array. A turn whose flag
-    `train`, or `loss`, is false is not trained. A conversation is of no use, and rejected by its
+    `train`, or `loss`, is false is not trained. A conversation is unusable, and rejected by its
     line, when its user and assistant turns do not alternate from a user turn on, a turn is empty,
     or no turn of the assistant is trained.
 
     Raises:
-        DataFileError: the file cannot be read, or a line has another form; the message names file
-            and line.
+        DataFileError: the file cannot be read, or a line has a different form; the message names
+            file and line.
     """
     samples, rejections = [], []
     for number, record in records(path, setting="data.general.file"):
@@ -37,7 +37,9 @@ def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
 
 
 def fault_of(messages: tuple[Message, ...]) -> str:
-    """Return why a conversation is of no use, in a word; nothing for one that can be trained on."""
+    """Return in a word why a conversation is unusable; the empty string for one that can be trained
+    on.
+    """
     spoken = [m.role for m in (messages[1:] if messages and messages[0].role == "system" else messages)]
     if not any(message.train for message in messages):
         return "no-assistant-turn"

@@ -1,7 +1,7 @@
 """The chat template of a tokenizer, with nothing in it that changes from one day to the next.
 
 Some templates print today's date, Llama 3.1's among them. A prompt that was sampled on one day
-would then be trained on as that of another, so the date is a property of the run: the one at its
+would then be trained on with the date of another, so the date is a property of the run: that of its
 start.
 """
 
@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from agentr_core.errors import DataFault, ModelDirectoryError
 
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
-"""What Jinja has of chance: a filter and a function that no caller can fix."""
+"""Jinja's sources of randomness: a filter and a function that no caller can seed."""
 DATE = "strftime_now"
 """The function by which templates ask for the date."""
 _DIRECTIVES = (
@@ -30,11 +30,11 @@ _FIXED_DATE = (
     "{%- for directive, value in agentr_date -%}{%- set date.text = date.text | replace(directive, value) -%}"
     "{%- endfor -%}{{- date.text -}}{%- endmacro %}{{ '' }}"
 )
-"""Goes before a template: a macro of that name, which takes the place of the function."""
+"""A macro `strftime_now` that is put before a template and replaces the function of that name."""
 
 
 class ChatTemplate:
-    """Renders conversations as text.
+    """A chat template that renders conversations as text.
 
     Args:
         at: The moment whose date the template prints; None refuses templates that print one.
@@ -70,7 +70,7 @@ class ChatTemplate:
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         """Return a conversation as text; with `prompt` the header of the next reply comes last.
-        `tools` are the definitions of those that may be called.
+        `tools` are the definitions of the tools that may be called.
 
         Raises `DataFault` when the template refuses the order of the turns.
         """

@@ -1,8 +1,8 @@
 """Revision samples whose suffixes are those of other instances: the control of a comparison.
 
-They have the texts, lengths and turns of revision of the real ones, and nothing to learn from. A
-training on them that gains as much as one on the real ones shows that the gain comes from
-elsewhere, such as a leak or the budget.
+They have the texts, lengths and revision turns of the real samples, but nothing to learn from. If
+training on them gains as much as training on the real ones, the gain comes from elsewhere, such as
+a leak or the budget.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from agentr_core.types import Message, Rejection, Sample, SampleKind
 
 def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
     """Return each revision sample with the suffix of one of another instance, none twice, and the
-    other samples as they are. Prefix and turn of revision stay, and so does the instance.
+    other samples as they are. Prefix, revision turn and instance stay.
 
-    Rejected are revisions that cannot be cut after their turn of revision: those whose reply grows
-    by continuation, and the later parts of what was read through a window.
+    Revisions that cannot be cut after their revision turn are rejected: those whose reply grows by
+    continuation, and the later stretches of paths that were read through a window.
 
     Raises `DataFault` when one instance has more than half of the revisions.
     """
@@ -41,8 +41,9 @@ def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
 
 
 def _shifted(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with each other's suffixes. In the order of their instances, one that is as
-    far away as an instance can have samples is of another instance.
+    """Return samples with each other's suffixes. They are ordered by instance, and each takes the
+    suffix of the one N places on, N being the most samples of one instance: that one is always of
+    another instance.
     """
     ordered = sorted(samples, key=lambda sample: (_instance(sample), sample_id(sample)))
     most = max(Counter(map(_instance, ordered)).values(), default=0)
@@ -63,8 +64,8 @@ def _with_suffix(sample: Sample, other: Sample) -> Sample:
 
 
 def _suffix_of(messages: Sequence[Message]) -> int:
-    """Return the place of the first reply after the turn of revision, the first one that is
-    trained.
+    """Return the position of the first reply after the revision turn, which is the first trained
+    turn.
     """
     return next(place for place, message in enumerate(messages) if message.train) + 2
 

@@ -33,12 +33,12 @@ from agentr_core.types import Instance, Rejection, Sample, SampleKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a dataset is made of.
+    """A summary of a dataset.
 
     `dataset_hash` is over the token ids and labels of all rows in order. `samples` counts rows by
     kind, `tokens` all tokens, `trained_tokens` those with loss by what their turn is for.
-    `replayed` rows are of earlier iterations. `general_passes` says how often the general data was
-    begun from the start; above 1 some of it occurs repeatedly.
+    `replayed` rows are from earlier iterations. `general_passes` is the number of passes begun over
+    the general data; above 1, some of it occurs repeatedly.
     """
 
     dataset_hash: str
@@ -53,9 +53,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Rows in training order. `rejections` are all samples that were offered and are not in a
-    row.
-    """
+    """Rows in training order. `rejections` has every offered sample that is in no row."""
 
     rows: tuple[TokenRow, ...]
     manifest: Manifest
@@ -77,13 +75,12 @@ def build_dataset(
 
     Args:
         samples: of this iteration. General conversations among these and the earlier ones are
-            passed over: each dataset draws its own from `general`.
+            skipped: each dataset draws its own from `general`.
         test: the instances that must not occur.
         earlier: samples of earlier iterations, used only if `config.replay`.
         general: chat conversations; they make up `config.general.share` of the rows, drawn without
-            replacement until all were drawn, and then anew.
-        shares: the part of the rows, general ones aside, that is of each world; none: all there
-            are.
+            replacement until all have been drawn, and then again.
+        shares: the share of each world in the rows, general ones aside; none: all rows.
 
     Raises:
         DataFault: a sample is of a test instance, or would train a turn that must not be trained;
@@ -116,7 +113,7 @@ def build_dataset(
 
 
 def manifest_of(rows: Sequence[TokenRow], *, seed: int, replayed: int = 0, general_passes: int = 0) -> Manifest:
-    """Return what rows in training order are made of."""
+    """Return the manifest of rows in training order."""
     return Manifest(
         dataset_hash=dataset_hash(rows),
         seed=seed,
@@ -136,7 +133,7 @@ def draw_general(
     the number of passes.
 
     Each pass takes every conversation once, in its own order. Raises `DataFault` if a whole pass
-    has none that can be used.
+    finds none that can be used.
     """
     usable = _by_id(general)
     rows: list[TokenRow] = []

@@ -1,4 +1,4 @@
-"""Demonstrations in a file: what an expert said, to be played again in the environment."""
+"""Demonstrations in a file: an expert's replies, to be played again in the environment."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Demonstration:
 
 def read_demonstrations(path: Path, *, world: World, split: str, opening: int) -> dict[str, tuple[Demonstration, ...]]:
     """Return the demonstrations of a file by the key of their instance, those of one instance in
-    their order.
+    file order.
 
     A record is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and,
     if it is not 1, the `reward` that was reached.
 
     Raises:
-        DataFileError: the file cannot be read, or a record has another form, no reply, or the
-            replies of an earlier one of its instance.
+        DataFileError: the file cannot be read, or a record has a different form, no reply, or the
+            same replies as an earlier one of its instance.
     """
     found: dict[str, tuple[Demonstration, ...]] = {}
     for number, record in records(path, setting="eto.expert.file"):
@@ -48,10 +48,10 @@ def read_demonstrations(path: Path, *, world: World, split: str, opening: int) -
 def demonstration(record: dict[str, Any], where: str, *, world: World, split: str, opening: int) -> Demonstration:
     """Return the demonstration in a record.
 
-    System turns are passed over, and so are the `opening` turns before the problem's and what comes
-    after the last reply. What the environment said is not read: it says it again.
+    System turns are skipped, and so are the `opening` turns before the problem's and everything
+    after the last reply. Recorded observations are not read: the environment gives them again.
 
-    Raises `DataFileError` for a record of another form or without a reply.
+    Raises `DataFileError` for a record of a different form or without a reply.
     """
     instance = instance_of(record, where, world=world, split=split)
     spoken = [message for message in conversation(record, where) if message.role != "system"][opening:]

@@ -24,8 +24,8 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
 
     trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id)
                    also `input_ids`, `labels` and `completion_mask`. TRL's SFT trainer takes these
-                   as they are, cut at its `max_length`; it knows no `train`, so that without them
-                   it would train on the bad steps, too.
+                   as they are, cut at its `max_length`; it ignores `train`, so without them
+                   it would train on the bad steps too.
     sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is
                    told `message_field_training: train`. A reader that ignores the flag would train
                    on the bad steps.
@@ -34,8 +34,8 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
                    with `mask_history: true`.
 
     A turn that was grown by continuation has `spans` in the first two formats: the text of each
-    with its flag. Readers that know none would train on results too, unless they take `labels`.
-    Tools that may be called stand in `tools` beside the turns; a call is part of its reply's text.
+    with its flag. Readers that ignore spans would train on results too, unless they take `labels`.
+    The definitions of tools are in `tools`, beside the turns; a call is part of its reply's text.
 
     Raises:
         ConfigError: there is no such format.

@@ -61,8 +61,8 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
 
 
 def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> Filtered[Sample]:
-    """Return the samples that train no reply that was cut by its token limit; with rule `keep`, all
-    of them.
+    """Return the samples in which no trained reply was cut by its token limit; with rule `keep`,
+    all of them.
     """
     kept, rejected = [], []
     for sample in samples:
@@ -90,9 +90,9 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0
     keeps all.
 
-    What was explored without a tree is counted by instance, and the stretches of one path count
-    once. Samples of other kinds are kept. Equally short paths are preferred by the index of their
-    leaf, then by their id.
+    Paths explored without a tree are counted by instance, and the stretches of one path count once.
+    Samples of other kinds are kept. Equally short paths are ordered by the index of their leaf,
+    then by their id.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
@@ -184,7 +184,7 @@ def _origin(sample: Sample) -> str:
 
 
 def _path(sample: Sample) -> str:
-    """Return a key that all stretches of one path share, and no two paths do."""
+    """Return a key that all stretches of one path share, and that no two paths share."""
     origin = sample.provenance
     return (
         sample_id(sample) if "stretch" not in origin.extra else f"{origin.good_leaf} {origin.extra.get('trajectory')}"

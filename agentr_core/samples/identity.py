@@ -9,8 +9,8 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.types import Message, Sample, SampleKind, Span
 
 TurnClass = str
-"""What a trained turn is for; trained tokens are counted by these: revision_turn and good_suffix in
-a revision, good_path in a good path, else the kind of the sample.
+"""The purpose of a trained turn, by which trained tokens are counted: revision_turn and good_suffix
+in a revision, good_path in a good path, else the kind of the sample.
 """
 
 
@@ -30,15 +30,17 @@ def conversation_key(sample: Sample) -> str:
 
 
 def trained_spans(sample: Sample) -> tuple[Span, ...]:
-    """Return what carries loss of a sample, in order: turns, or spans of turns that were grown."""
+    """Return the parts of a sample that carry loss, in order: turns, or spans of turns that were
+    grown.
+    """
     return tuple(span for message in sample.messages for span in message.parts if span.train)
 
 
 def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
-    """Return what each of the trained spans of a sample is for; in a revision sample the first one
-    is the revision turn.
+    """Return the class of each trained span of a sample; in a revision sample the first one is the
+    revision turn.
 
-    Of one that was read through a window that is so in its first stretch.
+    If the sample was read through a window, that holds for its first stretch alone.
     """
     count = len(trained_spans(sample))
     if sample.kind != SampleKind.REVISION:
@@ -50,8 +52,8 @@ def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
 
 
 def check_flags(sample: Sample) -> None:
-    """Raise `DataFault` unless only the turns that may be trained are: replies, and in a revision
-    none before it.
+    """Raise `DataFault` if a turn is trained that must not be: only replies may, and in a revision
+    sample none before the revision turn.
 
     The acknowledgement of the instruction and the `cut` kept replies come before the revision turn.
     """
@@ -61,10 +63,10 @@ def check_flags(sample: Sample) -> None:
 
 
 def _named(message: Message) -> dict[str, Any]:
-    """Return what of a turn belongs to the id of its sample.
+    """Return the part of a turn that goes into the id of its sample.
 
-    That a turn was cut changes what is trained of it. That it was not says no more than samples
-    always meant, so those of earlier versions keep their ids.
+    Whether a turn was cut changes what is trained of it. Only a cut is recorded; its absence is the
+    default, so that samples of earlier versions keep their ids.
     """
     named = {"role": message.role, **_named_span(message)}
     return named if not message.spans else {**named, "spans": [_named_span(span) for span in message.spans]}
@@ -96,8 +98,9 @@ def _flag_fault(sample: Sample) -> str:
 
 
 def _reply_flags(sample: Sample) -> list[bool]:
-    """Return which replies carry loss, with one before them that never does: the acknowledgement of
-    the instruction, or in its place the turn that they are spans of, or that defines tools.
+    """Return whether each reply carries loss, after one flag that is always False: that of the
+    acknowledgement or, in its place, of the turn that the replies are spans of, or that defines
+    tools.
     """
     turns = [message for message in sample.messages if message.role == "assistant"]
     grown = [span for turn in turns for span in turn.spans]
@@ -110,6 +113,6 @@ def _reply_flags(sample: Sample) -> list[bool]:
 
 def _shown(replies: int, dropped: int) -> int:
     """Return how many of the first replies of a path a window shows: the first one, and those that
-    it has not left.
+    it has not dropped.
     """
     return min(replies, 1) + max(0, replies - 1 - dropped)

@@ -27,8 +27,8 @@ _NAMES = (("role", "content"), ("from", "value"))
 
 
 class World(NamedTuple):
-    """The names of a recipe's environment: that of its instances, and that of the recipe, which a
-    file may use as well.
+    """The names of a recipe's environment: the one in its instances, and the one in the recipe,
+    which a file may use as well.
     """
 
     name: str
@@ -37,8 +37,8 @@ class World(NamedTuple):
     """Such as `gymnasium`; empty where it is the same."""
 
     def known_as(self, name: str) -> str:
-        """Return the name of the environment for one that AgentGym or ETO calls it by; any other
-        name as it is.
+        """Return the name of the environment if `name` is what AgentGym or ETO calls it; else
+        `name` as it is.
         """
         own = {known.removeprefix("agentgym-") for known in self}
         return self.name if name in own else name
@@ -46,7 +46,7 @@ class World(NamedTuple):
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a JSONL file, or of one array of them, with the numbers of the lines
-    they begin in, from 1; blank lines are passed over.
+    they begin in, from 1; blank lines are skipped.
 
     Args:
         setting: the field of a recipe that names the file, for error messages.
@@ -61,9 +61,10 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    """Yield what `records` does, and what it raises for a single line or object in its place.
+    """Yield what `records` does, but an error in place of each line or object for which `records`
+    raises it.
 
-    An array that is not JSON ends with its fault. Raises `DataFileError` when the file cannot be
+    An array that is not JSON ends with its error. Raises `DataFileError` when the file cannot be
     read.
     """
     try:
@@ -114,14 +115,14 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
 
 
 def _next(text: str, position: int) -> int:
-    """Return where the next character stands that is not a space."""
+    """Return the position of the next character that is not a space."""
     while text[position : position + 1].isspace():
         position += 1
     return position
 
 
 def _one_object(text: str) -> dict[str, Any] | None:
-    """Return the one object that a text is, which may be written over many lines; None for another
+    """Return the object of a text that is one JSON object over several lines; None for any other
     text.
     """
     if text.strip().count("\n") == 0:
@@ -140,7 +141,7 @@ def _object(value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError
 
 
 def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns under `messages` or `conversations`, or of the steps of ATIF; assistant
+    """Return the turns under `messages` or `conversations`, or from the steps of ATIF; assistant
     turns carry loss unless their flag `train`, or `loss`, is false. Raises `DataFileError`.
     """
     if is_atif(record):
@@ -162,10 +163,10 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
     """Return the instance that `instance_id`, `item_id` or `id` names: an index of the given split,
     one after the name of the environment as in `textcraft_12`, or `environment/split/index`.
 
-    Raises `DataFileError` if `id` is neither, or names another environment.
+    Raises `DataFileError` if the id has none of these forms, or names another environment.
     """
     named = _name_of_instance(record)
-    # From the right: the name of a world of Gymnasium may have a slash.
+    # Split from the right: the name of a world of Gymnasium may have a slash.
     parts = str(named).rsplit("/", 2)
     if len(parts) == 1:
         # AgentGym and ETO write `textcraft_12`.

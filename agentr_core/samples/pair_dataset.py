@@ -1,8 +1,8 @@
 """The training set of a preference iteration: pairs checked, tokenised and put in order. Source:
 ETO section 3.3.
 
-A dataset of pairs has two rows for each: the chosen side at an even place, the rejected one right
-after it.
+A dataset of pairs has two rows for each: the chosen side at an even position, the rejected one
+right after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build_pairs(
     Args:
         config: only `max_length` and `cut_replies` are read; they hold for each side.
         test: the instances that must not occur.
-        shares: the part of the pairs that is of each world; none: all there are.
+        shares: the share of each world in the pairs; none: all pairs.
 
     Raises:
         DataFault: a pair is of a test instance, its sides have different prompts, or a side would

@@ -22,16 +22,16 @@ STAGE = "preferences"
 
 
 def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preference, ...], tuple[Rejection, ...]]:
-    """Return the preferences of a file, and the pairs of no use.
+    """Return the preferences of a file, and the rejections of unusable pairs.
 
     A record has lists of turns under `prompt` (its last turn the user's), `chosen` and `rejected`
     (first and last turn the assistant's), the `id` of its instance, and maybe `chosen_reward` and
-    `rejected_reward`. A pair is of no use when both sides are the same, a side does not end with a
-    reply, or just one of the rewards is missing.
+    `rejected_reward`. A pair is unusable when both sides are the same, a side does not end with a
+    reply, or only one of the rewards is given.
 
     Raises:
-        DataFileError: the file cannot be read, or a line has another form; the message names file
-            and line.
+        DataFileError: the file cannot be read, or a line has a different form; the message names
+            file and line.
     """
     preferences, rejections = [], []
     for number, record in records(path, setting="eto.preferences.file"):
@@ -48,8 +48,8 @@ def read_pairs(path: Path, *, world: World, split: str) -> tuple[tuple[Preferenc
 def preference_of(
     record: dict[str, Any], where: str, name: str, number: int, *, world: World, split: str
 ) -> Preference:
-    """Return the preference in a record, which stands in a line of a file. Raises `DataFileError`
-    for a record of another form.
+    """Return the preference in a record, which is line `number` of a file. Raises `DataFileError`
+    for a record of a different form.
     """
     missing = [key for key in ("prompt", "chosen", "rejected") if key not in record]
     if missing:
@@ -80,7 +80,7 @@ def _side(record: dict[str, Any], key: str, where: str) -> tuple[Message, ...]:
 
 
 def fault_of(preference: Preference) -> str:
-    """Return why a pair is of no use, in a word; nothing for one that can be trained on."""
+    """Return in a word why a pair is unusable; the empty string for one that can be trained on."""
     sides = (preference.chosen, preference.rejected)
     if any(side.messages[-1].role != "assistant" for side in sides):
         return "no-agent-turn-at-the-end"

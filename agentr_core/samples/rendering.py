@@ -15,11 +15,11 @@ template text between them:
     | system and user text, header | reply ids | observation | reply ids | ... | end of turn |
       label -100                     trained     label -100    trained           if sampled
 
-The template ends each turn, but the loss falls on an end of turn only where the model said one, or
-where the turn was written and not sampled. A reply that was cut by its token limit, and one that
-ended with another token of that meaning, is followed by an end of turn without loss. So is a grown
-turn whose last reply ended with a stop string. A reply that ended the turn, and was followed by a
-further span all the same, is read and trained without its end: nothing goes on after that.
+The template ends each turn, but the loss falls on an end of turn only where the model produced one,
+or where the turn was written and not sampled. A reply that was cut by its token limit, or that
+ended with another end token, is followed by an end of turn without loss. So is a grown turn whose
+last reply ended with a stop string. A reply that ended the turn but was followed by a further span
+is read and trained without its end of turn, since nothing comes after one.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Renderer:
     def is_cut(self, reply: Message | Span) -> bool:
         """Return whether a reply was cut by its token limit.
 
-        Where its finish reason is not known, a sampled reply without a special token at its end was
-        cut.
+        If its finish reason is not known, a sampled reply without a special token at its end counts
+        as cut.
         """
         if reply.finish_reason is not None:
             return reply.finish_reason == "length"
@@ -151,15 +151,15 @@ class Renderer:
         return bool(ids) and not self._ended(ids)
 
     def own_ids(self, reply: Message | Span) -> tuple[int, ...]:
-        """Return the ids a reply was sampled as, if they are this tokenizer's; else none: its text
-        is tokenised again.
+        """Return the ids a reply was sampled as, if they are this tokenizer's; otherwise none, and
+        its text is tokenised again.
         """
         own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
         return (reply.token_ids or ()) if own else ()
 
     def inner_ids(self, span: Span) -> tuple[int, ...]:
-        """Return the ids of a span that its turn goes on after: without the end of turn that it may
-        have been sampled with.
+        """Return the ids of a span that is followed by another one in its turn: without the end of
+        turn that it may have been sampled with.
         """
         ids = self.own_ids(span)
         if not ids:
@@ -168,22 +168,20 @@ class Renderer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells tokenizers apart whose ids mean different things: vocabulary, special tokens
-        and chat template.
+        """A hash of vocabulary, special tokens and chat template, which tells apart tokenizers
+        whose ids mean different things.
         """
         special = sorted(self._encoder.special.items())
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
 
     def _shown(self) -> str:
-        """Return what the template makes of a turn of the user and, where it takes one, of a
-        tool.
-        """
+        """Return the template's rendering of a user turn and, if it takes one, of a tool turn."""
         asked, told = Message(role="user", text="?"), Message(role="tool", text="?")
         plain = self._template([asked], Marks((), ()), prompt=False)
         try:
-            # Without a reply: what a template writes there, models write themselves, such as
-            # <think>.
+            # Without a reply: what a template writes there, such as <think>, models write
+            # themselves.
             return plain + self._template([asked, told], Marks((), ()), prompt=False)
         except DataFault:
             return plain
@@ -230,15 +228,15 @@ class Renderer:
         return ids, labels
 
     def _trains_closing(self, reply: Span, *, grown: bool) -> bool:
-        """Return whether an end of turn that is not among a reply's own tokens is trained all the
-        same.
+        """Return whether an end of turn that is not among a reply's own tokens is trained
+        nevertheless.
         """
         if grown:
-            # A sampled text that does not say its end was ended by a stop string.
-            # One of no text at all said nothing else, and its ids are another tokenizer's.
+            # A sampled text without its own end was ended by a stop string. An empty one consisted
+            # of its end alone, and its ids are another tokenizer's.
             return reply.written or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
-        # A reply that ended with another token of that meaning has said its end.
-        # Some servers keep theirs to themselves.
+        # A reply that ended with another end token has its end already. Some servers do not report
+        # theirs.
         return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
 
     def _ended(self, ids: Sequence[int]) -> bool:

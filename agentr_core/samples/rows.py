@@ -1,4 +1,6 @@
-"""Samples as token rows: what the trainer reads, with proof that the loss falls where it may."""
+"""Samples as token rows: what the trainer reads, with a check that the loss falls only where it
+may.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from agentr_core.types import Sample, Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """The token ids and labels of one sample, equally many; the label of a token without loss is
+    """The token ids and labels of one sample, of equal length; the label of a token without loss is
     -100.
 
     `trained_tokens` counts the tokens that carry loss by what their turn is for.
@@ -65,7 +67,9 @@ def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 class _Trained(NamedTuple):
-    """A span with loss. `ends` says whether it is the last of its turn, which may say its end."""
+    """A span with loss. `ends` says whether it is the last of its turn, which may have an end of
+    turn.
+    """
 
     span: Span
     ends: bool
@@ -74,8 +78,8 @@ class _Trained(NamedTuple):
 def _trained_lengths(sample: Sample, labels: Sequence[int], renderer: Renderer) -> list[int]:
     """Return how many tokens of each trained span carry loss.
 
-    Labels are checked against the flags by another way than the renderer's: template text parts any
-    two turns, and tokens without loss part the spans of a turn, or nothing does.
+    Labels are checked against the flags independently of the renderer: template text separates any
+    two turns; tokens without loss, or nothing, separate the spans of a turn.
     """
     groups = list(_groups(sample, renderer))
     stretches = list(trained_stretches(labels))
@@ -95,7 +99,7 @@ def _trained_lengths(sample: Sample, labels: Sequence[int], renderer: Renderer) 
 
 
 def _groups(sample: Sample, renderer: Renderer) -> Iterator[list[_Trained]]:
-    """Yield the trained spans of a sample, together where no token lies between them."""
+    """Yield the trained spans of a sample, grouped where no token lies between them."""
     for message in sample.messages:
         group: list[_Trained] = []
         for position, span in enumerate(message.parts):

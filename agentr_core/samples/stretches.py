@@ -3,8 +3,8 @@
     reply drawn with   0 0 0 0 | 1 1 | 2 2 2     exchanges left out
     stretch            first     second third
 
-A stretch is a conversation as it was read there. Only its own replies carry loss; those before it,
-as far as they are still in the window, are read and not trained again.
+A stretch is a conversation as it was read at that point. Only its own replies carry loss; earlier
+ones that are still in the window are read, but not trained again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Way = Literal["stretches", "reject"]
 
 def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
     """Return for each reply of a conversation how many exchanges a window leaves out of its prompt;
-    nothing for a turn that was grown by continuation, which is read whole.
+    empty for a turn that was grown by continuation, which is read whole.
     """
     if is_grown(messages):
         return ()
@@ -42,7 +42,7 @@ def split(
     Args:
         dropped: for each reply, how many exchanges were left out of its prompt; never fewer than
         for the one before.
-        stage, subject: of the rejection.
+        stage, subject: those of the rejection.
     """
     if not any(dropped):
         return (sample,)

@@ -1,6 +1,6 @@
 """Texts as token ids: those of the chat template, and those that come from outside.
 
-A chat template writes control tokens, which part the turns of a conversation. In a text from
+A chat template writes control tokens, which separate the turns of a conversation. In a text from
 outside (an observation, a tool's result, a line of a file) the same characters are only characters:
 read as tokens they would be turns that nobody took.
 """
@@ -22,7 +22,7 @@ _CACHED_SEGMENTS = 8192
 
 
 class Marks:
-    """Stands in for what a template must not read: assistant turns, and control tokens in texts
+    """Stand-ins for what a template must not read: assistant turns, and control tokens in texts
     from outside.
 
     Args:
@@ -41,7 +41,7 @@ class Marks:
         self._cover = _pattern(self._texts)
 
     def turn(self, number: int) -> str:
-        """Return what stands for an assistant turn."""
+        """Return the mark that stands for an assistant turn."""
         return f"{self._sign}assistant-turn-{number}@@"
 
     def cover(self, text: str) -> str:
@@ -58,13 +58,13 @@ class Marks:
 
 
 class Encoder:
-    """Turns texts into token ids with one tokenizer. Thread-safe.
+    """An encoder of texts as token ids, with one tokenizer. Thread-safe.
 
     `special` are the texts of its special tokens, by id, and `control` the texts that are control
-    tokens in a conversation: the special ones, and those that `template_text` shows to part turns.
+    tokens in a conversation: the special ones, and those that separate turns in `template_text`.
 
     Args:
-        template_text: what the chat template makes of a conversation.
+        template_text: a conversation as the chat template renders it.
     """
 
     def __init__(self, tokenizer: Any, template_text: str = "") -> None:
@@ -81,8 +81,8 @@ class Encoder:
         self.outside = lru_cache(_CACHED_SEGMENTS)(self._outside)
 
     def piece(self, text: str, marks: Marks) -> tuple[int, ...]:
-        """Return the ids of a piece of a rendered conversation: control tokens, but where they are
-        covered by marks.
+        """Return the ids of a piece of a rendered conversation: control tokens are read as such
+        unless marks cover them.
         """
         if not marks.covers(text):
             return self.template(text)
@@ -106,8 +106,8 @@ class Encoder:
         ids = self._encode(text, split_special_tokens=True)
         if self._ids.isdisjoint(ids):
             return ids
-        # Control tokens that are not marked as special are found all the same, but not if they are
-        # parted.
+        # The tokenizer still finds control tokens that are not marked as special, but not if they
+        # are split.
         ids = tuple(chain.from_iterable(self._encode(part, split_special_tokens=True) for part in self._parted(text)))
         if not self._ids.isdisjoint(ids):
             strange = next(token for token in ids if token in self._ids)
@@ -118,7 +118,7 @@ class Encoder:
         return ids
 
     def _parted(self, text: str) -> list[str]:
-        """Return a text in parts that have no control token: each one is cut after its first
+        """Return a text in parts without control tokens: each token is cut after its first
         character.
         """
         found = self._found.search(text)
@@ -139,9 +139,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _written(token: Any) -> str:
-    """Return the pattern of a token in a text: some take the space beside them for a part of
-    themselves.
-    """
+    """Return the pattern of a token in a text: some tokens include the space beside them."""
     before, after = (r"\s*" if takes_space else "" for takes_space in (token.lstrip, token.rstrip))
     return before + re.escape(str(token)) + after
 

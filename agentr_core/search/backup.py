@@ -1,7 +1,9 @@
-"""What a new leaf changes above it, as pure functions: each returns the changed nodes, by index.
+"""The changes that a new leaf makes to its ancestors, as pure functions that return the changed
+nodes by index.
 
-Source: Agent-R (arXiv 2501.11425), section 3.1. Only the ends of paths are backed up, once each,
-when they are made; a child whose episode goes on has no value until something ends below it.
+Source: Agent-R (arXiv 2501.11425), section 3.1. Only leaves that end an episode are backed up, once
+each, when they are created; a child whose episode goes on has no value until an episode ends below
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from agentr_core.types import Node
 
 
 def visited(node: Node, reward: float) -> Node:
-    """Return the node after one more visit that brought `reward` in [0, 1]."""
+    """Return the node after one more visit, with `reward` in [0, 1]."""
     return replace(node, visits=node.visits + 1, value_sum=node.value_sum + reward)
 
 
@@ -32,7 +34,9 @@ def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
 
 
 def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
-    """Return the nodes from `start` upwards that become terminal because all their children are."""
+    """Return the nodes from `start` upwards that become terminal because all their children are
+    terminal.
+    """
     changed: dict[int, Node] = {}
     index = start
     while index >= 0 and not nodes[index].terminal and _exhausted(nodes, children[index], changed):

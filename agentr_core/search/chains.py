@@ -1,4 +1,4 @@
-"""Independent episodes kept as a tree: each is a chain below the root. The control to the tree
+"""Independent episodes stored as a tree, each a chain below the root: the control for the tree
 search.
 """
 
@@ -36,7 +36,7 @@ async def grow_chains(
 
     Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as
     the longest path of a search, `config.depth + 1`. Every node of a chain is terminal; the root
-    becomes so with the last episode.
+    becomes terminal with the last episode.
     """
     total = config.dives * config.width
     while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:

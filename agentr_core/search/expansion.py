@@ -1,8 +1,8 @@
-"""One expansion: draw replies at a node, step the environment with each, and back up what ended.
+"""One expansion: draw replies at a node, step the environment with each, and back up ended paths.
 
-Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike the reference code the replies come from one
-request, equal ones are stepped once, and the environment returns to a node by a snapshot where it
-can.
+Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike in the reference code, all replies come from
+one request, equal replies are stepped once, and the environment returns to a node by a snapshot if
+it supports them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentr_core.types import Generation, Grading, Request, Sampling, Step, Stop
 
 
 def sampling_of(config: SearchConfig) -> Sampling:
-    """Return how a search draws its replies."""
+    """Return the sampling settings with which a search draws its replies."""
     return config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
 
 
@@ -45,8 +45,9 @@ async def expand(
 
     The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than
     `config.depth` end at the step limit with the reward they have. A node whose conversation leaves
-    no room for a reply is ended; with `fits`, only if there is no room even after a window has left
-    out all it may. `helper` answers what steps and grader ask models of other roles.
+    no room for a reply is ended; with `fits`, only if there is no room even after the window has
+    left out all it may. `helper` answers the questions that steps and the grader put to models of
+    other roles.
     """
     env = states.env
     steps = steps_to(arena.nodes, node)
@@ -81,13 +82,13 @@ def _add_children(
     firsts: Sequence[int],
     outcomes: Sequence[Outcome],
 ) -> Growth:
-    """Add the outcomes of the different replies at a node to the arena, back up those that ended,
+    """Add the outcomes of the distinct replies at a node to the arena, back up those that ended,
     and return what changed, without grades.
 
     Args:
         generations: all replies that were drawn, with `seed`.
-        firsts: for each of them, the position of the first that equals it; see `first_of_equals`.
-        outcomes: those of the replies that equal no earlier one, in their order.
+        firsts: for each reply, the position of the first reply equal to it; see `first_of_equals`.
+        outcomes: the outcomes of the replies that equal no earlier reply, in order.
     """
     first_created = len(arena.nodes)
     child_of = {
@@ -144,8 +145,8 @@ async def grade_ends(
     helper: Helper,
     request: Request,
 ) -> tuple[list[Outcome], dict[int, Grading]]:
-    """Return the outcomes of replies to `request`, those that ended their path with the rewards of
-    the environment's grader, and the grades by number.
+    """Return the outcomes of replies to `request`, with the grader's reward where the path ended,
+    and the grades by the number of the reply.
     """
     ended = {
         number: Trajectory.ended(arena.instance, arena.first_observation, (*steps, outcome.step), outcome.stop)
@@ -174,7 +175,7 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
 
 
 def first_of_equals(generations: Sequence[Generation], parse: Callable[[str], str] | None) -> list[int]:
-    """Return for each reply the position of the first one equal to it: in text, or in the action
+    """Return for each reply the position of the first one equal to it, by text or by the action
     that `parse` finds.
     """
     seen: dict[str, int] = {}

@@ -2,8 +2,8 @@
 independent episodes.
 
 Source: Agent-R (arXiv 2501.11425), section 3.1. There is no simulation beyond the tree: a dive
-expands and selects in turns from the root until the branch it is on ends, so every node of every
-path is in the tree.
+alternates between expansion and selection, from the root until its branch ends, so every node of
+every path is in the tree.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ async def grow(
 ) -> Tree:
     """Return the finished tree of an instance.
 
-    A tree depends on the instance, the environment, the replies, the configuration and `seed`
-    alone, not on where it was interrupted: `tree`, as the last `on_expansion` left it, grows on to
-    the tree it would have become. Where `tree` is only a root, `env` must have been reset to the
-    instance a moment ago. With `fits`, conversations that do not fit are read through a window
-    instead of ending their path. `helper` answers what steps and the environment's grader, who has
-    the last word on the reward of each path, ask models of other roles.
+    A tree depends only on the instance, the environment, the replies, the configuration and `seed`,
+    not on where it was interrupted: `tree`, as of the last `on_expansion`, grows into the same tree
+    as without the interruption. If `tree` is only a root, `env` must have just been reset to the
+    instance. With `fits`, conversations that do not fit are read through a window instead of ending
+    their path. `helper` answers the questions that steps and the environment's grader, which
+    decides the reward of each path, put to models of other roles.
 
     Raises:
         DataFault: `tree` belongs to another instance or seed, or its nodes are incomplete.
@@ -86,8 +86,9 @@ async def _search(
     fits: Fits | None,
     helper: Helper,
 ) -> AsyncGenerator[Expansion, None]:
-    """Yield the expansions of the dives that are left."""
-    # A fresh arena was reset a moment ago; where a resumed one stands is not known.
+    """Yield the expansions of the remaining dives."""
+    # The environment of a fresh arena has just been reset; at which node that of a resumed one
+    # stands is not known.
     states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
     position = _resume(arena, config)
     while position is not None:
@@ -97,10 +98,11 @@ async def _search(
 
 
 def _resume(arena: Arena, config: SearchConfig) -> int | None:
-    """Return the node to expand next, also in the middle of a dive; None when the search is over.
+    """Return the node to expand next, possibly in the middle of a dive; None when the search is
+    over.
 
-    A dive that has made nodes and is not counted as done stands below the parent of the last of
-    them.
+    A dive that has created nodes and is not counted as done continues below the parent of the last
+    of them.
     """
     last = arena.nodes[-1]
     if _over(arena, config) or last.index == ROOT or last.dive < arena.dives_done:
@@ -120,7 +122,7 @@ def _advance(arena: Arena, config: SearchConfig, expanded: int) -> int | None:
 
 
 def _dive(arena: Arena, config: SearchConfig) -> int | None:
-    """Return the node that the next dive expands first; a dive that finds none is spent."""
+    """Return the node that the next dive expands first; a dive that finds none counts as done."""
     while not _over(arena, config):
         position = _descend(arena, config, ROOT)
         if position is not None:

@@ -1,4 +1,4 @@
-"""Which child to go to: UCT over children that are not terminal, as pure functions over nodes.
+"""The selection of a child: UCT over children that are not terminal, as pure functions over nodes.
 
 Source: Agent-R (arXiv 2501.11425), equation 2 with c = 0.25.
 """
@@ -25,7 +25,7 @@ def uct(*, value_sum: float, visits: int, parent_visits: int, exploration: float
 
 def best_children(parent: Node, children: Sequence[Node], exploration: float) -> tuple[Node, ...]:
     """Return the children with the highest UCT among those that are not terminal: several on a tie,
-    none if all are.
+    none if all are terminal.
     """
     scored = [
         (
@@ -47,8 +47,8 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
 def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
     """Return the child to go to, or None when all are terminal. Ties are broken uniformly.
 
-    The random stream of a tie belongs to (seed, dive, parent): no choice depends on how many were
-    drawn before it, so a search that was interrupted makes the choices it would have made.
+    The random stream for a tie is derived from (seed, dive, parent): no choice depends on the
+    number of earlier draws, so a resumed search makes the same choices as an uninterrupted one.
     """
     best = best_children(parent, children, exploration)
     if len(best) <= 1:
@@ -65,8 +65,8 @@ def descend(
     seed: int,
     dive: int,
 ) -> int | None:
-    """Return the index of the unexpanded node reached from `start`, or None when the way ends at
-    terminal nodes.
+    """Return the index of the unexpanded node reached from `start`, or None when only terminal
+    nodes are reached.
 
     `children[i]` are the indices of the children of node i, in the order of their creation.
     """

@@ -21,7 +21,7 @@ from agentr_core.types import Generation, StopReason
 class NodeStates:
     """One environment and the snapshots of the nodes that are still to be expanded.
 
-    A node is reached by staying where the environment already stands, else by snapshot in constant
+    A node is reached by staying if the environment is already there, else by snapshot in constant
     time, else by replaying the node's steps from a reset. `standing` is the node whose state the
     environment is in, None if unknown.
     """
@@ -58,7 +58,7 @@ class NodeStates:
         """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the
         step limit.
 
-        Generation i must become the i-th node that is added next, since the states it leads to are
+        Generation i must become the i-th node that is added next, since the state it leads to is
         kept under that index. Raises `ReplayDiverged` when the node is reached by replay and the
         environment answers differently.
         """
@@ -72,7 +72,7 @@ class NodeStates:
         return outcomes
 
     def _keep(self, child: int, outcome: Outcome, *, horizon: bool) -> Outcome:
-        """Stand at a new child, and keep its state where its path goes on."""
+        """Record that the environment is at a new child, and keep its state if its path goes on."""
         if outcome.stop is None and horizon:
             outcome = replace(outcome, stop=StopReason.STEP_LIMIT)
         if outcome.stop is None and self.env.can_snapshot:

@@ -1,4 +1,4 @@
-"""A tree while it grows, and what is reported each time it does."""
+"""A tree under construction, and the report of each growth."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROOT = 0
 class Draw:
     """One sampled reply: number `number` of the request with seed `seed`, drawn at node `parent`.
 
-    `node` is the child that stands for it: siblings whose replies count as equal share one, and it
-    is the first of them that the child's step is made of.
+    `node` is the child that represents it: replies that count as equal share one child, whose step
+    is made from the first of them.
     """
 
     parent: int
@@ -29,10 +29,10 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """One growth of a tree: the grain at which a search is stored and resumed.
+    """One growth of a tree: the unit in which a search is stored and resumed.
 
-    `created` are the new nodes and `changed` the earlier ones whose statistics are new, both as
-    they are after it. A tree that holds exactly the expansions up to this one, with this
+    `created` are the new nodes and `changed` the earlier nodes whose statistics changed, both as
+    they are afterwards. A tree that holds exactly the expansions up to this one, with this
     `dives_done`, resumes as if never interrupted.
     """
 
@@ -46,8 +46,8 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a growth did, by index: it made the nodes from `first_created` on and changed those in
-    `touched`.
+    """The nodes that one growth created (from `first_created` on) and changed (`touched`), by
+    index.
     """
 
     first_created: int
@@ -133,13 +133,15 @@ class Arena:
         return index
 
     def back_up(self, leaf: int) -> set[int]:
-        """Count one visit of a leaf, with its reward, on the way up to the root; return the indices
-        of the nodes on that way.
+        """Count one visit of a leaf, with its reward, at each node up to the root; return the
+        indices of these nodes.
         """
         return self._put(back_up(self.nodes, leaf))
 
     def close(self, start: int) -> set[int]:
-        """Make nodes terminal from `start` upwards whose children all are; return their indices."""
+        """Make the nodes from `start` upwards terminal whose children all are; return their
+        indices.
+        """
         return self._put(close(self.nodes, self.children, start))
 
     def put(self, node: Node) -> None:
@@ -147,7 +149,7 @@ class Arena:
         self.nodes[node.index] = node
 
     def report(self, growth: Growth) -> Expansion:
-        """Return what a growth did, with the nodes as they are now."""
+        """Return the expansion that reports a growth, with the nodes as they are now."""
         first = growth.first_created
         return Expansion(
             created=tuple(self.nodes[first:]),

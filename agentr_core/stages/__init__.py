@@ -1,4 +1,4 @@
-"""The stages of a run: each reads its input from the store, does what is not done yet, and writes
+"""The stages of a run: each reads its input from the store, does what is not done yet, and stores
 what it made.
 
 A stage is an ordinary coroutine `stage(place, iteration)`; Prefect tasks are thin wrappers around

@@ -41,14 +41,14 @@ def dataset_id(place: Workplace, iteration: int) -> str:
 
 
 def dataset_file(place: Workplace, iteration: int) -> Path:
-    """Return the path of the Parquet file with columns `input_ids` and `labels`, for pairs of each
-    side.
+    """Return the path of the Parquet file with columns `input_ids` and `labels`; for pairs, with
+    both columns for each side.
     """
     return place.root / "datasets" / f"{dataset_id(place, iteration)}.parquet"
 
 
 def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], list[int]]]:
-    """Return the token ids and labels of each sample of a dataset in its order; not for pairs.
+    """Return the token ids and labels of each sample of a dataset, in order; not for pairs.
 
     Raises `ConfigError` when its file is gone.
     """
@@ -61,11 +61,10 @@ def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], lis
 
 
 async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Build the dataset of an iteration unless it is there; return its hash and what it is made of.
+    """Build the dataset of an iteration unless it exists; return its hash and its counts.
 
     Raises `DataFault` when no sample is left, since training on nothing would only repeat the
-    policy; and when the file of a stored dataset is gone and its samples no longer give the same
-    one.
+    policy, and when the file of a stored dataset is gone and its samples no longer reproduce it.
     """
     with place.timed(STAGE, iteration):
         return await asyncio.to_thread(_build, place, iteration)
@@ -104,9 +103,9 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """A dataset and what it was made from: own `samples`, those with suffixes that were
-    `exchanged`, `general` conversations, and the unusable ones. `sides` are its rows by the prefix
-    of their columns.
+    """A dataset and its sources: the iteration's `samples`, those with `exchanged` suffixes,
+    `general` conversations, and rejections of `useless` ones. `sides` maps the prefix of columns to
+    their rows.
     """
 
     dataset: Dataset
@@ -148,8 +147,8 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
 
 
 def _taken(place: Workplace, iteration: int, samples: Iterable[Sample]) -> tuple[list[Sample], list[Rejection]]:
-    """Return the samples that the method takes in an iteration, and a rejection of each other
-    one.
+    """Return the samples that the method takes in an iteration, and a rejection for each of the
+    others.
     """
     takes = place.plan(iteration).takes
     taken, left = [], []
@@ -178,7 +177,7 @@ def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
 
 
 def _shares(place: Workplace) -> dict[str, float]:
-    """Return the part of the rows of each world; none where the recipe takes what there is."""
+    """Return the share of each world in the rows; empty if the recipe takes what there is."""
     return {name: world.share for name, world in place.recipe.environments.items() if world.share}
 
 
@@ -187,7 +186,7 @@ def _seed(place: Workplace, iteration: int) -> int:
 
 
 def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str | None) -> None:
-    """Raise `DataFault` for a dataset that is empty, or another one than was stored."""
+    """Raise `DataFault` for a dataset that is empty, or that differs from the stored one."""
     key, content = dataset_id(place, iteration), dataset.manifest.dataset_hash
     if not dataset.rows:
         plan = place.plan(iteration)
@@ -204,8 +203,8 @@ def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str 
 
 
 def _tokenised_anew(samples: Iterable[Sample], used: Collection[str], renderer: Renderer) -> dict[str, int]:
-    """Return how many trained turns of the samples in use another tokenizer sampled; nothing if
-    there is none.
+    """Return how many trained turns of the samples in use were sampled with another tokenizer;
+    empty if none were.
     """
     replies = {sample_id(s): trained_spans(s) for s in samples if sample_id(s) in used}
     anew = sum(bool(span.token_ids) and not renderer.own_ids(span) for found in replies.values() for span in found)
@@ -226,8 +225,8 @@ def _counts(built: Dataset) -> dict[str, Any]:
 
 
 def _earlier(place: Workplace, iteration: int) -> list[Sample]:
-    """Return the samples of earlier iterations where they are wanted again; sides of pairs are none
-    by themselves.
+    """Return the samples of earlier iterations if the recipe replays them; sides of pairs are not
+    samples by themselves.
     """
     return [
         sample

@@ -1,5 +1,5 @@
-"""The expert's episodes on the training instances of an iteration: played live, and samples where
-trained on.
+"""The expert's episodes on the training instances of an iteration: played live, and kept as samples
+if they are trained on.
 """
 
 from __future__ import annotations
@@ -42,20 +42,18 @@ Expert = Callable[[Environment, Instance], Sequence[Trajectory | Rejection]]
 
 
 def expert_id(iteration_id: str, instance: Instance, number: int = 0) -> str:
-    """Return the id of the trajectory of one of the expert's episodes of an instance in an
-    iteration.
-    """
+    """Return the trajectory id of one of the expert's episodes of an instance in an iteration."""
     return fingerprint("expert", iteration_id, instance.key, *([number] if number else []))
 
 
 def bare_id(iteration_id: str, instance: Instance, number: int = 0) -> str:
-    """Return the id of the trajectory of such an episode before it has its thoughts."""
+    """Return the trajectory id of one of the expert's episodes before it has its thoughts."""
     return fingerprint("bare", iteration_id, instance.key, *([number] if number else []))
 
 
 def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Trajectory]]:
-    """Return the expert's episodes of an iteration with their ids, by instance: of several the one
-    with the highest reward, and of those the shortest.
+    """Return the expert's best episode of each instance in an iteration, with its id, by instance:
+    the one with the highest reward and, of equals, the shortest.
     """
     played = load_trajectories(place.store, iteration_id=place.iteration_id(iteration), source="expert")
     best: dict[str, tuple[str, Trajectory]] = {}
@@ -70,8 +68,9 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises:
         ConfigError: the environment has no expert, and no file of demonstrations is named.
         EnvironmentFault: the environment's expert does not solve an instance it claims to solve.
-        DataFileError: the file of demonstrations is malformed, or one of them, played again, fails.
-        DataFault: training and test instances meet.
+        DataFileError: the file of demonstrations is malformed, or one of them fails when it is
+            replayed.
+        DataFault: training and test instances overlap.
     """
     return await _demonstrate(place, iteration, samples=True)
 
@@ -183,10 +182,10 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
 
 def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory, str]:
-    """Return a demonstration played live, and in what it falls short of what its file claims:
-    nothing, if it is sound.
+    """Return a demonstration played live, and how it falls short of what its file claims, empty if
+    it is sound.
 
-    A demonstration that claims the whole reward must also have the environment's flag of success.
+    A demonstration that claims the full reward must also be a success according to the environment.
     """
     trajectory = played_live(env, demonstration.instance, demonstration.replies)
     short = trajectory.reward < demonstration.reward - 1e-6
@@ -205,8 +204,8 @@ def _built_in(env: Environment, instance: Instance) -> Sequence[Trajectory | Rej
 
 
 def played_live(env: Environment, instance: Instance, replies: Sequence[str]) -> Trajectory:
-    """Return the episode that given replies lead to, up to the one that ends it. Raises
-    `EnvironmentFault` when there are none.
+    """Return the episode that the given replies lead to, up to the reply that ends it. Raises
+    `EnvironmentFault` if there are no replies.
     """
     first_observation, outcomes = play(env, instance, replies)
     if not outcomes:
@@ -250,8 +249,8 @@ def expert_rows(iteration_id: str, trajectory: Trajectory, number: int, *, env: 
     episode = trajectory_rows(trajectory_id, trajectory, source="expert", iteration_id=iteration_id)
     if not samples:
         return episode
-    # The expert says the same in every iteration and run; the trajectory's id keeps their samples
-    # apart.
+    # The expert's replies are the same in every iteration and run; the trajectory's id keeps their
+    # samples apart.
     sample = Sample(
         kind=SampleKind.EXPERT,
         messages=whole_episode(env, trajectory),

@@ -59,7 +59,8 @@ def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
     """
     recipe = place.recipe
     iteration_id = place.iteration_id(iteration) if iteration else place.source_id(0)
-    # A further set changes nothing about the others, nor does what is chosen by one.
+    # Neither further sets nor the choice of the development set may change the ids of other
+    # evaluations.
     alone = dataclasses.replace(recipe.evaluation, sets={}, development="")
     further = [recipe.evaluation.sets[name]] if name in recipe.evaluation.sets else []
     worlds = recipe.environments or recipe.instances
@@ -67,15 +68,15 @@ def evaluation_id(place: Workplace, iteration: int, name: str) -> str:
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of the evaluations of an iteration's checkpoint, and promote the
-    checkpoint that goes on after it; return the success of each evaluation.
+    """Play the missing episodes of the evaluations of an iteration's checkpoint, and promote the
+    checkpoint that the next iteration goes on from; return the success of each evaluation.
 
     The revision test continues failed episodes of the base model.
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
-        DataFault: the checkpoint is not there, or iteration 0 was not evaluated before, or no
-            checkpoint has episodes to be promoted for.
+        DataFault: the checkpoint is missing, iteration 0 was not evaluated before, or no checkpoint
+            has episodes by which it could be promoted.
     """
     scores = await _evaluate(place, iteration)
     if place.recipe.promote == "best":
@@ -97,7 +98,7 @@ def _promote_best(place: Workplace, iteration: int) -> None:
     """Store which of the checkpoints up to an iteration succeeds most often on the development set;
     of equals the earliest, since a later one has nothing to show for its training.
 
-    What is stored once stays: later iterations were made with it.
+    A stored choice is not changed: later iterations were made with it.
     """
     iteration_id, name = place.iteration_id(iteration), place.recipe.evaluation.development
     if checkpoint_promoted(place.store, iteration_id) is not None:
@@ -114,7 +115,7 @@ def _promote_best(place: Workplace, iteration: int) -> None:
 
 
 def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
-    """Return the evaluations that an iteration's checkpoint plays, but for the revision test."""
+    """Return the evaluations that an iteration's checkpoint plays, except the revision test."""
     recipe, config = place.recipe, place.recipe.evaluation
     further = {name: chosen for name, chosen in config.sets.items() if chosen.models == "all" or iteration == 0}
     instances = held_out(place)
@@ -163,12 +164,14 @@ def limited(recipe: Recipe, name: str, plans: Iterable[EpisodePlan]) -> tuple[Ep
 
 
 def _test_split(recipe: Recipe) -> str:
-    """Return the name of the split that is tested; of several worlds, the names that differ."""
+    """Return the name of the split that is tested; for several worlds, the distinct names."""
     return "+".join(dict.fromkeys(world.instances.test for world in recipe.worlds().values()))
 
 
 async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> dict[str, Any]:
-    """Play what is missing of some evaluations together; return the success of each by its name."""
+    """Play the missing episodes of several evaluations together; return the success of each by
+    name.
+    """
     anything = await play_evaluations(place, iteration, series)
     scores = {}
     for one in series:
@@ -181,9 +184,10 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
 
 
 async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Series]) -> bool:
-    """Play what is not stored yet of some evaluations together; return whether there was anything.
+    """Play the episodes of several evaluations that are not stored yet, all together; return
+    whether there were any.
 
-    What failed for good is kept as rejections. Raises as `evaluate`.
+    Episodes that failed for good are kept as rejections. Raises as `evaluate`.
     """
     checkpoint = place.trained(iteration)
     for one in series:
@@ -201,7 +205,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
 
 
 def keep_measures(place: Workplace, iteration: int, one: Series, found: Measures) -> None:
-    """Store what was measured of an evaluation, which is finished with it."""
+    """Store the measures of an evaluation, which finishes it."""
     done = _head(place, iteration, one, place.trained(iteration), finished=True)
     place.store.write(merge([done, measure_rows(one.evaluation_id, found)]))
 
@@ -239,7 +243,7 @@ def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoi
 
 
 def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
-    """Return the measures of what is stored of an evaluation; none where nothing is."""
+    """Return the measures of the stored episodes of an evaluation; empty if there are none."""
 
     def counted(number: int) -> list[Episode]:
         return counted_episodes(place, evaluation_id(place, number, name))
@@ -258,13 +262,15 @@ def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
         found |= place.method.measures(place, iteration, name, episodes)
         return found if name != REVISION else {key: found[key] for key in OF_REVISION if key in found}
 
-    # A further set is of one world.
+    # A further set belongs to one world.
     several = place.recipe.environments and name not in place.recipe.evaluation.sets
     return measure_worlds(counted(iteration), measured) if several else measured(counted(iteration))
 
 
 def _measure_later(place: Workplace, iteration: int, names: Collection[str]) -> None:
-    """Measure the finished evaluations of later iterations anew: their gains are over this one."""
+    """Measure the finished evaluations of later iterations again: their gains are relative to this
+    one.
+    """
     later = finished_evaluations(place.store, place.run_id, after=iteration)
     rows = [
         measure_rows(one.evaluation_id, measure_evaluation(place, one.iteration, one.name))

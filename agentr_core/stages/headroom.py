@@ -1,8 +1,9 @@
-"""Headroom: sampled episodes of some training and held-out instances, and what an iteration would
-make of the experience of the model that a run begins with.
+"""Headroom: sampled episodes of some training and held-out instances, and a forecast of what an
+iteration would yield with the model that a run begins with.
 
-They are evaluations of iteration 0, so they resume, are measured and are asked for in SQL as all
-others; more episodes or instances go on from what is there. Nothing is trained on them.
+They are evaluations of iteration 0, so they resume, are measured and are queried in SQL like all
+others; a call for more episodes or instances goes on from the stored ones. Nothing is trained on
+them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ OF_FORECASTS = "forecast/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What was measured, by evaluation, and the prospects of the methods.
+    """The measures, by evaluation, and the prospects of the methods.
 
-    `instances` is how many training instances a first iteration collects from.
+    `instances` is the number of training instances from which a first iteration collects.
     """
 
     measures: dict[str, Measures]
@@ -50,12 +51,12 @@ class Found:
 
 
 async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
-    """Sample what is missing of so many episodes of so many training and held-out instances, and
-    return what they show; 0 instances are all.
+    """Sample the missing episodes, `episodes` for each of `instances` training and as many held-out
+    instances, and return what they show; 0 instances means all.
 
     Raises:
         ConfigError: too few episodes, or the recipe collects greedily.
-        DataFault: training and held-out instances meet, or no training instance could be played.
+        DataFault: training and held-out instances overlap, or no training instance could be played.
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
     """
     acting = place.method.acting(place.recipe)
@@ -90,7 +91,7 @@ async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
 
 
 def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[list[Instance], list[Instance], bool]:
-    """Return training and held-out instances, and whether there is an expert; a smaller number is
+    """Return training and held-out instances, and whether there is an expert; a smaller choice is
     the beginning of a larger one.
     """
     train, test = (
@@ -134,8 +135,8 @@ def _series(
 
 
 def _played(place: Workplace, one: Series) -> list[Episode]:
-    """Return the episodes of a series. A call for more that was interrupted leaves others, among
-    which wins are too many: they are finished first.
+    """Return the episodes of a series. Episodes that an interrupted call for more left behind are
+    excluded: wins finish first, so they would be overrepresented.
     """
     asked = {(plan.instance.key, plan.number) for plan in one.plans}
     episodes = counted_episodes(place, one.evaluation_id)
@@ -143,7 +144,9 @@ def _played(place: Workplace, one: Series) -> list[Episode]:
 
 
 def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
-    """Return what the episodes of training instances show; those of fewer than two are left out."""
+    """Return what the episodes of training instances show; instances with fewer than two are left
+    out.
+    """
     won = {e.instance.key for e in greedy if e.trajectory.success}
     groups = [group for group in by_instance(sorted(sampled, key=lambda e: e.instance.key)) if len(group) > 1]
     tried = [
@@ -163,6 +166,6 @@ def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: 
 
 
 def _prospects(place: Workplace, known: Headroom) -> tuple[Prospect, ...]:
-    """Return what each method that says so would make with the numbers of this recipe."""
+    """Return the prospect of each method that forecasts one, with the settings of this recipe."""
     methods = [method_named(name) for name in names()]
     return tuple(method.prospect(place.recipe, known) for method in methods if method.prospect)

@@ -1,5 +1,5 @@
 """Episodes of an evaluation that failed for good: kept as rejections, counted as the recipe says,
-and never data.
+and never used as data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def lost_rows(
     evaluation_id: str, plans: Iterable[EpisodePlan], played: Iterable[Episode], *, iteration_id: str
 ) -> Rows:
     """Return a rejection for each planned episode of an evaluation that was not played; its subject
-    names both.
+    names the evaluation and the episode.
     """
     done = {_key(episode) for episode in played}
     detail = "the episode has no reward; table event has the error that ended it"
@@ -49,7 +49,7 @@ def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
 
 def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     """Return the episodes of an evaluation that failed for good and were not played since, as
-    failures of no steps.
+    failures without a step.
     """
     subjects = rejected_subjects(place.store, stage=STAGE, reason=REASON, prefix=f"{evaluation_id}:")
     if not subjects:

@@ -1,24 +1,24 @@
-"""What is measured of an evaluation, by name: the rows of table `metric`, which reports read back.
+"""The measures of an evaluation, by name: the rows of table `metric`, which reports read back.
 
 success, reward, instances, steps_to_success
                             of all episodes; success with Wilson's interval over episodes
-success_clustered           the same share, with its interval over what instances are variants of
+success_clustered           the same share, its interval clustered by what instances are variants of
 gain_over_base, gain_over_previous
                             success minus that of another model on the same episodes
 reward_within@k             the mean reward that an episode had after k steps, or at its end
 loops@L, looping            how episodes repeat themselves
-reflecting                  the share of episodes in which the model itself says a sentence of
-                            reflection of its method
+reflecting                  the share of episodes in which the model itself says one of its method's
+                            reflections
 pass@k                      the chance that one of k episodes of an instance succeeds
 always@k, mixed@k, never@k  the share of instances of whose k episodes all, some or none succeed
 mean@k, mean_reward@k       success and reward of an instance's k episodes, as a mean over instances
 best_of_k_success, best_of_k_reward
                             of the best episode of an instance, by the environment's own reward: a
                             bound, and a baseline of the ETO paper
-depth-d/...                 one of these, of difficulty class d alone
-world-w/...                 any of these, of one of several worlds
+depth-d/...                 one of these, for difficulty class d alone
+world-w/...                 any of these, for one of several worlds
 
-What is named with @k, reward_within and loops apart, is measured where instances were played
+Measures named with @k, except reward_within and loops, are taken where instances were played
 several times.
 """
 
@@ -52,14 +52,13 @@ def measure(
     disaster_counts: float = 0.0,
     voiced: Callable[[str], bool] | None = None,
 ) -> Measures:
-    """Return the measures of the episodes of one model on one set; none if there are none.
+    """Return the measures of the episodes of one model on one set; empty if there are no episodes.
 
     Args:
-        base: those of the model that the run began with, if this is another one.
-        previous: those of the model of the iteration before, if that is not the base.
-        disaster_counts: what an episode that ended in a disaster counts in a mean reward.
-        voiced: tells a reply that says a sentence of reflection; None: nothing of the sort is
-            measured.
+        base: the episodes of the model that the run began with, if this is another model.
+        previous: the episodes of the previous iteration's model, if that is not the base.
+        disaster_counts: the reward that an episode ending in a disaster counts as in a mean.
+        voiced: whether a reply says one of the method's reflections; None: that is not measured.
     """
     if not episodes:
         return {}
@@ -80,7 +79,7 @@ def measure(
 def measure_worlds(episodes: Sequence[Episode], measured: Callable[[Sequence[Episode]], Measures]) -> Measures:
     """Return the measures of all episodes, and those of each world as `world-NAME/...`.
 
-    Difficulty classes of one world are not those of another: they are of worlds alone.
+    Difficulty classes of different worlds are not the same, so they are measured only by world.
     """
     found = {name: estimate for name, estimate in measured(episodes).items() if not name.startswith("depth-")}
     for world in dict.fromkeys(episode.instance.environment for episode in episodes):
@@ -90,7 +89,7 @@ def measure_worlds(episodes: Sequence[Episode], measured: Callable[[Sequence[Epi
 
 
 def of_world(measures: Measures, world: str) -> Measures:
-    """Return the measures of one of several worlds; none where it was not played."""
+    """Return the measures of one of several worlds; empty if it was not played."""
     prefix = f"world-{world}/"
     return {name.removeprefix(prefix): estimate for name, estimate in measures.items() if name.startswith(prefix)}
 
@@ -118,8 +117,8 @@ def measure_rows(evaluation_id: str, measures: Measures) -> Rows:
 
 
 def load_measures(store: Store, evaluation_id: str) -> Measures:
-    """Return the stored measures of an evaluation; none while it is not finished, and in stores of
-    versions that stored only some. Raises as `Store.reading`.
+    """Return the stored measures of an evaluation; empty until it is finished, and in stores of
+    versions that stored only some measures. Raises as `Store.reading`.
     """
     found = {
         one.name: Estimate(mean=one.value, low=_or_nan(one.low), high=_or_nan(one.high), n=one.n)
@@ -136,8 +135,8 @@ def gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate:
 
 
 def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float, str]]:
-    """Return the gain of each episode over the same one before, -1, 0 or 1, with what its instance
-    is a variant of; episodes that were not played before are left out.
+    """Return the gain, -1, 0 or 1, of each episode over the same one in `before`, with what its
+    instance is a variant of; episodes that `before` lacks are left out.
     """
     earlier = {(e.instance.key, e.repeat, e.cut): e.trajectory.success for e in before}
     same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat, e.cut)) in earlier]
@@ -145,9 +144,7 @@ def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float
 
 
 def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
-    """Return the mean of gains, each with its cluster; its interval ends where differences of
-    shares end.
-    """
+    """Return the mean of gains, each with its cluster; its interval is clipped to [-1, 1]."""
     gained = metrics.clustered_mean([gain for gain, _ in found], [origin for _, origin in found])
     return metrics.within(gained, -1.0, 1.0)
 
@@ -163,7 +160,7 @@ def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
 
 def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     trajectories = [episode.trajectory for episode in episodes]
-    # What failed for good did nothing that could repeat itself.
+    # Episodes that failed for good have no steps that could repeat.
     played = [episode.trajectory for episode in episodes if episode.trajectory_id]
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
     solved = sum(trajectory.success for trajectory in trajectories)
@@ -184,8 +181,8 @@ def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
 
 
 def _share(episodes: Sequence[Episode]) -> Estimate:
-    """Return the share of successes: by Wilson's score where episodes are independent, else over
-    clusters.
+    """Return the share of successes: with Wilson's interval where episodes are independent, else
+    over clusters.
     """
     successes = [e.trajectory.success for e in episodes]
     clusters = [e.origin for e in episodes]
@@ -209,7 +206,7 @@ def _reward_within(episodes: Sequence[Episode]) -> Measures:
 
 
 def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
-    """Return what several episodes of each instance show; nothing where there is one of each."""
+    """Return the measures of instances that have several episodes; empty if each has only one."""
     groups = by_instance(episodes)
     most = max(map(len, groups))
     if most < 2:
@@ -242,8 +239,8 @@ def _pass_at(episodes: Sequence[Episode]) -> Measures:
 
 
 def _contrast(episodes: Sequence[Episode]) -> Measures:
-    """Return the shares of instances that are always, sometimes and never won; nothing where each
-    was played once.
+    """Return the shares of instances that are always, sometimes and never won; empty if each was
+    played once.
     """
     groups = by_instance(episodes)
     most = max(map(len, groups))
@@ -259,8 +256,8 @@ def _contrast(episodes: Sequence[Episode]) -> Measures:
 
 
 def _reflecting(episodes: Sequence[Episode], voiced: Callable[[str], bool]) -> Estimate:
-    """Return the share of episodes in which the model says a reflection, its replayed steps left
-    out.
+    """Return the share of episodes in which the model says a reflection; replayed steps do not
+    count.
     """
     played = [e for e in episodes if e.trajectory_id]
     says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
@@ -268,7 +265,7 @@ def _reflecting(episodes: Sequence[Episode], voiced: Callable[[str], bool]) -> E
 
 
 def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
-    """Return the episodes of each instance, in the order in which the first of each comes."""
+    """Return the episodes of each instance, in the order of their first episodes."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.instance.key, []).append(episode)

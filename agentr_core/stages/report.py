@@ -1,4 +1,4 @@
-"""The report of an iteration, filled from the store alone: it can be written anew at any time."""
+"""The report of an iteration, filled from the store alone: it can be rewritten at any time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def build_report(
 
 
 def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
-    """Return of the report of an iteration what the page of the whole run shows, and tables do."""
+    """Return the parts of an iteration's report that the page of the whole run and tables show."""
     recipe = place.recipe
     funnel = place.plan(iteration).funnel if iteration else None
     return IterationReport(
@@ -93,7 +93,9 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
 
 
 def with_run(place: Workplace, report: IterationReport) -> IterationReport:
-    """Return the outline of the last iteration of a run with what its method says of all."""
+    """Return the outline of the last iteration of a run with its method's sections on the whole
+    run.
+    """
     return replace(report, run=_said_by_method(place, report.iteration, "run"))
 
 
@@ -109,7 +111,7 @@ def _linked(section: Section, viewer: str) -> Section:
 
 
 def _rows(place: Workplace, iteration: int) -> tuple[Tally, ...]:
-    """Return how many rows each list of the viewer has of an iteration."""
+    """Return how many rows each list of the viewer has for an iteration."""
     for line in iteration_lines(place.store, place.run_id):
         if line.iteration == iteration:
             counts = {name: getattr(line, name) for name in _LISTS}
@@ -123,8 +125,8 @@ def _said_by_method(place: Workplace, iteration: int, position: Position) -> tup
 
 
 def promoted(place: Workplace, iteration: int) -> Promoted | None:
-    """Return the model that goes on after an iteration where the best one does; None before it is
-    known.
+    """Return the model that an iteration promoted as the best; None before it is known, or if the
+    recipe promotes the last one.
     """
     if place.recipe.promote == "last":
         return None
@@ -135,19 +137,19 @@ def promoted(place: Workplace, iteration: int) -> Promoted | None:
 
 
 def roles(recipe: Recipe) -> tuple[NamedText, ...]:
-    """Return the models that take a role from the acting one, by role."""
+    """Return the models of the roles, other than the actor, that have their own, by role."""
     return tuple(NamedText(name=r, text=model.label) for r, model in recipe.own_models().items() if r != "actor")
 
 
 def finished_at(place: Workplace, iteration: int) -> str:
-    """Return when an iteration ended, or the present time while it goes on, to the minute."""
+    """Return the time when an iteration ended, or the present time while it runs, to the minute."""
     state = iteration_state(place.store, place.iteration_id(iteration))
     ended = state.finished_at if state else None
     return wording.moment(ended or datetime.now(UTC))
 
 
 def _worlds(place: Workplace, iteration: int) -> tuple[WorldData, ...]:
-    """Return what each of several worlds gave to the training data."""
+    """Return what each of several worlds contributed to the training data."""
     if not place.recipe.environments:
         return ()
     made = made_by_world(place.store, place.source_id(iteration), place.iteration_id(iteration))
@@ -176,7 +178,9 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
 
 
 def _cut(place: Workplace, iteration: int) -> tuple[CutCount, ...]:
-    """Replies that their token limit cut; those of which it is not known are left out."""
+    """Return the counts of replies that their token limit cut; replies for which that is unknown
+    are left out.
+    """
     found = usage.cut_replies(place.store, place.iteration_id(iteration))
     return tuple(CutCount(purpose=one.purpose, replies=one.replies, cut=one.cut) for one in found)
 

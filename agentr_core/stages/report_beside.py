@@ -1,5 +1,5 @@
-"""One model in several worlds beside a model for each world. Source: Agent-R (arXiv 2501.11425),
-table 6.
+"""One model in several worlds compared with a model for each world. Source: Agent-R (arXiv
+2501.11425), table 6.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOGETHER, APART = "one model", "a model a world"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
-    """What a model reached in one world, and on which instances."""
+    """The scores of a model in one world, and the instances that it played."""
 
     success: Estimate
     reward: Estimate
@@ -33,7 +33,7 @@ class _Played:
 
 def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, ...]:
     """Return the held-out scores of a run of several worlds, and those of runs of one world each,
-    by iteration, from the model that the runs began with on.
+    by iteration, starting with the model that the runs began with.
 
     Raises `ConfigError` when a run has other worlds than it should, or played other instances.
     """
@@ -66,8 +66,8 @@ def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, 
 
 
 def differences(place: Workplace, others: Sequence[Workplace]) -> list[str]:
-    """Return in which sections of its recipe each run of one world differs from the run of
-    several, one sentence each.
+    """Return the recipe sections in which each run of one world differs from the run of several,
+    one sentence each.
     """
     told = []
     for other in others:
@@ -79,7 +79,7 @@ def differences(place: Workplace, others: Sequence[Workplace]) -> list[str]:
 
 def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
     """Return the names of the sections in which two recipes differ, sorted; names, descriptions and
-    what changes no result are left out.
+    sections that change no result are left out.
     """
     mine, theirs = _asked(recipe), _asked(other)
     return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
@@ -106,7 +106,7 @@ def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -
 
 
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
-    """Return what was reached in each world, by iteration."""
+    """Return the scores in each world, by iteration."""
     board = Scoreboard(place)
     numbers = iterations_of(place.store, place.run_id)
     return {number: found for number in numbers if (found := dict(_played(place, board, number)))}

@@ -13,10 +13,10 @@ _MILLION = 1_000_000
 
 
 def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
-    """Return a bill for each role with a served model that said something in an iteration.
+    """Return a bill for each role whose served model replied in an iteration.
 
-    A prompt counts once for each HTTP request, whatever number of replies it brought. Only what was
-    kept is counted: tries that failed, and replies of episodes that were given up, may be on the
+    A prompt counts once for each HTTP request, however many replies it brought. Only what was kept
+    is counted: tries that failed, and replies of episodes that were given up, may be on the
     server's own bill as well. Copies of another run's replies are on that run's bill.
     """
     recipe = place.recipe

@@ -22,7 +22,7 @@ def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def to_rows(place: Workplace, iteration: int, made: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
-    """Return what samples were made of, then how many samples and trained rows there are."""
+    """Return the given stages, followed by the numbers of samples and of trained rows."""
     own, source = place.iteration_id(iteration), place.source_id(iteration)
     samples, rows = funnels.count_samples(place.store, source), funnels.count_trained_rows(place.store, own)
     return (
@@ -33,7 +33,9 @@ def to_rows(place: Workplace, iteration: int, made: Sequence[FunnelStage]) -> tu
 
 
 def rejected_by(place: Workplace, iteration_id: str, stage: str) -> tuple[Tally, ...]:
-    """Return how many a stage turned away in an iteration by reason, the most frequent first."""
+    """Return how many candidates a stage rejected in an iteration, by reason, the most frequent
+    first.
+    """
     return tallies(funnels.rejection_counts(place.store, iteration_id).get(stage, {}))
 
 

@@ -1,4 +1,4 @@
-"""Runs beside each other, filled from the store: episodes paired, intervals over the same
+"""A report of runs side by side, filled from the store: episodes paired, intervals over the same
 instances.
 """
 
@@ -24,7 +24,7 @@ from agentr_core.store.queries.iterations import iterations_of
 
 
 def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
-    """Return the comparison of runs, the first of which the others are held against.
+    """Return the report of runs side by side, in which the others are compared with the first.
 
     Raises `ConfigError` where a run has no model that was evaluated, or is named twice.
     """
@@ -38,7 +38,7 @@ def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
 
 def _last(place: Workplace) -> int:
     """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
-    what it promotes.
+    the one that this iteration promotes.
     """
     numbers = [
         n for n in iterations_of(place.store, place.run_id) if counted_episodes(place, evaluation_id(place, n, TEST))

@@ -16,7 +16,7 @@ from agentr_core.stages.measures import Measures, ks_of_pass, load_measures, of_
 
 
 class Scoreboard:
-    """The scores of a run's models: each is read once, whatever number of reports shows it."""
+    """The scores of a run's models: each is read once, however many reports show it."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -39,7 +39,7 @@ class Scoreboard:
         return self._scores[iteration]
 
     def difference(self, iteration: int, other: int) -> Estimate | None:
-        """Return success of an iteration minus that of the base model (0) or of the iteration
+        """Return the success of an iteration minus that of the base model (0) or of the iteration
         before, paired by episode, with its 95% interval.
 
         None when one of the two was not evaluated.
@@ -48,8 +48,7 @@ class Scoreboard:
         return finite(found.get("gain_over_base" if other == 0 else "gain_over_previous"))
 
     def measured(self, iteration: int, name: str) -> Measures:
-        """Return what was measured of an iteration's model on a set; none where it was not
-        evaluated.
+        """Return what was measured of an iteration's model on a set; empty if it was not evaluated.
 
         An evaluation that is not finished, or is of an earlier version, is measured now.
         """
@@ -75,7 +74,7 @@ class Scoreboard:
 
     def _sets(self, iteration: int) -> Iterator[SetScore]:
         recipe = self._place.recipe
-        # The test sets of several worlds are told world by world.
+        # The test sets of several worlds are reported world by world.
         first = {} if recipe.environments else {TEST: recipe.instances.test}
         further = {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
         for name, split in (first | further).items():
@@ -144,5 +143,5 @@ def estimate(found: metrics.Estimate) -> Estimate:
 
 
 def finite(found: metrics.Estimate | None) -> Estimate | None:
-    """Return an estimate that has an interval; None for one that has none, or is of nothing."""
+    """Return an estimate for a report; None if there is none, or if it has no finite interval."""
     return estimate(found) if found is not None and math.isfinite(found.low) else None

@@ -18,11 +18,11 @@ from agentr_core.store.tables import Row
 
 
 def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
-    """Return the episodes of the revision test: those of the run that the recipe names, else of its
-    own run.
+    """Return the episodes of the revision test: those of the run that the recipe names, else those
+    of this run.
 
-    Its own are chosen from the failed episodes of evaluation `base_evaluation` when they are first
-    asked for.
+    This run's are chosen from the failed episodes of evaluation `base_evaluation` when they are
+    first needed.
 
     Raises:
         DataFault: the other run has no states, or they are of another environment; or the first
@@ -84,6 +84,6 @@ def _choose(place: Workplace, run_id: str, base_evaluation: str) -> tuple[Episod
 
 
 def _seed(place: Workplace) -> int:
-    """Return the seed of the cuts: all arms of a comparison go on from the same ones."""
+    """Return the seed of the cuts: all arms of a comparison use the same cuts."""
     pool = run_seed(place.store, place.recipe.compare.pool)
     return place.recipe.seed if pool is None else pool

@@ -1,4 +1,4 @@
-"""Thoughts for the expert's episodes of an iteration: the editor is asked what is not known yet."""
+"""Thoughts for the expert's episodes of an iteration: the editor is asked for missing ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ THINK = "think"
 async def think(place: Workplace, iteration: int) -> dict[str, Any]:
     """Have a thought written before each bare action of the expert's episodes of an iteration.
 
-    What was answered in the run before, for this iteration or another one, is not asked again.
+    Questions that the run answered before, in this iteration or an earlier one, are not asked
+    again.
 
     Raises:
-        ConfigError: no episode has got its thoughts.
+        ConfigError: no episode got its thoughts.
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was answered is kept.
     """
     return await _think(place, iteration, samples=False)
@@ -87,7 +88,7 @@ def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
 
 
 def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
-    """Return what was answered in an iteration and those before it, by id."""
+    """Return the answers of an iteration and of those before it, by id."""
     return {
         edit.edit_id: edit.answer
         for number in range(1, iteration + 1)
@@ -98,12 +99,12 @@ def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
 async def _asked(
     place: Workplace, iteration: int, missing: Mapping[str, Bare], known: dict[str, Answer], *, total: int
 ) -> dict[str, Written]:
-    """Return what becomes of episodes for which the editor must be asked; `known` gets what it
-    says. Those that fail for good are events.
+    """Return the outcome of episodes for which the editor must be asked; its answers are added to
+    `known`. Episodes that fail for good are stored as events.
     """
     done = total - len(missing)
     with place.timed(THINK, iteration) as clock:
-        # All iterations have the thoughts of one model: without an editor, that of the run's first.
+        # All iterations have the thoughts of one model: without an editor, the run's first model.
         async with place.sampling(place.trained(0).path, "editor") as sampler, Writer(place.store) as writer:
 
             def show(*_: Any) -> None:
@@ -154,8 +155,8 @@ async def _ask(asked: Asked, bare: Bare, sampler: Sampler, writer: Writer, itera
             iteration_id=iteration_id,
         )
     )
-    # An editor is a large model: what it said is safe before the next question, and is never asked
-    # again.
+    # An editor is a large model: each answer is stored before the next question, and is never
+    # requested again.
     await writer.flush()
     return said
 

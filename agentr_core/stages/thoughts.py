@@ -1,8 +1,8 @@
 """Thoughts before bare actions: what the editor is asked, and what becomes of its replies.
 
-An episode of an expert that gave actions alone gets a thought before each. The action stays as it
-is, to the byte, and so does what it led to. The editor sees what the expert had seen by then and no
-later step, so that no thought knows what comes. Source: ETO (arXiv 2403.02502, section 4), whose
+An episode whose expert gave only actions gets a thought before each. The action stays the same to
+the byte, and so does its outcome. The editor sees what the expert had seen by then, and no later
+step, so that no thought anticipates what follows. Source: ETO (arXiv 2403.02502, section 4), whose
 authors had a large model write thoughts around given actions.
 """
 
@@ -38,8 +38,8 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """An expert's episode, some of whose replies have no thought; `name` tells it from others of
-    its run, and `seed` is the recipe's.
+    """An expert's episode, some of whose replies have no thought; `name` tells it apart from others
+    of its run, and `seed` is the recipe's.
     """
 
     env: Environment
@@ -51,7 +51,7 @@ class Bare:
 
 
 class Asked(NamedTuple):
-    """What the editor is asked for a step, with the id of its answer."""
+    """A question to the editor about a step, with the id of its answer."""
 
     answer_id: str
     subject: str
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thoughtful:
     """An episode with a thought in each reply. `position` is the first step that had none, None if
-    all had one; `prompt_hash` is that of all that was asked.
+    all had one; `prompt_hash` is the hash of all prompts.
     """
 
     trajectory: Trajectory
@@ -71,7 +71,7 @@ class Thoughtful:
 
 
 class Thoughtless(NamedTuple):
-    """Why an episode gets no thoughts: a slug, and details."""
+    """The reason why an episode gets no thoughts: a slug, and details."""
 
     reason: str
     detail: str
@@ -81,8 +81,8 @@ Written = Thoughtful | Thoughtless
 
 
 def labelled(env: Environment, reply: str) -> str:
-    """Return a reply with a label before its action: a bare action gets one, in the way in which
-    the world's instruction has it.
+    """Return a reply with a label before its action: a bare action gets one, in the form that the
+    world's instruction uses.
     """
     if _LABEL.search(reply):
         return reply
@@ -104,7 +104,7 @@ def with_thought(reply: str, thought: str) -> str:
 
 def thought_in(answer: Answer) -> str:
     """Return the thought in an editor's reply as one paragraph: labels, and an action that follows,
-    are left out. It is empty where there is none, and for a reply that was cut.
+    are left out. The result is empty if there is no thought, or if the reply was cut.
     """
     if answer.finish_reason == "length":
         return ""
@@ -114,7 +114,7 @@ def thought_in(answer: Answer) -> str:
 
 
 def check_thoughts(env: Environment) -> None:
-    """Raise `ConfigError` for a world whose replies are no thought and an action after a label."""
+    """Raise `ConfigError` for a world whose replies are not a thought and a labelled action."""
     if not isinstance(transcript_of(env), AlternatingTurns) or isinstance(env, Calling):
         raise ConfigError(
             f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
@@ -123,8 +123,8 @@ def check_thoughts(env: Environment) -> None:
 
 
 def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
-    """Yield what is asked for one episode after the other step, take the answers, and return the
-    episode with its thoughts, or why it gets none.
+    """Yield the questions about one episode, step by step, take the answers, and return the episode
+    with its thoughts, or why it gets none.
     """
     steps: list[Step] = []
     asked: list[str] = []
@@ -150,7 +150,7 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
 
 
 def written(bare: Bare, known: Mapping[str, Answer]) -> Written | None:
-    """Return what known answers make of an episode; None where one is missing."""
+    """Return the outcome for an episode from known answers; None if an answer is missing."""
     questions = writing(bare)
     try:
         asked = next(questions)
@@ -163,7 +163,7 @@ def written(bare: Bare, known: Mapping[str, Answer]) -> Written | None:
 
 
 def _action_at(reply: str) -> int:
-    """Return where the last label begins, by which worlds go, or the end."""
+    """Return where the last label begins, which is the one that worlds read, or else the end."""
     return max((label.start() for label in _LABEL.finditer(reply)), default=len(reply))
 
 

@@ -28,7 +28,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises:
         TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for
             the next try.
-        DataFault: the dataset is not there.
+        DataFault: the dataset is missing.
     """
     job = job_of(place, iteration)
 
@@ -50,10 +50,10 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def job_of(place: Workplace, iteration: int) -> TrainingJob:
-    """Return the training of an iteration; its output folder has the name of the checkpoint that it
-    makes.
+    """Return the training job of an iteration; its output folder is named after the checkpoint that
+    it makes.
 
-    Raises `DataFault` when the dataset is not there.
+    Raises `DataFault` when the dataset is missing.
     """
     built = stored_dataset(place.store, dataset_id(place, iteration))
     if built is None:
@@ -89,8 +89,8 @@ def store_checkpoint(
     *,
     dataset_id: str | None = None,
 ) -> None:
-    """Store the published checkpoint of a job as what an iteration made, with its steps and what
-    they came to.
+    """Store the published checkpoint of a job as the one that an iteration made, with its training
+    steps and results.
 
     Args:
         settings: those of the objective.
@@ -133,7 +133,7 @@ def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
 
 
 def _relative(path: Path) -> Path:
-    """Return a path relative to the working directory where it lies below it, so that a workspace
+    """Return a path relative to the working directory if it lies below that, so that a workspace
     can be moved.
     """
     try:

@@ -12,11 +12,11 @@ from agentr_core.types import ToolCall
 
 
 class AnsweredCalls:
-    """The answers of tools in a store. Threads and processes may share it; two of one file are
+    """The tool answers in a store. Threads and processes may share one; two on the same file are
     equal.
 
-    Each function is a burst of the store: it is for tools that take longer than that, such as a web
-    search.
+    Each method is one burst of the store, so it suits tools that take longer than a burst, such as
+    a web search.
     """
 
     def __init__(self, store: Store) -> None:
@@ -29,14 +29,14 @@ class AnsweredCalls:
         return hash(self._store.path)
 
     def identities(self) -> frozenset[str]:
-        """Return the identities of all calls with an answer; none where there is no store yet.
-        Raises as `Store.reading`.
+        """Return the identities of all calls with an answer; none if there is no store yet. Raises
+        as `Store.reading` does.
         """
         return frozenset(call_id for (call_id,) in self._store.rows("select call_id from answered_call"))
 
     def find(self, calls: Sequence[ToolCall]) -> dict[str, ToolCall]:
-        """Return the calls that have an answer with that of one that asked the same, and how long
-        that took, by identity. Raises as `Store.reading`.
+        """Return the calls that have a stored answer, with that answer and its duration, by
+        identity. Raises as `Store.reading` does.
         """
         asked = {call.identity: call for call in calls}
         return {
@@ -45,8 +45,8 @@ class AnsweredCalls:
         }
 
     def keep(self, calls: Sequence[ToolCall]) -> None:
-        """Keep answered calls in one transaction; the first answer of each stays. Raises as
-        `Store.write`.
+        """Store answered calls in one transaction; the first answer to each stays. Raises as
+        `Store.write` does.
         """
         rows = [{"call_id": call.identity, **answered_columns(call)} for call in calls]
         self._store.write({"text": text_rows([call.output for call in calls]), "answered_call": rows})

@@ -1,4 +1,4 @@
-"""Answers to questions in SQL as text: pure functions from an Arrow table to a table, JSON or CSV,
+"""Answers to SQL queries as text: pure functions from an Arrow table to a table, JSON or CSV,
 without loss.
 
 Numbers keep all their digits. Bytes are hexadecimal digits, as `unhex` reads them; times are in ISO
@@ -27,7 +27,7 @@ _GAP = "  "
 
 
 def to_json(answer: pa.Table) -> str:
-    """Return an array with an object for each row; NaN and infinities, which JSON lacks, are
+    """Return a JSON array with an object for each row; NaN and infinities, which JSON lacks, are
     strings.
     """
     names = [json.dumps(name) for name in answer.column_names]
@@ -36,7 +36,7 @@ def to_json(answer: pa.Table) -> str:
 
 
 def to_csv(answer: pa.Table) -> str:
-    """Return lines with a header; nothing stands where there is no value."""
+    """Return CSV with a header line; a missing value is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(answer.column_names)
@@ -45,7 +45,7 @@ def to_csv(answer: pa.Table) -> str:
 
 
 def to_table(answer: pa.Table) -> str:
-    """Return aligned columns under their names; control characters are shown by their escapes."""
+    """Return aligned columns under their names; control characters are shown as escapes."""
     rows = [[_visible(_plain(value, none="NULL")) for value in row] for row in _rows(answer)]
     heads = [_visible(name) for name in answer.column_names]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
@@ -58,7 +58,7 @@ def to_table(answer: pa.Table) -> str:
 
 
 def write_parquet(answer: pa.Table, path: Path) -> None:
-    """Write an answer to a Parquet file, types and all; its folder is made. Raises `DiskError`."""
+    """Write an answer to a Parquet file with its types, and make its folder. Raises `DiskError`."""
     rows = io.BytesIO()
     pq.write_table(answer, rows, compression="zstd")
     write_bytes(path, rows.getvalue())
@@ -67,7 +67,7 @@ def write_parquet(answer: pa.Table, path: Path) -> None:
 FORMATS: Mapping[str, Callable[[pa.Table], str]] = MappingProxyType(
     {"table": to_table, "json": lambda answer: f"{to_json(answer)}\n", "csv": to_csv}
 )
-"""What makes a text, which ends with a line's end, of an answer."""
+"""The functions that turn an answer into text that ends with a newline, by format."""
 
 
 def _rows(answer: pa.Table) -> list[Sequence[Any]]:

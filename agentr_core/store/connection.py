@@ -15,17 +15,17 @@ from agentr_core.store import faults, lock
 # A burst that closed with a checkpoint would rewrite the last row group of every table it touched:
 # 250 ms a burst at 100,000 nodes. Small row groups make checkpoints cheap, and the size of the log
 # decides when there is one. Each open replays the log, at 0.4 ms of processor time for a small
-# transaction, so it is kept short. Below half a megabyte each row would be a checkpoint, for DuckDB
-# counts a row as the room that it makes for a thousand.
+# transaction, so the log is kept short. Below half a megabyte each row would cause a checkpoint,
+# since DuckDB counts a row as the space that it reserves for a thousand.
 _ROW_GROUP_ROWS = 16_384
 _LOG_LIMIT = "1MB"
 _RETRY_S = 0.02
-# Of a new file. DuckDB's own default is its oldest format, which costs half as much again to open
-# and is six times as large without rows; DuckDB reads this one since version 1.2.
+# The format of a new file. DuckDB's default is its oldest format, which takes half as long again to
+# open and is six times as large without rows; DuckDB has read this one since version 1.2.
 _FORMAT = "v1.2.0"
-# One thread while the file is opened: more take four times the processor time to replay a small
-# log. Small files are read by it, too: to start the others and to end them takes as long as to open
-# such a file.
+# One thread while the file is opened: more threads take four times the processor time to replay a
+# small log. This thread also reads small files: starting and ending the others takes as long as
+# opening such a file.
 _READING_THREADS = 4
 _LARGE_BYTES = 32 << 20
 
@@ -41,8 +41,8 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
         path: the database file.
         deadline: when to give up.
         read_only: whether the body only reads.
-        idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken
-            and given back. To start an instance costs more than to open the file.
+        idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken and
+            given back. Starting an instance costs more than opening the file.
 
     Raises:
         StoreBusy: such a program kept the file for longer.
@@ -51,13 +51,13 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
     if not (read_only or path.exists()):
         options += f", storage_version '{_FORMAT}'"
-    # From the root: DuckDB takes what stands before a first colon for a kind of database.
+    # An absolute path: DuckDB takes the text before a first colon for a kind of database.
     name = str(path.absolute()).replace("'", "''")
     instance = _taken(idle, path)
     reusable = False
     try:
         _attach(instance, f"attach '{name}' as store ({options})", path, deadline)
-        # Each burst has a connection of its own, so that nothing of it but settings stays behind.
+        # Each burst has a connection of its own, so that nothing but its settings remains.
         with closing(instance.cursor()) as con:
             con.execute("set enable_progress_bar = false; use store")
             if read_only and path.stat().st_size >= _LARGE_BYTES:
@@ -72,7 +72,7 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
 
 
 def _taken(idle: list[Any] | None, path: Path) -> Any:
-    # Not asked first whether there is one: another thread may be faster.
+    # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
         if idle is not None:
             return idle.pop()
@@ -92,8 +92,8 @@ def _taken(idle: list[Any] | None, path: Path) -> Any:
 
 
 def _emptied(instance: Any) -> bool:
-    """Close the file; return whether the instance can open it again. One whose settings a user's
-    question has locked cannot.
+    """Close the file; return whether the instance can open it again. It cannot if a user's query
+    has locked its settings.
     """
     try:
         instance.execute("detach store; set threads = 1")

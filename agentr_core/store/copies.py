@@ -13,8 +13,8 @@ from agentr_core.store.connection import connected, storage_faults
 
 
 def copy_sound(source: Path, target: Path, newest: int) -> None:
-    """Copy a database that nobody writes to `target`, which appears once the copy is complete and
-    opens.
+    """Copy a database to `target` while nobody writes to it; `target` appears once the copy is
+    complete and can be opened.
 
     Args:
         newest: the schema version of the source.
@@ -32,7 +32,7 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
             os.fsync(stream.fileno())
         with storage_faults(draft), connected(draft, time.monotonic(), read_only=True) as con:
             migrations.check(con, draft, newest)
-        # A link fails where a rename would replace what came there meanwhile.
+        # If a file has appeared there meanwhile, a link fails; a rename would replace the file.
         os.link(draft, target)
     except OSError as error:
         raise StoreError(f"{target} cannot be written ({error.strerror}); name another file, or free space") from error

@@ -33,8 +33,8 @@ class Store:
     """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` are
     beside it.
 
-    `wait_s` is the longest wait for other processes, in seconds. Making a store touches nothing:
-    the first write creates the file, and reading a file that does not exist is an error. Several
+    `wait_s` is the longest wait for other processes, in seconds. Making a `Store` touches no file:
+    the first write creates it, and reading a file that does not exist is an error. Several
     processes and threads may use stores on one file at once. A burst inside another burst on the
     same file would wait for itself: finish one first.
     """
@@ -51,7 +51,7 @@ class Store:
         """Return a connection for one write burst: committed at the end of the body, rolled back if
         it raises.
 
-        What is committed survives the death of the process.
+        Committed rows survive the death of the process.
 
         Raises:
             StoreBusy: another process held the file for longer than `wait_s`.
@@ -113,25 +113,27 @@ class Store:
 
     def count(self, sql: str, *params: Any) -> int:
         """Return the single number of a counting query; 0 if there is no store yet. Raises as
-        `rows`.
+        `rows` does.
         """
         return sum(int(number) for (number,) in self.rows(sql, *params))
 
     def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
-        """Return the rows of a user's query as a frame with Arrow columns. Raises as `answer`."""
+        """Return the rows of a user's query as a frame with Arrow columns. Raises as `answer`
+        does.
+        """
         import pandas as pd
 
         frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
         return frame
 
     def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
-        """Return the rows of a user's query, exactly. It cannot change anything in the store.
+        """Return the exact rows of a user's query, which cannot change anything in the store.
 
         Integers keep 64 bits; intervals and other types that Arrow lacks become their text in SQL.
         Other files are neither read nor written unless `files` is given.
 
         Raises:
-            ConfigError: the SQL is wrong, or does more than ask.
+            ConfigError: the SQL is wrong, or does more than query.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         with self.reading() as con:
@@ -146,7 +148,7 @@ class Store:
     def write(self, rows: Rows) -> None:
         """Store the rows of many tables in one transaction.
 
-        A row whose key is there already is left as it is, except that columns which may change take
+        A row whose key is already stored is left as it is, except that columns that may change take
         the new value (`TABLES` says which).
 
         Raises:
@@ -163,15 +165,15 @@ class Store:
                 _put(con, table, values, update=TABLES[table].mutable)
 
     def insert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is there already are left as they are. Raises as
-        `write`.
+        """Store rows of one table; rows whose key is already stored are left as they are. Raises as
+        `write` does.
         """
         with self.transaction() as con:
             _put(con, table, rows, update=())
 
     def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is there already take the new values. Raises as
-        `write`.
+        """Store rows of one table; rows whose key is already stored take the new values. Raises as
+        `write` does.
         """
         key = TABLES[table].key
         with self.transaction() as con:
@@ -239,7 +241,8 @@ class Store:
         self.checkpoint()
         deadline = time.monotonic() + self.wait_s
         with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
-            # Others may have written since; the log must be empty while the file is copied.
+            # Other processes may have written since; the log must be empty while the file is
+            # copied.
             with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
                 con.execute("checkpoint")
             copies.copy_sound(self.path, target, self._newest)
@@ -283,7 +286,7 @@ class Store:
             ) from error
 
 
-# A process that makes several stores, as tests do by the hundred, goes through all migrations once.
+# A process that makes several stores, as tests do by the hundred, runs all migrations only once.
 @cache
 def _empty(wanted: tuple[migrations.Migration, ...]) -> bytes:
     """Return a database file with all tables and no rows."""

@@ -1,4 +1,4 @@
-"""Questions in SQL to begin with, by name."""
+"""Example queries in SQL, by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HEAD = re.compile(r"^-- ([a-z][a-z-]*): (.+)\n", re.M)
 
 
 class Example(NamedTuple):
-    """A question with what it tells, one sentence."""
+    """A query, with one sentence about what it shows."""
 
     about: str
     sql: str
 
 
 def examples() -> dict[str, Example]:
-    """Return the questions of `examples.sql` by name, in their order."""
+    """Return the queries of `examples.sql` by name, in their order."""
     text = resources.files("agentr_core.store").joinpath("examples.sql").read_text(encoding="utf-8")
     _, *parts = _HEAD.split(text)
     names, abouts, queries = parts[::3], parts[1::3], parts[2::3]
@@ -27,7 +27,7 @@ def examples() -> dict[str, Example]:
 
 
 def example(name: str) -> Example:
-    """Return a question by its name. Raises `ConfigError` for an unknown one."""
+    """Return a query by its name. Raises `ConfigError` for an unknown one."""
     known = examples()
     if name not in known:
         raise ConfigError(f"there is no example {name}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""What DuckDB's errors mean: pure functions from its exceptions to ours."""
+"""The meaning of DuckDB's errors: pure functions from its exceptions to ours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def holder(error: duckdb.Error) -> int | None:
 
 
 def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
-    """Return what is wrong with the file at `path` or its disk, or None when the error is about
+    """Return the error of the file at `path` or its disk, or None when DuckDB's error is about
     something else.
     """
     text = " ".join(str(error).split())
@@ -55,9 +55,7 @@ def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
 
 
 def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
-    """Return what is wrong with a user's SQL, in one sentence, or with the file at `path` that it
-    reads.
-    """
+    """Return the error in a user's SQL, in one sentence, or of the file at `path` that it reads."""
     text = " ".join(str(error).split())
     if "read-only mode" in text:
         return ConfigError("SQL: the store is opened for reading only; use a SELECT")

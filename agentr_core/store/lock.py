@@ -23,8 +23,8 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
     readers.
 
     A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come
-    one after the other would keep a writer out for ever, since a lock is handed to whoever happens
-    to ask next.
+    one after the other would keep a writer out for ever, since a lock goes to whichever process
+    happens to ask next.
 
     Args:
         path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
@@ -49,7 +49,7 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
 
 
 def busy(path: Path, holder: int | None) -> StoreBusy:
-    """Return the error that says who keeps the database at `path`, where that is known."""
+    """Return the error that says who holds the database at `path`, if that is known."""
     if holder is None:
         who = "another process"
     elif holder == os.getpid():
@@ -61,7 +61,7 @@ def busy(path: Path, holder: int | None) -> StoreBusy:
 
 @contextmanager
 def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
-    # A reader opens read-only: then a workspace that someone else owns can be read.
+    # A reader opens read-only, so that a workspace that someone else owns can be read.
     flags = os.O_CREAT | (os.O_RDWR if exclusive else os.O_RDONLY)
     name = path.with_name(path.name + suffix)
     try:
@@ -92,7 +92,7 @@ def _acquire(descriptor: int, path: Path, exclusive: bool, deadline: float) -> N
 
 
 def _holder(path: Path) -> int | None:
-    """Return the PID of a process that holds the lock, or None where the kernel does not tell."""
+    """Return the PID of a process that holds the lock, or None if the kernel does not tell."""
     with suppress(OSError):
         return holders().get(path.with_name(path.name + ".lock").stat().st_ino) or None
     return None
@@ -100,11 +100,11 @@ def _holder(path: Path) -> int | None:
 
 def holders() -> dict[int, int]:
     """Return the PID that holds each `flock` of this machine, by the inode of its file; 0 for a
-    process that this one cannot see. Raises `OSError` where the kernel does not tell.
+    process that this one cannot see. Raises `OSError` if the kernel does not tell.
     """
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
-        # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; with an arrow, one who waits.
+        # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; an arrow marks one that waits.
         fields = line.split()
         if fields[1] == "FLOCK":
             found[int(fields[5].rpartition(":")[2])] = int(fields[4])

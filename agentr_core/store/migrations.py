@@ -1,4 +1,4 @@
-"""The numbered schema: which migrations there are, and bringing a database up to the newest one."""
+"""The numbered schema: its migrations, and bringing a database up to the newest one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def version(con: Any, path: Path) -> int:
     """Return the schema version of an open database; 0 for an empty one.
 
     Raises:
-        StoreError: the database holds tables of something else.
+        StoreError: the database holds tables of another program.
     """
     try:
         return int(con.execute("select coalesce(max(version), 0) from schema_version").fetchall()[0][0])

@@ -1,4 +1,4 @@
-"""A user's questions in SQL: what they may do, and answers that lose nothing."""
+"""A user's queries in SQL: what they may do, and answers without loss."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def ask(
     """Return the answer of the last statement in `sql`, or None if there is no statement.
 
     Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked,
-    and unless `files` is given it reaches no files but those it has open.
+    and unless `files` is given it reaches no files except those it has open.
 
     Raises:
-        ConfigError: a statement does more than ask.
+        ConfigError: a statement does more than query.
         duckdb.Error: the SQL is wrong.
     """
     statements = con.extract_statements(sql)
@@ -61,8 +61,8 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
 
 
 def _check_names(query: str, store: Path) -> None:
-    """Raise `ConfigError` for a statement that may write the store: its files and the folders they
-    lie in are no targets, and only a name that can be read here is one.
+    """Raise `ConfigError` for a statement that may write to the store: targets may not be its files
+    or their folders, and must be names that can be read here.
     """
     masked = _masked(query)
     if _OBSCURE.search(masked) or any(
@@ -78,13 +78,13 @@ def _check_names(query: str, store: Path) -> None:
 
 
 def _masked(query: str) -> str:
-    """Return a statement with nothing in its quotes."""
+    """Return a statement with the text in its quotes removed."""
     return re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda found: found[0][0] * 2, query)
 
 
 _TO = re.compile(r"\bto\b", re.IGNORECASE)
 _OBSCURE = re.compile(r"\$\w*\$|\be''|--|/\*", re.IGNORECASE)
-"""Other ways to write a string, and comments, behind which one may hide."""
+"""Other notations for strings, and comments, which can hide a string."""
 _EXPLAINS_A_COPY = re.compile(r"\b(copy|export|attach|load|create)\b", re.IGNORECASE)
 _FILES_ARE_SHUT = (
     "files are neither read nor written; add --files to `agentr sql`, or files=True to `Store.query`, to open them"
@@ -92,8 +92,8 @@ _FILES_ARE_SHUT = (
 
 
 def closed_door(error: duckdb.Error) -> ConfigError | None:
-    """Return what to tell a user whose query tried to use a file that it may not use; None for any
-    other error.
+    """Return the error for a user whose query tried to use a file that it may not use; None for any
+    other error of DuckDB.
     """
     if isinstance(error, duckdb.PermissionException) and "disabled" in str(error):
         found = re.search(r'"([^"]*)"', str(error))

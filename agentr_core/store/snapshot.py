@@ -28,11 +28,11 @@ class _Snapshot(Store):
 
 @contextmanager
 def snapshot(store: Store) -> Iterator[_Snapshot]:
-    """Return a store for reading: all that is asked of it sees the same state, and the file is
-    opened once, which takes longer than most questions.
+    """Return a store for reading: all queries to it see the same state, and the file is opened only
+    once, which takes longer than most queries.
 
-    Writers wait until the body ends, so keep it short. What the body itself writes is stored once
-    it has ended, and not if it failed. Raises as `Store.reading` and `Store.write`.
+    Writers wait until the body ends, so keep it short. Rows that the body itself writes are stored
+    once it has ended, unless it failed. Raises as `Store.reading` and `Store.write` do.
     """
     with store.reading() as con:
         state = _Snapshot(store, con)
@@ -42,8 +42,9 @@ def snapshot(store: Store) -> Iterator[_Snapshot]:
 
 
 def settled(store: Store, read: Callable[[Store], T]) -> T:
-    """Return what is read of one state of a store, in which all is that the reading itself writes:
-    where it writes, it is done once more. Raises as `snapshot`, and what `read` raises.
+    """Return the result of `read` on one state of a store that includes the rows `read` itself
+    writes: if it writes any, it is run once more. Raises as `snapshot` does, and what `read`
+    raises.
     """
     with snapshot(store) as state:
         found = read(state)

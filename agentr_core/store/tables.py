@@ -9,15 +9,16 @@ from typing import Any
 
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
-"""Rows by table. As an argument of one call it is a unit: all of it is stored, or nothing."""
+"""Rows by table. As an argument of one call they are a unit: all are stored, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`key` identifies a row; `mutable` are the columns that a later row of the same key replaces.
+    """A table: `key` identifies a row; `mutable` are the columns that a later row of the same key
+    replaces.
 
-    A row whose `fixed` columns are not as they are stored for its key comes from another writer,
-    and is refused.
+    A row whose `fixed` columns differ from those stored for its key comes from another writer, and
+    is refused.
     """
 
     key: tuple[str, ...]
@@ -86,7 +87,7 @@ def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
 
 
 def settled(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
-    """Return one row a key: the first, with the last values of the columns that may change.
+    """Return one row per key: the first, with the last values of the columns that may change.
 
     That is what storing the rows one after the other leaves. In one statement DuckDB takes the
     first of several rows with one key and drops the changes.

@@ -105,13 +105,13 @@ class TextIndex:
 
 
 def phrases(words: str) -> list[str]:
-    """Return the words and phrases of a search, spelled as in a text."""
+    """Return the words and phrases of a search, spelled as in the texts."""
     found = _WORDS.findall(words.replace("\0", " "))
     return [phrase or word for phrase, word in found if (phrase or word).strip()]
 
 
 def _quoted(words: str) -> str:
-    # Between quotes nothing is an operator.
+    # Within quotes there are no operators.
     return '"' + words.replace('"', " ") + '"'
 
 

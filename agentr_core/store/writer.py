@@ -15,8 +15,8 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, merge
 
 _SHARE = 0.05
-"""The share of wall time that the store may take: after a burst of t seconds there is none for t /
-share.
+"""The share of wall time that the store may take: after a burst of t seconds there is no other for
+t / share.
 """
 _LONGEST_PAUSE_S = 5.0
 _BURSTS_WAITING = 3
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Collects units of rows and stores them together, every `interval_s` seconds or `max_rows`
-    rows, in a thread.
+    """A buffer that collects units of rows and stores them together, every `interval_s` seconds or
+    `max_rows` rows, in a thread.
 
     A unit (the rows of one `add`) is stored as a whole or not at all. It is safe once the context,
     or a `flush` begun after its `add`, has ended without error; until then it is lost if the
@@ -93,7 +93,7 @@ class Writer:
             self._wake.set()
 
     async def room(self) -> None:
-        """Return once there is room for more rows. Raises as `add`."""
+        """Return once there is room for more rows. Raises as `add` does."""
         self._check()
         while self._rows + self._rows_under_way >= self._max_waiting:
             self._tried.clear()
@@ -102,7 +102,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Store all units added so far. Raises as `Store.write`; the units are then kept for
-        another try.
+        another attempt.
         """
         # A cancelled caller must not leave the thread's outcome unnoticed.
         await asyncio.shield(asyncio.ensure_future(self._write()))

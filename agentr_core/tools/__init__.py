@@ -1,1 +1,1 @@
-"""What an agent may call while it thinks: a Python interpreter, a search engine."""
+"""Tools that an agent may call while it reasons: a Python interpreter and a search engine."""

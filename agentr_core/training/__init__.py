@@ -1,4 +1,4 @@
-"""Fine-tuning in a process of its own, to checkpoints that are published whole."""
+"""Fine-tuning in a process of its own, with checkpoints that are published all at once."""
 
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, read_history, read_manifest
 from agentr_core.training.job import TrainingJob, TrainingStep

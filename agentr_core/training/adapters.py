@@ -1,4 +1,4 @@
-"""Whether adapters fit the model they are put on, found on its shape alone: no weight is read."""
+"""Checks whether adapters fit a model, on the model's shape alone: no weight is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentr_core.training.zero import read_zero, splits_weights
 
 
 def skeleton(model_dir: Path) -> Any:
-    """Return the model of a configuration with weights that take no memory. Raises
+    """Return the model of a directory with weights that take no memory. Raises
     `ModelDirectoryError`.
     """
     try:
@@ -34,8 +34,8 @@ def skeleton(model_dir: Path) -> Any:
 
 
 def adapted(model: Any, config: TrainingConfig) -> Any:
-    """Return a model with the adapters of the settings on it. Raises as PEFT does where they do not
-    fit.
+    """Return a model with the adapters of the settings added. Raises what PEFT raises if they do
+    not fit.
     """
     with warnings.catch_warnings():
         # PEFT asks for an attribute that Transformers has renamed.
@@ -44,8 +44,8 @@ def adapted(model: Any, config: TrainingConfig) -> Any:
 
 
 def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the weights of a model by the names that it has without adapters, each once, on the
-    CPU. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
+    """Return the weights of a model, each once, on the CPU, by their names in the model without
+    adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
     """
     bare = model.get_base_model() if isinstance(model, PeftModel) else model
     adapters = {name: module for name, module in bare.named_modules() if isinstance(module, LoraLayer)}
@@ -64,8 +64,8 @@ def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     """Return why the adapters that the settings ask for do not fit a model, one sentence each.
 
-    A model directory that is an adapter itself is trained on as it is. Raises `ModelDirectoryError`
-    when there is no shape in the directory.
+    If the model directory is itself an adapter, training continues with that adapter. Raises
+    `ModelDirectoryError` when the directory does not give the shape of a model.
     """
     if adapter_base(model_dir) is not None:
         if config.lora_r:
@@ -83,7 +83,9 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
 
 
 def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
-    """Return what PEFT says against the adapters of the settings, or TRL would."""
+    """Return the objection of PEFT to the adapters of the settings, or the one that TRL would
+    have.
+    """
     field = "training.lora_target_modules"
     try:
         made = adapted(model, config)
@@ -95,8 +97,8 @@ def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
 
 
 def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:
-    """Return a sentence if some names are of no module; PEFT is content with one that is, and
-    passes over the others.
+    """Return a sentence if some names match no module; PEFT only requires one match, and ignores
+    the other names.
 
     Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
     """
@@ -113,7 +115,7 @@ def _zero3(config: TrainingConfig) -> bool:
     try:
         return bool(name) and splits_weights(read_zero(name))
     except ConfigError:
-        # Told by `requirements`.
+        # Reported by `requirements`.
         return False
 
 

@@ -1,5 +1,5 @@
-"""Published checkpoints: ordinary model directories that appear whole, with a manifest that says
-how they were made.
+"""Published checkpoints: ordinary model directories that appear all at once, with a manifest that
+says how they were made.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ADAPTER = "adapter"
 class Manifest:
     """How a checkpoint was made. `job` is the fingerprint of its `TrainingJob`.
 
-    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is samples seen
-    over samples there are; `final_loss` is the loss of the last step; `seconds` is time spent in
-    training. `ended_by` is the setting that decided when it was over, empty in checkpoints of
-    earlier versions. `files` has the size of every other file of the directory in bytes.
+    `trained_tokens` counts tokens that carried loss, repeats included; `epochs` is the samples seen
+    divided by the samples of the dataset; `final_loss` is the loss of the last step; `seconds` is
+    time spent in training. `ended_by` is the setting that decided when training ended, empty in
+    checkpoints of earlier versions. `files` has the size of every other file of the directory in
+    bytes.
     """
 
     job: str
@@ -69,7 +70,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a directory is a published checkpoint: a sound manifest, and every file in its
+    """Return whether a directory is a published checkpoint: a valid manifest, and every file at its
     full size.
     """
     try:
@@ -80,8 +81,8 @@ def is_complete(path: Path) -> bool:
 
 
 def read_history(path: Path) -> list[TrainingStep]:
-    """Return every optimizer step of a published checkpoint's training, interrupted attempts
-    joined.
+    """Return every optimizer step of a published checkpoint's training, those before an
+    interruption included.
     """
     lines = (path / HISTORY).read_text(encoding="utf-8").splitlines()
     return [STEP.validate_json(line) for line in lines]
@@ -94,8 +95,8 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     `staging` holds everything but the manifest and is on the file system of `destination`.
 
     Raises:
-        TrainingFault: something else is at the destination already; it is left as it is.
-        ModelDirectoryError: there are no sound weights in `staging`.
+        TrainingFault: the destination already exists; it is left as it is.
+        ModelDirectoryError: the weights in `staging` are missing or damaged.
         OSError: the file system refuses, for example because it is full.
     """
     _sync(staging)

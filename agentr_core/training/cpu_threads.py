@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU."""
+"""The number of threads that compute on a CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 def use_threads(wanted: int) -> None:
-    """Let PyTorch compute on so many threads of this process.
+    """Let PyTorch compute on `wanted` threads of this process.
 
-    0 leaves it to `OMP_NUM_THREADS`, without which it is one where there is no GPU. Threads meet at
-    the end of every operation, of which a step has thousands, and spin until the last one is there:
-    when another program takes a core from one of them, all wait.
+    0 leaves the number to `OMP_NUM_THREADS`; if that is not set and there is no GPU, one thread is
+    used. Threads meet at the end of every operation, of which a step has thousands, and spin until
+    the last one arrives: when another program takes a core from one of them, all wait.
     """
     if wanted:
         torch.set_num_threads(wanted)
@@ -24,9 +24,7 @@ def use_threads(wanted: int) -> None:
 
 @contextmanager
 def threads(wanted: int) -> Iterator[None]:
-    """Let PyTorch compute with a number of threads for the block, as `use_threads` does for
-    good.
-    """
+    """Let PyTorch compute on `wanted` threads, as with `use_threads`, but only during the block."""
     before = torch.get_num_threads()
     use_threads(wanted)
     try:

@@ -1,9 +1,8 @@
-"""TRL's DPOTrainer on token pairs: the loss falls on the replies of both sides, and on nothing
+"""TRL's DPOTrainer on token pairs: the loss applies to the replies of both sides, and to nothing
 else.
 
-TRL masks the prompt alone, so what the environment says between two replies would count as the
-agent's words. Its loss reads a mask with one flag for each token, though, and here that is the mask
-of the labels.
+TRL masks only the prompt, so observations between two replies would count as text of the agent. Its
+loss reads a mask with one flag for each token, however, and here that is the mask of the labels.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from agentr_core.training.plan import Plan
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 
 _STEPS: Final = 5
-"""Steps over which a collapse, and the best checkpoint, are measured."""
+"""The number of steps over which a collapse, and the best checkpoint, are measured."""
 
 
 class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
-    """A DPOTrainer that follows a `Plan` over rows that are token ids already.
+    """A DPOTrainer that follows a `Plan` over rows of token ids.
 
-    The loss of a step is the mean over its pairs; where the last batch of a training is not full,
-    its pairs weigh more.
+    The loss of a step is the mean over its pairs; if the last batch of a training is not full, its
+    pairs weigh more.
     """
 
     def __init__(self, *, preference: PreferenceLoss, **options: Any) -> None:
@@ -43,23 +42,25 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
         self._preference = preference
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step, and end the training if the chosen side collapsed."""
+        """Log a step, and end the training if the chosen side has collapsed."""
         super().log(logs, start_time)
         if self.ended_by:
             self.control.should_training_stop = True
 
     @property
     def ended_by(self) -> str:
-        """The setting that ended the training before its time, if the chosen side collapsed."""
+        """The setting that ended the training early, if the chosen side collapsed; otherwise
+        empty.
+        """
         most, means = self._preference.max_chosen_drop, self._means("rewards/chosen")
         fell = most is not None and bool(means) and -means[-1][1] / self._preference.beta > most
         return "max_chosen_drop" if fell else ""
 
     def go_back(self) -> None:
-        """Put back the weights of the checkpoint with the lowest loss, if the chosen side collapsed
+        """Restore the weights of the checkpoint with the lowest loss, if the chosen side collapsed
         and the settings say so.
 
-        Raises `TrainingFault` when there is none before the collapse.
+        Raises `TrainingFault` when there is no checkpoint before the collapse.
         """
         if not self.ended_by or self._preference.on_collapse == "stop":
             return
@@ -98,7 +99,7 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
         return loss
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        # TRL would render and tokenise texts, with a mask of its own.
+        # TRL's own method would render and tokenise texts, with a mask of its own.
         return dataset
 
 
@@ -111,11 +112,11 @@ def make_trainer(
     settings: Any,
     tell: Callable[[TrainingStep], None],
 ) -> PlannedDPOTrainer:
-    """Return the trainer of a job; `settings` are its `arguments`. The log-probabilities of the
-    reference are computed.
+    """Return the trainer of a job; `settings` are its `arguments`. This computes the
+    log-probabilities of the reference.
 
-    The reference is the model that training starts from: without adapters if it trains some, or
-    with a copy of those it starts with.
+    The reference is the model that training starts from: without adapters if training adds new
+    ones, or with a copy of those that it starts with.
     """
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
@@ -144,7 +145,7 @@ def arguments(job: TrainingJob, *, steps: int) -> Any:
     loss = job.objective.preference
     common = plain_arguments(job, steps=steps)
     if loss.on_collapse == "back":
-        # Which one is best is only known at the end.
+        # The best checkpoint is only known at the end.
         common["save_total_limit"] = None
     return DPOConfig(
         **common,
@@ -161,8 +162,8 @@ def arguments(job: TrainingJob, *, steps: int) -> Any:
 
 
 def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return what TRL's loss reads: first the chosen rows, then the rejected ones, filled up to one
-    of few lengths.
+    """Return the batch that TRL's loss reads: first the chosen rows, then the rejected ones, padded
+    to one of a few lengths.
 
     `completion_mask` has a 1 for each token that carries loss.
     """
@@ -175,7 +176,7 @@ def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     tensors = {
         "input_ids": torch.tensor([filled(row.input_ids) for row in rows]),
         "attention_mask": torch.tensor([filled([1] * len(row.labels)) for row in rows]),
-        # The first token has nothing before it to be told from.
+        # The first token has nothing before it from which to predict it.
         "completion_mask": torch.tensor([filled([0, *(label != IGNORED for label in row.labels[1:])]) for row in rows]),
     }
     for side in SIDES:
@@ -188,7 +189,7 @@ SIDES = ("chosen", "rejected")
 
 
 def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
-    """Return the rows as a dataset with files of its own: TRL keeps what it makes of them beside
+    """Return the rows as a dataset with its own files: TRL keeps what it computes from them beside
     these.
     """
     folder = job.work.references

@@ -1,4 +1,4 @@
-"""What went wrong in the trainer's process, as one sentence for its parent."""
+"""Describes faults of the trainer's process to its parent, in one sentence each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
 from agentr_core.training.job import Fault
 
-# Writers in Rust and C++ tell it in their text only; torch's does not say why a write failed.
+# Writers in Rust and C++ report a failed write only in their message; torch's does not give the
+# cause.
 _WRITE_FAILED = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
 _MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 
 def describe(error: BaseException, folder: Path) -> Fault:
-    """Return the fault that stands for an exception: its kind, what happened, what to do.
+    """Return the fault for an exception: its kind, what happened and what to do.
 
     `folder` is where the training writes; after a failed write, the message says how much space is
     left there.

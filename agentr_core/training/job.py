@@ -1,6 +1,4 @@
-"""What a training is asked to do, what it reports while it runs, and where its unfinished work
-lies.
-"""
+"""The job of a training, its reports while it runs, and the folder of its unfinished work."""
 
 from __future__ import annotations
 
@@ -17,15 +15,16 @@ from agentr_core.recipes import TrainingConfig
 from agentr_core.training.objectives import GroupRelative, Supervised, Trainable
 
 VERSION = 1
-"""Raised when the same job would give other weights than before."""
+"""To be raised when the same job would give other weights than before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(ABC):
-    """What every training has: a model to start from, settings, and where its checkpoint appears.
+    """The common part of all trainings: a model to start from, settings, and a place for the
+    checkpoint.
 
     `output_dir` is where the finished checkpoint appears, all at once. `seed` is in [0, 2**31).
-    `parent` says by content what is in `model_dir`.
+    `parent` identifies `model_dir` by its content.
     """
 
     model_dir: Path
@@ -43,14 +42,14 @@ class Job(ABC):
 
     @property
     def reports(self) -> Path:
-        """Where a logger that writes files, as TensorBoard does, keeps them: beside the output, and
-        left there.
+        """The folder for loggers that write files, such as TensorBoard: beside the output, and
+        never removed.
         """
         return self.output_dir.with_name(f"{self.output_dir.name}.logs")
 
     @property
     def work(self) -> WorkFolder:
-        """Where this job keeps its unfinished work: next to the output, on the same file system."""
+        """The folder of this job's unfinished work: next to the output, on the same file system."""
         return WorkFolder(self.output_dir.with_name(f".{self.output_dir.name}.{self.fingerprint}"))
 
 
@@ -59,9 +58,9 @@ class TrainingJob(Job):
     """One fine-tuning on a dataset, fully resolved.
 
     `dataset_file` is a .parquet, .arrow or .feather file with the columns that the objective reads,
-    and `dataset_hash` says by content what is in it. `num_train_epochs` counts passes over it;
-    `config.ended_by` says whether they decide when it is over. `checkpoint_every` is in optimizer
-    steps: at most so many are lost when a training is interrupted.
+    and `dataset_hash` identifies it by its content. `num_train_epochs` is the number of passes over
+    it; `config.ended_by` says whether that decides when training ends. `checkpoint_every` is in
+    optimizer steps: an interrupted training loses at most that many.
     """
 
     dataset_file: Path
@@ -89,9 +88,10 @@ class TrainingJob(Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineJob(Job):
-    """One training whose data is sampled while it goes on.
+    """One training whose data is sampled while it runs.
 
-    `experience` is the id of what samples it: the iteration of a run, with its world and instances.
+    `experience` is the id of the source of that data: the iteration of a run, with its world and
+    instances.
     """
 
     objective: GroupRelative
@@ -121,27 +121,27 @@ class WorkFolder:
 
     @property
     def job_file(self) -> Path:
-        """The job, which the trainer's process reads."""
+        """The file with the job, which the trainer's process reads."""
         return self.root / "job.json"
 
     @property
     def log_file(self) -> Path:
-        """Output and error stream of the trainer's process, of all attempts."""
+        """The output and error streams of the trainer's process, over all attempts."""
         return self.root / "trainer.log"
 
     @property
     def lock_file(self) -> Path:
-        """Locked by the trainer's process while it lives; holds its process id."""
+        """The file that the trainer's process locks while it lives; it holds the process id."""
         return self.root / "lock"
 
     @property
     def checkpoints(self) -> Path:
-        """Intermediate checkpoints of the Hugging Face Trainer."""
+        """The intermediate checkpoints of the Hugging Face Trainer."""
         return self.root / "checkpoints"
 
     @property
     def references(self) -> Path:
-        """What the reference model makes of the pairs, computed once for all attempts."""
+        """The reference model's log-probabilities of the pairs, computed once for all attempts."""
         return self.root / "references"
 
     @property
@@ -152,13 +152,13 @@ class WorkFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
-    """Where a training stands after an optimizer step.
+    """The progress of a training after an optimizer step.
 
     `loss` is the mean over the trained tokens of that step in nats, or over its pairs.
     `trained_tokens` counts all tokens that carried loss up to here. `seconds` is the time spent in
-    training, with that of earlier attempts up to their checkpoint. `total_steps` is an estimate
-    where the time decides. `scores` are what preference training measures besides: means over the
-    pairs of the step.
+    training, including earlier attempts up to their checkpoint. `total_steps` is an estimate if the
+    end is set by time. `scores` are the other measures of preference training: means over the pairs
+    of the step.
     """
 
     step: int
@@ -171,7 +171,9 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why the trainer's process gave up: `kind` is the name of a class of `agentr_core.errors`."""
+    """The reason why the trainer's process gave up: `kind` is the name of a class in
+    `agentr_core.errors`.
+    """
 
     kind: str
     message: str

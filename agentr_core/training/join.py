@@ -1,10 +1,10 @@
-"""A further machine for the trainings of a workspace: `python -m agentr_core.training.join
+"""An additional machine for the trainings of a workspace: `python -m agentr_core.training.join
 WORKSPACE MACHINE_RANK`.
 
-The run itself is started on the machine of rank 0. On each other one this command takes part in
-every training that asks for it, until it is interrupted. It needs the same checkout, the same
-working directory, and under the same paths, on a shared file system, the workspace's `checkpoints/`
-and `datasets/` and the folder of the model. The store stays on a local disk of machine 0, and
+The run itself is started on the machine of rank 0. On every other machine this command takes part
+in each training that asks for it, until it is interrupted. It needs the same checkout and the same
+working directory; the workspace's `checkpoints/` and `datasets/` and the folder of the model must
+be on a shared file system, under the same paths. The store stays on a local disk of machine 0, and
 nothing here reads it.
 """
 
@@ -23,15 +23,15 @@ from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.launch import start_launcher
 
 POLL = 2.0
-"""Seconds between two looks for a training, and after one that failed: its next attempt is joined
-again.
+"""Seconds between two searches for a training, also after one that failed: its next attempt is
+joined again.
 """
 LINGER = 30.0
-"""Seconds that processes have to end by themselves once their training is done, or its files are
+"""Seconds in which processes may end by themselves once their training is done, or its files are
 gone.
 """
 GRACE = 10.0
-"""Seconds that a launcher has to end in order."""
+"""Seconds that a launcher has to end cleanly."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,9 +48,8 @@ def main(arguments: list[str]) -> int:
 
 
 def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
-    """Run this machine's processes of a training until they end, or nobody wants them any more."""
-    # What this machine's processes have to say is in its own output; the main machine tells of the
-    # training.
+    """Run this machine's processes of a training until they end or are no longer wanted."""
+    # This machine's processes write to its own output; the main machine reports on the training.
     events = job_file.with_name(f"machine-{machine_rank}.jsonl")
     launcher = start_launcher(job, job_file=job_file, events_file=events, machine_rank=machine_rank)
     try:
@@ -64,8 +63,8 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
             elif found[0] == job_file:
                 unwanted_since = None
             else:
-                # Left to itself, it would wait for a main machine that is gone, and meet that of
-                # the next training.
+                # Otherwise the processes would wait for a main machine that is gone, and meet that
+                # of the next training.
                 return
     finally:
         _end(launcher)
@@ -82,15 +81,15 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a launcher ends within so many seconds."""
+    """Return whether a launcher ends within a number of seconds."""
     with suppress(subprocess.TimeoutExpired):
         launcher.wait(seconds)
     return launcher.returncode is not None
 
 
 def wanted(checkpoints: Path, machine_rank: int) -> tuple[Path, TrainingJob] | None:
-    """Return the training that was started last if it is unfinished and wants this machine, else
-    None.
+    """Return the training that was started last, with its job file, if it is unfinished and wants
+    this machine; else None.
     """
     files = sorted(checkpoints.glob(".*/job.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     for job_file in files[:1]:

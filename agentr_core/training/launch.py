@@ -1,4 +1,4 @@
-"""How the processes of a training are started: as they are, or through `accelerate launch`."""
+"""How the processes of a training are started through `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentr_core.training.job import TrainingJob
 
 RANK = "agentr_core.training.rank"
 PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Say which process of how many one is; those of an outer launcher are none of a trainer's
-business.
+"""Variables with the rank of a process and the number of processes; a trainer must not see those of
+an outer launcher.
 """
 
 
@@ -37,7 +37,8 @@ def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank
     return [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *(part for name, value in options.items() for part in (f"--{name}", str(value))),
-        # It means many processes by torchrun, on GPUs or not; one alone gets none.
+        # The flag stands for several processes by torchrun, with or without GPUs; a single process
+        # does not get it.
         *(["--multi_gpu"] if job.config.num_processes > 1 else []),
         *("--module", RANK, str(job_file), str(events_file)),
     ]
@@ -48,16 +49,16 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
 
     Args:
         outer: the environment of this process.
-        gpus: whether the machine has any.
+        gpus: whether the machine has GPUs.
     """
     inner = {name: value for name, value in outer.items() if name not in PLACES}
     launch = job.config.launch
     assert launch is not None
     if not gpus:
-        # Told of the CPU, Accelerate would leave DeepSpeed out without a word.
+        # If told to use the CPU, Accelerate would silently leave out DeepSpeed.
         inner |= {"DS_ACCELERATOR": "cpu"} if launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     if launch.deepspeed and job.config.num_processes == 1:
-        # DeepSpeed always wants a group of processes, and Accelerate makes none for one.
+        # DeepSpeed always needs a process group, and Accelerate makes none for a single process.
         inner |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         inner |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return inner
@@ -68,7 +69,7 @@ def launched(job: TrainingJob, *, job_file: Path, events_file: Path, keep: int) 
     launcher.
 
     `keep` is a file descriptor that the launcher holds open too, so that a lock on it lasts until
-    the last of them is gone.
+    the last process is gone.
     """
     return start_launcher(job, job_file=job_file, events_file=events_file, keep=keep).wait()
 
@@ -78,7 +79,7 @@ def start_launcher(
 ) -> subprocess.Popen[bytes]:
     """Start this machine's processes of a job; return their launcher.
 
-    They end when this process does, or closes the launcher's standard input: its far end is here.
+    They end when this process ends, or closes its end of the launcher's standard input.
     """
     import torch
 

@@ -1,14 +1,15 @@
-"""The samples of one optimizer step as few rows of few lengths, without samples seeing each other.
+"""The samples of one optimizer step as a few rows of a few lengths, in which samples do not see
+each other.
 
     position_ids   0 1 2 3 4 5 | 0 1 2 3 | 0 1 2 . .     one row: three samples and its filling
     labels         - - a b - c | - - d e | - f g . .     a sample's first token is never a target
 
 Where positions restart, transformers builds a block-diagonal attention mask, if it is called
 without `attention_mask` and with `use_cache=False`. A row with a single sample needs no mask, and
-the filling at the end is never looked at by what comes before it.
+the tokens before the padding at the end never see it.
 
-Rows are only filled up to the longest sample of the step, or `ROW` if that is more: attention under
-a block-diagonal mask costs the square of the row, whatever the samples in it.
+Rows are no longer than the longest sample of the step, or `ROW` if that is more: attention under a
+block-diagonal mask costs the square of the row length, whatever the samples in it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import torch
 from agentr_core.samples.labels import IGNORED
 
 ROW = 512
-"""Rows may always get this long; short samples alone in a row would leave the processor waiting for
-Python.
+"""The length up to which rows may always be filled: with one short sample per row, the processor
+would wait for Python.
 """
 QUANTUM = 64
 
@@ -43,7 +44,7 @@ class TokenPair(NamedTuple):
 
 def trained_tokens(row: TokenRow | TokenPair) -> int:
     """Return the number of tokens that carry loss: the first token of a row has nothing before it
-    to be told from.
+    from which to predict it.
     """
     if isinstance(row, TokenPair):
         return sum(map(trained_tokens, row))
@@ -51,18 +52,18 @@ def trained_tokens(row: TokenRow | TokenPair) -> int:
 
 
 def padded_length(tokens: int) -> int:
-    """Return the row length used for so many tokens: a multiple of 64 up to 512, and 4 to 8 lengths
-    an octave above.
+    """Return the row length used for `tokens` tokens: a multiple of 64 up to 512; above that, one
+    of 4 to 8 lengths per doubling.
 
-    Few lengths matter: every new shape makes the CPU compile new kernels, and memory grows.
+    There must be few lengths: for every new shape the CPU compiles new kernels, and memory grows.
     """
     quantum = max(QUANTUM, 1 << max(0, (tokens - 1).bit_length() - 3))
     return -(-tokens // quantum) * quantum
 
 
 def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
-    """Return which samples share a row, as indices into `lengths`; the longest come first (first
-    fit, decreasing).
+    """Return which samples share a row, as indices into `lengths`; the longest come first
+    (first-fit decreasing).
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     if not packing:
@@ -82,10 +83,10 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
 
 
 def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: int) -> list[dict[str, torch.Tensor]]:
-    """Return what the model is given for one optimizer step, one forward pass after the other.
+    """Return the inputs of the model for one optimizer step, one forward pass after another.
 
     Each pass has `input_ids`, `labels` and `position_ids` of the shape (at most `rows_per_pass`,
-    length); rows of about the same length come together. No rows make no passes.
+    length); rows of about the same length are in the same pass. Without rows there are no passes.
     """
     if not rows:
         return []
@@ -95,9 +96,7 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
 
 
 def idle_pass() -> dict[str, torch.Tensor]:
-    """Return a pass without any trained token, for a process that has nothing left to do in a
-    step.
-    """
+    """Return a pass without trained tokens, for a process that has nothing left to do in a step."""
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
 
 
@@ -114,7 +113,7 @@ def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
     def fill(row: dict[str, list[int]]) -> dict[str, list[int]]:
         missing = length - len(row["labels"])
-        # Positions go on counting: a restart would look like one more sample, and call for a mask.
+        # Positions keep counting: a restart would look like another sample, and require a mask.
         last = row["position_ids"][-1]
         return {
             "input_ids": row["input_ids"] + [0] * missing,

@@ -1,4 +1,6 @@
-"""The model that a training starts from: a whole one, or one with an adapter that is trained on."""
+"""The model that a training starts from: a whole model, or one with an adapter whose training
+continues.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,10 @@ from agentr_core.recipes import TrainingConfig
 
 
 class Parent(NamedTuple):
-    """A model ready to be trained, its tokenizer, and the number format that its checkpoints are
-    kept in.
+    """A model ready to be trained, its tokenizer, and the number format of its checkpoints.
 
-    `lora` says which adapters are still to be put on it: none for full training, and none if it has
-    them already.
+    `lora` describes the adapters still to be added: none for full training, or if the model already
+    has them.
     """
 
     model: Any
@@ -41,19 +42,19 @@ def text_config(model_dir: Path) -> Any:
 
 
 def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Parent:
-    """Return the model in a directory as the settings want to train it.
+    """Return the model in a directory, prepared for training as the settings say.
 
-    Weights are 32-bit numbers, but those that only carry adapters stay as they are under bfloat16.
+    Weights are 32-bit numbers; under bfloat16, weights that only carry adapters keep their format.
 
     Args:
-        zero3: whether DeepSpeed splits the weights over processes while they are read.
+        zero3: whether DeepSpeed splits the weights among processes while they are read.
 
     Raises:
         ModelDirectoryError: the model cannot be loaded.
-        ConfigError: the adapter in the directory has another shape than the settings say.
+        ConfigError: the shape of the adapter in the directory differs from the settings.
     """
     base = adapter_base(model_dir)
-    # Stages show their own progress, when they load and when they save.
+    # The stages of a run show their own progress, when loading and when saving.
     disable_progress_bar()
     with _faults(model_dir):
         model, dtype = read_weights(base or model_dir, config, zero3=zero3)
@@ -71,21 +72,21 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
         model = PeftModel.from_pretrained(
             model, model_dir, is_trainable=bool(config.lora_r), autocast_adapter_dtype=not zero3
         )
-    # An adapter that is not trained has frozen the weights below it.
+    # An adapter that is not loaded for training has frozen the weights below it.
     return Parent(model if config.lora_r else model.merge_and_unload().requires_grad_(True), tokenizer, dtype, None)
 
 
 def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
-    """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, then
-    in `dtype`.
+    """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, and
+    then converted to `dtype`.
     """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return PeftModel.from_pretrained(model, adapter).merge_and_unload().to(dtype)
 
 
 def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:
-    """Return a whole model in the number format that the settings want to train it in, and the one
-    it is stored in.
+    """Return a whole model in the number format in which the settings train it, and the format in
+    which it is stored.
     """
     attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
     as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
@@ -101,7 +102,7 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
 
 
 def lora_config(config: TrainingConfig) -> Any:
-    """Return PEFT's description of the adapters that the settings ask for."""
+    """Return PEFT's configuration of the adapters that the settings ask for."""
     targets = config.lora_target_modules
     return LoraConfig(
         r=config.lora_r,
@@ -124,11 +125,11 @@ def _four_bits() -> Any:
 
 
 def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
-    """Return in what the adapter in a directory differs from the one that the settings ask for, one
-    sentence each.
+    """Return the differences between the adapter in a directory and the one that the settings ask
+    for, one sentence each.
 
-    Training goes on with the adapter that is there; a second one on top of it could not be
-    published alone.
+    Training continues with the existing adapter; a second one on top of it could not be published
+    alone.
     """
     there = PeftConfig.from_pretrained(path)
     pairs = {

@@ -1,5 +1,5 @@
-"""Which samples each optimizer step sees: fixed before training starts, so that schedule and token
-count are exact.
+"""The samples of each optimizer step, fixed before training starts, so that the schedule and the
+token count are exact.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Plan:
     steps: tuple[tuple[int, ...], ...]
     trained_tokens: tuple[int, ...]
     epochs: float
-    """Samples seen, repeats included, over the samples there are."""
+    """The samples seen, repeats included, divided by the samples of the dataset."""
 
     def tokens_after(self, step: int) -> int:
         """Return the trained tokens seen up to the end of a step, counted from 1; after the last
-        comes the first.
+        step the plan starts again.
         """
         rounds, rest = divmod(step, len(self.steps))
         return rounds * self.trained_tokens[-1] + (self.trained_tokens[rest - 1] if rest else 0)
@@ -46,11 +46,12 @@ def plan(
     """Return the steps of a training on rows with `tokens[i]` trained tokens each.
 
     Rows come in a new random order every epoch; all steps but the last have `per_step` samples,
-    also across the border of two epochs. With `step_tokens` above 0 a step takes samples instead
-    while their `lengths`, in tokens, come to no more than that; it has one at least. With
-    `max_tokens` above 0 the sample that reaches it is the last one, whatever `epochs` says.
+    also across the boundary of two epochs. With `step_tokens` above 0, a step instead takes samples
+    as long as the sum of their `lengths`, in tokens, does not exceed that number, but at least one.
+    With `max_tokens` above 0, the sample that reaches that number of trained tokens is the last
+    one, whatever `epochs` says.
 
-    Raises `DataFault` when there are no rows or one without trained tokens.
+    Raises `DataFault` when there are no rows, or a row without trained tokens.
     """
     if not tokens:
         raise DataFault("the dataset has no rows; loosen the filters or collect more")

@@ -1,5 +1,5 @@
-"""What TRL's trainers have in common here: they follow a plan, tell of each step, and stop at what
-is not finite.
+"""The common part of our TRL trainers: they follow a plan, report each step, and stop at a loss or
+gradient that is not finite.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from agentr_core.training.plan import Plan
 from agentr_core.training.zero import read_zero
 
 _SAVED = "complete"
-"""Marks an intermediate checkpoint that was written to its end."""
+"""The mark of an intermediate checkpoint that was written completely."""
 _FOREVER = 1_000_000
-"""Times that a plan is gone through where the clock ends a training."""
+"""The number of passes over a plan when the clock ends a training."""
 _TICKS = 1000
-"""Steps of a schedule that follows the clock."""
+"""The number of steps of a schedule that follows the clock."""
 _SCORES = {
     "logps/chosen": "chosen_logps",
     "logps/rejected": "rejected_logps",
@@ -35,15 +35,15 @@ _SCORES = {
     "rewards/rejected": "rejected_rewards",
     "rewards/accuracies": "reward_accuracy",
 }
-"""What TRL logs of preferences, and what we call it."""
+"""TRL's names of the measures of preference training, and ours."""
 
 
 class FollowsPlan:
-    """Mixed into a trainer of TRL: takes the steps of a `Plan` and tells of each.
+    """A mixin for TRL's trainers that takes the steps of a `Plan` and reports each.
 
-    With `max_seconds` above 0 it takes them again and again until the time is up, by the clock of
-    the main process. A step whose loss or gradient is not finite ends the training before any
-    weight is changed (DeepSpeed changes them at once, but they are not kept).
+    With `max_seconds` above 0 it repeats the plan until the time is up, by the clock of the main
+    process. A step whose loss or gradient is not finite ends the training before any weight is
+    changed (DeepSpeed changes weights at once, but they are not kept).
     """
 
     args: Any
@@ -62,7 +62,7 @@ class FollowsPlan:
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log a step with its tokens and time, so that they survive in the trainer's state, and
-        tell of it.
+        report it.
         """
         if "loss" not in logs:
             super().log(logs, start_time)  # type: ignore[misc]
@@ -78,7 +78,7 @@ class FollowsPlan:
             self._tell(self._step(number, entry))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the schedule over the steps, or over the seconds if they are the budget."""
+        """Return the schedule over the steps, or over the seconds if time is the budget."""
         if not self._max_seconds:
             return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
         scheduler = super().create_scheduler(_TICKS, optimizer)  # type: ignore[misc]
@@ -89,14 +89,14 @@ class FollowsPlan:
         return lambda _: float(share(self._tick()))
 
     def _tick(self) -> float:
-        """Return how far the time has gone, from 0 to `_TICKS`."""
+        """Return the share of the time that has passed, scaled to [0, `_TICKS`]."""
         return _TICKS * min(1.0, self._seconds() / self._max_seconds)
 
     def _seconds(self) -> float:
-        """Return the time spent in training so far, with that of earlier attempts up to their
+        """Return the seconds spent in training so far, including earlier attempts up to their
         checkpoint.
 
-        Where it decides anything it is that of the main process, in all of them.
+        Where time is the budget, all processes get the value of the main process.
         """
         earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
         seconds: float = earlier + time.monotonic() - self._clock
@@ -104,26 +104,26 @@ class FollowsPlan:
 
     @property
     def ended_by(self) -> str:
-        """What ended the training before its time; empty where nothing did."""
+        """The setting that ended the training early; empty if none did."""
         return ""
 
     def go_back(self) -> None:
-        """Put back the weights that are to be published, where they are not the last ones."""
+        """Restore the weights to be published, if they are not the last ones."""
 
     def steps_done(self) -> list[TrainingStep]:
         """Return every step of this training so far, those before an interruption included."""
         return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
 
     def check_finite(self, model: Any, loss: torch.Tensor) -> None:
-        """Raise `NonFiniteLoss` when a loss, or the gradients there are, are not finite."""
+        """Raise `NonFiniteLoss` when a loss or an existing gradient is not finite."""
         if self.is_deepspeed_enabled:
             norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
         else:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             total = torch.nn.utils.get_total_norm(gradients)
-            # Of gradients that are split over processes, each has its part of the norm.
+            # When gradients are split among processes, each process has its part of the norm.
             norm = (total.full_tensor() if isinstance(total, DTensor) else total).item()
-        # Gradients in 16 bits are scaled; a step in which they overflow is left out by the scaler.
+        # Gradients in 16 bits are scaled; the scaler skips a step in which they overflow.
         scaled = getattr(self.accelerator, "scaler", None) is not None
         if math.isfinite(loss.item()) and (scaled or math.isfinite(norm)):
             return
@@ -145,17 +145,17 @@ class FollowsPlan:
 
 
 class MarkSaved(TrainerCallback):  # type: ignore[misc]
-    """Marks an intermediate checkpoint once it is whole."""
+    """A callback that marks an intermediate checkpoint once it is complete."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Wait for all processes, then put the mark."""
+        """Wait for all processes, then write the mark."""
         args.distributed_state.wait_for_everyone()
         if state.is_world_process_zero:
             (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED).touch()
 
 
 def last_checkpoint(folder: Path, settings: Any) -> Path | None:
-    """Return the newest intermediate checkpoint that was written to its end, or None; removes those
+    """Return the newest intermediate checkpoint that was written completely, or None; remove those
     that were not.
     """
     if settings.should_save:
@@ -172,9 +172,10 @@ def samples_per_step(config: TrainingConfig) -> int:
 
 def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     """Return the arguments that all trainers share, for a job of `steps` optimizer steps, on CUDA
-    if there is a device.
+    if available.
 
-    If the job has several processes, this one joins the others when the arguments are made.
+    If the job has several processes, this process joins the others when the arguments are
+    constructed.
     """
     config = job.config
     on_gpu = torch.cuda.is_available()
@@ -182,7 +183,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     return {
         "output_dir": str(job.work.checkpoints),
         "run_name": job.output_dir.name,
-        # The plan holds the epochs and the order; to the Trainer it is one pass, or one of many.
+        # The plan holds the epochs and the order; to the Trainer it is one epoch, or one of many.
         "num_train_epochs": _FOREVER if config.max_seconds else 1,
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
@@ -199,7 +200,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
         "use_cpu": not on_gpu,
         "activation_checkpointing": checkpointing,
         "dataloader_pin_memory": on_gpu,
-        # Every pass, an idle one too, goes through all weights.
+        # Every pass uses all weights, even an idle one.
         "ddp_find_unused_parameters": False,
         "deepspeed": read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
         "fsdp": True if config.launch and config.launch.fsdp else None,

@@ -1,7 +1,7 @@
 """One process of a training: `python -m agentr_core.training.rank JOB_FILE EVENTS_FILE`, started by
 `launch`.
 
-It ends when its standard input does, so that it never outlives the process that wants its
+It ends when its standard input does, so that it never outlives the process that waits for its
 checkpoint.
 """
 
@@ -45,8 +45,8 @@ def work(job: TrainingJob, events_file: Path) -> None:
             from agentr_core.training.faults import describe
 
             tell(describe(error, job.work.root))
-            # Here and at once: the error's frames hold what is left of a group of processes, and to
-            # drop that, or to take leave of the group, may be to wait for others that are gone.
+            # Exit here and at once: the error's frames hold what is left of a process group, and to
+            # free that, or to leave the group, could mean waiting for processes that are gone.
             _leave(1)
 
 
@@ -59,8 +59,8 @@ def _leave(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     status = 1
-    # Registered first, so run last: all other handlers are run, but the interpreter is not taken
-    # apart. Meanwhile a thread of Gloo, which outlives its group of processes, might drop a tensor,
-    # and so abort a training that is done (pytorch issue 190489).
+    # Registered first, so run last: all other handlers run, but the interpreter is not finalised.
+    # During that, a thread of Gloo, which outlives its process group, might free a tensor, and so
+    # abort a training that is done (pytorch issue 190489).
     atexit.register(lambda: _leave(status))
     status = main(sys.argv[1:])

@@ -1,7 +1,8 @@
-"""What a training's settings need: names that its libraries know, and what a machine must have.
+"""The requirements of a training's settings: names that its libraries know, and features of the
+machine.
 
-All of it is told together before a run's first reply, and once more by each process of a trainer,
-whose machine may be another one.
+All faults are reported together before a run's first reply, and again by each process of a trainer,
+which may run on another machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FSDP: Final = (
     "state_dict_type",
     "transformer_layer_cls_to_wrap",
 )
-"""What of the Trainer's `fsdp_config` means something to FSDP 2 and to checkpoints of ours."""
+"""The fields of the Trainer's `fsdp_config` that have a meaning for FSDP 2 and our checkpoints."""
 _STEPS_ALONE: Final = re.compile("lomo|layerwise")
 _PACKAGES: Final = {
     "galore": "galore_torch",
@@ -46,16 +47,16 @@ _PACKAGES: Final = {
     "32bit": "bitsandbytes",
     "ademamix": "bitsandbytes",
 }
-"""The packages of optimizers, by a part of their names; the first that fits counts."""
+"""The packages of optimizers, by a part of the optimizer's name; the first match counts."""
 
 
 _OF_PAIRS = "eto.dpo"
-"""The section of trainings on preferences."""
+"""The section of the recipe for preference training."""
 
 
 def check_requirements(config: TrainingConfig) -> None:
-    """Do nothing if this process can do what the settings ask for. Raises `ConfigError`, which
-    lists every fault.
+    """Check that this process can do what the settings ask for. Raises `ConfigError`, which lists
+    every fault.
     """
     if config.bf16 == "auto":
         raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
@@ -64,10 +65,10 @@ def check_requirements(config: TrainingConfig) -> None:
 
 
 def name_faults(config: TrainingConfig, *, section: str = "training") -> list[str]:
-    """Return what no machine could do of the settings, one sentence each.
+    """Return the faults of the settings on any machine, one sentence each.
 
     Args:
-        section: the section of the recipe that has the schedule.
+        section: the section of the recipe with the schedule.
     """
     faults = [*_schedule_faults(config, section), *_optimizer_faults(config.optim)]
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
@@ -168,8 +169,8 @@ def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
 
 
 def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
-    """Return why a schedule cannot be followed; it is made as the Trainer makes it, on an optimizer
-    of one number.
+    """Return why a schedule cannot be followed, found by creating it as the Trainer does, on an
+    optimizer of one number.
     """
     name, field = config.lr_scheduler_type, f"{section}.lr_scheduler_type"
     kinds = [kind.value for kind in SchedulerType]

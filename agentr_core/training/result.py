@@ -1,5 +1,5 @@
-"""Writes what a training leaves: a model or PEFT directory, the parent's tokenizer, the history of
-its steps.
+"""Writes the result of a training: a model or PEFT directory, the parent's tokenizer, and the
+history of its steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def write_result(
     dtype: torch.dtype,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a finished training to its staging folder, without a manifest; the main process alone
-    calls it.
+    """Write a finished training to its staging folder, without a manifest; only the main process
+    calls this.
 
-    `model` is the trained one, without what trainers wrap around it. `weights` are given where it
-    holds only this process's part of them, as with ZeRO-3.
+    `model` is the trained model, without the wrappers of trainers. `weights` are given if it holds
+    only this process's part of them, as with ZeRO-3.
     """
     staging = job.work.staging
     if staging.exists():
@@ -42,8 +42,8 @@ def write_result(
         model.to(dtype).save_pretrained(staging)
     else:
         model.save_pretrained(staging, state_dict=_cast(weights, dtype))
-    # Tokenizer and chat template go along byte for byte: what the model reads must not change with
-    # its weights.
+    # The tokenizer and chat template are copied byte for byte: the model's input must not change
+    # with its weights.
     for file in sorted(job.model_dir.iterdir()):
         if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
             shutil.copyfile(file, staging / file.name)
@@ -61,7 +61,7 @@ def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None
     if alone:
         return
     if weights is not None:
-        # The model is read once more to be merged, by this process alone and therefore whole.
+        # The model is read again to be merged, by this process alone and therefore completely.
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
@@ -69,14 +69,14 @@ def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None
 
 
 def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return weights in another number format; names that shared a tensor still do."""
+    """Return weights in another number format; names that share a tensor still do."""
     cast = {id(tensor): tensor.to(dtype) for tensor in weights.values()}
     return {name: cast[id(tensor)] for name, tensor in weights.items()}
 
 
 def _from_here(path: Path) -> Path:
-    """Return a path relative to the working directory where it lies below it, so that a workspace
-    can be moved.
+    """Return a path relative to the working directory if it is below that, so that a workspace can
+    be moved.
     """
     try:
         return path.resolve().relative_to(Path.cwd())

@@ -1,6 +1,4 @@
-"""One training in this process, alone or as one of several: from a job to a published
-checkpoint.
-"""
+"""One training in this process, alone or with others: from a job to a published checkpoint."""
 
 from __future__ import annotations
 
@@ -31,13 +29,14 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
 def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | None:
-    """Train a job, from its last intermediate checkpoint if there is one, and publish the result.
+    """Train a job, starting from its last intermediate checkpoint if there is one, and publish the
+    result.
 
-    Returns the manifest, or None in a process that is not the main one of its training: only that
-    one tells and publishes.
+    Return the manifest, or None if this is not the main process of the training: only the main
+    process reports and publishes.
 
     Raises:
-        ConfigError: the settings ask for what is not there.
+        ConfigError: the settings ask for something that is not available.
         DataFault: the dataset is empty or has broken rows.
         ModelDirectoryError: the model cannot be loaded.
         NonFiniteLoss: loss or gradient became NaN or infinite.
@@ -52,8 +51,8 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     rows = _rows(job)
     steps = _planned(job, rows)
     trainer = job.objective.trainer()
-    # First the arguments, which make the group of processes and tell Transformers of ZeRO-3; then
-    # the model.
+    # The arguments come before the model: they create the process group and tell Transformers about
+    # ZeRO-3.
     settings = trainer.arguments(job, steps=len(steps.steps))
     _check_same_job(job)
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
@@ -100,7 +99,7 @@ def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:
     return plan(
         [trained_tokens(row) for row in rows],
         per_step=samples_per_step(job.config),
-        # Gone through again and again until the time is up, so of whole passes.
+        # A plan that is repeated until the time is up must consist of whole passes.
         epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
         max_tokens=job.config.max_tokens,
         seed=job.seed,
@@ -129,7 +128,7 @@ def _manifest(
 
 
 def _tell_deepspeed() -> None:
-    """Tell DeepSpeed of the group of processes, of which on a CPU it learns only after it has split
+    """Tell DeepSpeed about the process group: on a CPU it would learn of it only after splitting
     the weights.
     """
     from deepspeed import comm
@@ -139,20 +138,20 @@ def _tell_deepspeed() -> None:
 
 
 def _part(hf_trainer: Any) -> None:
-    """End the group of processes, in which none may be left waiting for one that is gone."""
+    """End the process group, so that no process is left waiting for one that is gone."""
     processes = hf_trainer.args.distributed_state
     processes.wait_for_everyone()
     if torch.distributed.is_initialized():
-        # What gradients were exchanged with holds on to the group, and may be dropped by no one:
-        # that waits, with the interpreter's lock in hand, for a thread of Gloo, which may be
-        # waiting for this lock to drop a tensor. So it is kept until the process leaves.
+        # The object that exchanged gradients refers to the group and must not be freed: that would
+        # wait, holding the interpreter's lock, for a thread of Gloo, which may itself be waiting
+        # for this lock to free a tensor. So it is kept until the process exits.
         atexit.register(lambda: hf_trainer)
     processes.destroy_process_group()
 
 
 def _check_same_job(job: TrainingJob) -> None:
-    """Machines that join late, or after a crash, may have another training in hand than the main
-    process.
+    """Raise `TrainingFault` if this machine, having joined late or after a crash, has another
+    training than the main process.
     """
     main = broadcast_object_list([job.fingerprint])[0]
     if main != job.fingerprint:

@@ -1,7 +1,7 @@
-"""Training as seen from outside: start the trainer's process, follow it, say how it ended.
+"""Training seen from outside: start the trainer's process, follow it, and report how it ended.
 
-Training has its own process so that a crash, a lack of memory or a cancellation ends it and nothing
-else, and so that its memory is given back when it is done.
+Training has its own process so that a crash, a lack of memory or a cancellation ends only that
+process, and so that its memory is freed when it is done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agentr_core.writing import writing
 
 WORKER = "agentr_core.training.worker"
 POLL = 0.2
-"""Seconds between two looks at the events."""
+"""Seconds between two readings of the events."""
 GRACE = 5.0
 """Seconds a cancelled trainer has to end by itself."""
 LINGER = 60.0
@@ -52,12 +52,12 @@ _KINDS: dict[str, type[AgentrError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """A published checkpoint at `path`; `reused` says that it was there already and nothing was
+    """A published checkpoint at `path`; `reused` says that it existed already and nothing was
     trained.
 
-    `trained_tokens` were truly seen, repeats included; `final_loss` is that of the last step, in
-    nats a token; `seconds` is time spent in training; `ended_by` is the setting that decided when
-    it was over.
+    `trained_tokens` counts tokens actually seen, repeats included; `final_loss` is that of the last
+    step, in nats a token; `seconds` is time spent in training; `ended_by` is the setting that
+    decided when training ended.
     """
 
     path: Path
@@ -76,7 +76,7 @@ def _ignore(step: TrainingStep) -> None:
 
 
 async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = _ignore) -> TrainingResult:
-    """Return the checkpoint of a job: trained, continued after an interruption, or found finished.
+    """Return the checkpoint of a job: trained, continued after an interruption, or already there.
 
     `on_progress` is called after each optimizer step. Cancelling ends the trainer's process;
     calling again continues from its last intermediate checkpoint, to the same weights as without
@@ -84,14 +84,15 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     ends by itself.
 
     Raises:
-        NonFiniteLoss: loss or gradient became NaN or infinite. No weights were changed by it.
-        OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux says so.
+        NonFiniteLoss: loss or gradient became NaN or infinite. The weights were not changed by it.
+        OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux reports
+            that.
         TrainingFault: another fault, for example a full disk, or a foreign directory at
             `output_dir`.
         DataFault: the dataset is missing or has broken rows.
         ModelDirectoryError: the model directory cannot be loaded.
-        ConfigError: the settings ask for a package, a device or a name that is not there.
-        DiskError: its folder cannot be made or written to.
+        ConfigError: the settings ask for a package, a device or a name that is not available.
+        DiskError: the folder of the job cannot be made or written to.
     """
     if job.output_dir.exists():
         return _finished(job, reused=True)
@@ -139,16 +140,16 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
 
 async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) -> tuple[int, Fault | None]:
     """Return the exit status of the trainer's process (negative: the signal that ended it) and the
-    fault it told.
+    fault that it reported.
 
-    What is published is done: processes that do not end after it, as those of a group may wait for
-    each other for ever, are ended.
+    Once the checkpoint is published, the training is done: processes that do not end by themselves,
+    since those of a group may wait for each other for ever, are ended.
     """
     fault: Fault | None = None
     published: float | None = None
     with (
         job.work.log_file.open("ab") as log,
-        # A new file for each attempt: what an earlier one said has been told already.
+        # A new file for each attempt: the events of earlier ones have been reported already.
         tempfile.NamedTemporaryFile(dir=job.work.root, prefix="events-", suffix=".jsonl") as events,
     ):
         process = await _started(job, events.name, log)
@@ -162,7 +163,7 @@ async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) ->
                 for line in lines:
                     event = EVENT.validate_json(line)
                     if isinstance(event, Fault):
-                        # The first is the cause: what other processes tell then is that one is
+                        # The first fault is the cause: other processes then report only that one is
                         # gone.
                         fault = fault or event
                     else:
@@ -185,14 +186,13 @@ async def _started(job: TrainingJob, events: str, log: BinaryIO) -> asyncio.subp
         WORKER,
         str(job.work.job_file),
         events,
-        # Never written to: the trainer sees the end of it when this process dies, however that
+        # Never written to: the trainer sees this pipe end when this process dies, however that
         # happens.
         stdin=asyncio.subprocess.PIPE,
         stdout=log,
         stderr=log,
         env=_environment(job),
-        # An interrupt at the terminal is for this process, which then ends the trainer in
-        # order.
+        # An interrupt at the terminal is for this process, which then shuts the trainer down.
         start_new_session=True,
     )
 
@@ -221,15 +221,15 @@ def _environment(job: TrainingJob) -> dict[str, str]:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in PLACES},
         "PYTHONPATH": python_path(),
-        # Everything the trainer reads is local; a look at the hub would only add a network to what
-        # can fail.
+        # Everything the trainer reads is local; a query to the hub would only add the network to
+        # what can fail.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
         "TENSORBOARD_LOGGING_DIR": str(job.reports),
     }
     if job.config.launch is None:
-        # The Trainer would spread over all visible devices by itself, one batch cut in pieces.
+        # Otherwise the Trainer would split each batch over all visible devices.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
     if job.config.num_threads:
@@ -241,7 +241,7 @@ def _translate(exit_status: int, fault: Fault | None, work: WorkFolder) -> Agent
     lines = work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
     if fault is not None:
         kind, message = _KINDS[fault.kind], fault.message
-    # A launcher says it in its log alone.
+    # A launcher reports this only in its log.
     elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
         kind = OutOfMemory
         message = (

@@ -1,8 +1,8 @@
-"""TRL's SFTTrainer, fed by a plan: one row of its dataset is one process's share of an optimizer
+"""TRL's SFTTrainer, driven by a plan: one row of its dataset is one process's share of an optimizer
 step.
 
-A share is a few forward passes, as many in each process: where weights are split over processes, a
-pass needs them all.
+A share is a few forward passes, the same number in each process: if weights are split among
+processes, a pass needs all processes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
     """An SFTTrainer that follows a `Plan`.
 
-    The loss of a step is the mean over all trained tokens of all its passes in all processes, as
-    TRL has it for accumulated batches.
+    The loss of a step is the mean over all trained tokens of all its passes in all processes, as in
+    TRL for accumulated batches.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # TRL scores only the trained positions where Triton runs; elsewhere it scores all, at twice
-        # the time of a step.
+        # TRL scores only the trained positions where Triton runs; elsewhere it scores all, which
+        # doubles the time of a step.
         forward = inspect.signature(type(self.accelerator.unwrap_model(self.model)).forward)
         takes = {"logits_to_keep", "kwargs"} & set(forward.parameters)
         self._keeps_logits = self.args.device.type == "cpu" and bool(takes)
@@ -49,12 +49,12 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         total = torch.zeros((), device=self.args.device)
         for number, one in enumerate(inputs["passes"], start=1):
             last = number == len(inputs["passes"])
-            # Gradients travel between processes once a step, with the last pass.
+            # Gradients are exchanged between processes once per step, with the last pass.
             self.accelerator.gradient_state._set_sync_gradients(last)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
                     loss = self.compute_loss(model, one, num_items_in_batch=inputs["tokens"])
-                # One step of ours is one batch to DeepSpeed, however many passes it takes.
+                # To DeepSpeed, one of our steps is one batch, however many passes it takes.
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
             total += loss.detach()
         self.check_finite(model, total)
@@ -74,11 +74,11 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
             use_cache=False,
-            # Filled up to few lengths: each new shape of a matrix product is compiled anew.
+            # Padded to a few lengths: each new shape of a matrix product is compiled anew.
             logits_to_keep=torch.nn.functional.pad(positions, (0, -len(positions) % QUANTUM)),
         ).logits[0, : len(positions)]
         summed = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
-        # Gradients are averaged over processes, while the tokens are those of all of them.
+        # Gradients are averaged over processes, but the tokens are counted over all of them.
         return summed / num_items_in_batch * self.accelerator.num_processes
 
 
@@ -114,7 +114,7 @@ def make_trainer(
 def _collator(
     rows: Sequence[TokenRow], config: TrainingConfig, rows_per_pass: int
 ) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """Return what makes the forward passes of one process's share of a step."""
+    """Return a function that makes the forward passes of one process's share of a step."""
     processes = config.num_processes
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,9 +26,10 @@ LOCK_WAIT = 30.0
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 0 when the checkpoint is published, else that of what failed.
+    """Run a job; return the exit status: 0 when the checkpoint is published, else that of the
+    failed process.
 
-    The events file tells of a fault.
+    A fault is written to the events file.
     """
     job_file, events_file = (Path(argument) for argument in arguments)
     end_with_parent()
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 @contextmanager
 def _lock(file: Path) -> Iterator[int]:
-    """Hold the lock of a job; lend its file descriptor."""
+    """Hold the lock of a job during the block; yield its file descriptor."""
     with file.open("a+") as stream:
         deadline = time.monotonic() + LOCK_WAIT
         while True:

@@ -1,4 +1,4 @@
-"""DeepSpeed configurations: the shipped ones, by name, or a file of the user's."""
+"""DeepSpeed configurations: shipped ones, by name, or a file of the user."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_zero(name: str) -> dict[str, Any]:
 
 
 def splits_weights(content: dict[str, Any]) -> bool:
-    """Return whether a DeepSpeed configuration spreads the weights themselves over processes
+    """Return whether a DeepSpeed configuration splits the weights themselves among processes
     (ZeRO-3).
     """
     zero = content.get("zero_optimization")

@@ -1,8 +1,8 @@
-"""Every noun of the domain, as frozen records; this docstring is the glossary.
+"""The domain types, as frozen records; this docstring is the glossary.
 
 instance    one problem of an environment: (environment, split, index).
 task        only ever a Prefect task.
-step        one reply of the model and what it led to: reply, action, observation, reward.
+step        one reply of the model, with its action, observation and reward.
 trajectory  the steps of one episode, with its final reward and the reason it stopped.
 node        a step in a search tree, with the statistics of the search.
 reward      comes from the environment, in [0, 1].
@@ -13,10 +13,10 @@ critique    the verdicts on one bad path, and where its first error is.
 transcript  how the steps of an episode become a conversation: a property of a world.
 span        a part of an assistant turn that was grown by continuation.
 sample      messages with a train flag each: what fine-tuning sees.
-preference  two samples that go on from one conversation, the chosen one better than the other.
+preference  two samples that continue one conversation, the chosen one better than the other.
 recipe      one configuration file; run: one execution of it; iteration: one turn of its wheel.
 comparison  a run whose samples are the pool of its arms: several seeds each, an equal budget.
-arm         a way of learning: what it takes of the pool, and how it is trained on that.
+arm         a way of learning: what it takes from the pool, and how it trains on that.
 """
 
 from agentr_core.types.conversation import (

@@ -9,9 +9,9 @@ from typing import Literal
 from agentr_core.fingerprint import later
 
 Role = Literal["system", "user", "assistant", "tool", "tools"]
-"""Who speaks. `tool` is what a call came to; `tools`, which comes first where there is one, defines
-the tools that may be called, as a JSON list: chat templates and servers take it apart from the
-turns.
+"""The role of a turn's speaker. A `tool` turn is the result of a call; a `tools` turn, always the
+first, defines the tools that may be called, as a JSON list: chat templates and servers take it
+separately from the other turns.
 """
 FinishReason = Literal["stop", "length"]
 """Why a reply ended: the model ended it (or a stop string did), or the token limit cut it."""
@@ -31,7 +31,7 @@ class Span:
 
     @property
     def written(self) -> bool:
-        """Whether no model sampled it."""
+        """Whether the span was written, not sampled from a model."""
         return not self.token_ids and self.finish_reason is None
 
 
@@ -41,10 +41,10 @@ class Message:
 
     `token_ids` are the tokens the sampler produced for an assistant turn (end-of-turn token
     included), or None for a turn that was not sampled. Training uses them as they are.
-    `finish_reason` says why a sampled turn ended, None where that is not known. A turn that was cut
-    ends without a trained end of turn, since the model never said one. `tokenizer` is the
-    fingerprint of the tokenizer whose ids they are; with any other one the text is tokenised again.
-    None stands for that of the run's own model.
+    `finish_reason` says why a sampled turn ended, None if that is not known. A turn that was cut
+    ends without a trained end of turn, since the model never produced one. `tokenizer` is the
+    fingerprint of the tokenizer that made the ids; with any other tokenizer the text is tokenised
+    again. None stands for that of the run's own model.
 
     An assistant turn that was grown by continuation has `spans`, and these have tokens, flags and
     finish reasons of their own; make it with `grown_turn`. As the last turn of a prompt it is
@@ -81,8 +81,8 @@ class Message:
 
 
 def grown_turn(spans: Sequence[Span]) -> Message:
-    """Return the assistant turn that consists of spans, at least one; `train` says whether any of
-    them carries loss.
+    """Return the assistant turn made of one or more spans; its `train` says whether any of them
+    carries loss.
     """
     role, text, train, _ = _of_spans(spans)
     return Message(role=role, text=text, train=train, spans=tuple(spans))

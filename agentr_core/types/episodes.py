@@ -1,4 +1,4 @@
-"""Instances, the steps of an episode on one, and what became of it."""
+"""Instances, the steps of their episodes, and how these ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StopReason(StrEnum):
     DISASTER = "disaster"
     """The environment gave a negative reward: the episode counts as reward 0."""
     STEP_LIMIT = "step_limit"
-    """The episode used all the steps it was given."""
+    """The episode used up all the steps it was allowed."""
     CONTEXT_LIMIT = "context_limit"
     """The conversation no longer fits the model's context."""
     REPEATS = "repeats"
@@ -47,8 +47,8 @@ class Instance:
         return f"{self.environment}/{self.split}/{self.index}"
 
     def episode(self, number: int, begun: int = 0) -> str:
-        """Return the key of an episode of this instance: `key#number`, with `@begun` where it goes
-        on from so many recorded steps.
+        """Return the key of an episode of this instance: `key#number`, with `@begun` if the episode
+        continues from `begun` recorded steps.
         """
         return f"{self.key}#{number}" + (f"@{begun}" if begun else "")
 
@@ -58,10 +58,10 @@ class Transition(NamedTuple):
 
     `reward` is the standing score of the episode after this step, in [0, 1], or negative for a
     disaster. `info` has the key "success" (bool), the environment's own flag; "valid" (bool) from
-    an environment that tells whether it took the action; and "matched" (str) from one that puts a
-    possible action in place of the agent's. "tool_calls" are `ToolCall`s that the step made.
-    "question" is a `Question` that a model has to answer before the step is done; see
-    `protocols.Asking`. It may have more for the log.
+    an environment that reports whether it accepted the action; and "matched" (str) from one that
+    replaces the agent's action with a possible one. "tool_calls" are `ToolCall`s that the step
+    made. "question" is a `Question` that a model has to answer before the step is done; see
+    `protocols.Asking`. `info` may have further keys for the log.
     """
 
     observation: str
@@ -75,10 +75,10 @@ class Transition(NamedTuple):
 class ToolCall:
     """One call of a tool in a step.
 
-    `provider` is who answered, where there are several; `key` is what was asked for in normal form,
-    so that calls of one tool, provider and key ask the same. `status` is ok, empty, error, timeout,
-    or another word of the tool. `output` is what the tool gave, of which the observation may show
-    less.
+    `provider` is the service that answered, if there are several; `key` is the query in normal
+    form, so that calls with the same tool, provider and key ask the same. `status` is ok, empty,
+    error, timeout, or a word of the tool's own. `output` is the tool's whole result; the
+    observation may show less of it.
     """
 
     tool: str
@@ -92,13 +92,13 @@ class ToolCall:
 
     @property
     def identity(self) -> str:
-        """A hash that two calls share exactly if they ask the same of the same provider."""
+        """A hash that two calls share if and only if they ask the same of the same provider."""
         return fingerprint(self.tool, self.provider, self.parameters, self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What a grader gives an episode: `reward` in [0, 1], and whether it succeeded."""
+    """A grader's result for an episode: `reward` in [0, 1], and whether the episode succeeded."""
 
     reward: float
     success: bool
@@ -106,9 +106,9 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grading:
-    """The grade of an episode, and what it was before.
+    """The grade of an episode, and the grade it had before.
 
-    `answer` is what the grade was read from; None where a rule decided.
+    `answer` is the model's answer that the grade was read from; None if a rule decided.
     """
 
     grade: Grade
@@ -118,13 +118,13 @@ class Grading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One reply and what it led to. `action` is what the environment's parser took out of `reply`.
+    """One reply and its results. `action` is what the environment's parser found in `reply`.
 
-    `matched` is the possible action that the environment carried out in its place, which may be the
-    same; None from an environment that takes actions as they are. A replay sends `action`, which is
-    matched again. `valid` is whether the environment took the action; None from one that does not
-    tell. `finish_reason` and `tokenizer` are those of the reply's generation, None for a reply that
-    no model gave.
+    `matched` is the possible action that the environment carried out in place of `action`, which
+    may be the same; None from an environment that takes actions as they are. A replay sends
+    `action`, which is matched again. `valid` is whether the environment accepted the action; None
+    from one that does not report it. `finish_reason` and `tokenizer` are those of the reply's
+    generation, None for a reply that no model gave.
     """
 
     reply: str
@@ -142,11 +142,12 @@ class Step:
     tokenizer: str | None = None
     dropped: int = 0
     """How many of the oldest exchanges were left out of the conversation that the reply was drawn
-    from, since the whole of it no longer fitted; see `conversation.windowed`."""
+    from, since the whole no longer fitted; see `conversation.windowed`.
+    """
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls of tools that the step made, in their order."""
+    """The tool calls that the step made, in order."""
     answers: tuple[Answer, ...] = ()
-    """What models of other roles said to questions of the environment, in their order."""
+    """The answers of models of other roles to the environment's questions, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +163,8 @@ class Trajectory:
 
     @classmethod
     def ended(cls, instance: Instance, first_observation: str, steps: Sequence[Step], stop: StopReason) -> Trajectory:
-        """Return the trajectory of steps with reward and success of the last one; without steps 0
-        and False.
+        """Return the trajectory of steps, with the reward and success of the last one; without
+        steps, 0 and False.
         """
         return cls(
             instance=instance,
@@ -177,11 +178,11 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derivation:
-    """A trajectory that a method made of another one, both by their ids.
+    """A trajectory that a method made from another one, both named by their ids.
 
-    `operator` is what the method calls the way in which it was made; `position` the step at which
-    the child leaves the parent, None where it is another one as a whole. `prompt_hash` and `seed`
-    are those of what a model was asked for it, if one was. `round` is that of a flywheel.
+    `operator` is the method's name for the way it was made; `position` is the step at which the
+    child departs from the parent, None if it differs as a whole. `prompt_hash` and `seed` are those
+    of the request to a model that helped make it, if there was one. `round` is that of a flywheel.
     """
 
     child: str

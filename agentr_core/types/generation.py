@@ -1,4 +1,4 @@
-"""What models are asked, and what they say."""
+"""Requests to models, and their replies."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from agentr_core.types.conversation import FinishReason, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How replies are drawn. `temperature` 0 means greedy; `stop` strings end a reply and are not
-    part of it, unless `include_stop` says that the text of a reply ends with the one that ended it.
+    """Settings for drawing replies. `temperature` 0 means greedy; `stop` strings end a reply and
+    are not part of it, unless `include_stop` keeps the one that ended it.
 
-    The token ids of a reply have the tokens of its stop string in both cases. The last of these may
-    reach beyond the stop string, and the text does not.
+    The token ids of a reply include those of its stop string in both cases. The last token may
+    reach beyond the stop string; the text does not.
 
-    `repetition_penalty` changes the logits of tokens in the prompt and the reply so far (1:
-    nothing), `temperature` all of them; `top_k` (0: all), `top_p` and `min_p` then filter, in this
-    order, with the semantics of Transformers' logits processors. Log-probabilities are those of the
-    model alone, before all of these.
+    `repetition_penalty` changes the logits of tokens in the prompt and the reply so far (1: no
+    change), `temperature` those of all tokens; `top_k` (0: all), `top_p` and `min_p` then filter,
+    in this order, with the semantics of Transformers' logits processors. Log-probabilities are
+    those of the model alone, before all of these.
     """
 
     temperature: float = 1.0
@@ -54,11 +54,11 @@ class Generation:
     """One reply of a model.
 
     `token_ids` includes the end-of-turn token when the model ended its turn (`finish_reason`
-    "stop"); it is empty for a backend that cannot tell. `logprobs` has one natural-log probability
-    per token id when they were asked for; from a server that gives no ids, one for each token that
-    it reports. `prompt_tokens` counts the whole prompt, also for a reply that shared its prefill
-    with others. `tokenizer` is the fingerprint of the tokenizer whose ids they are, None where the
-    backend does not know it.
+    "stop"); it is empty for a backend that does not report them. `logprobs` has one natural-log
+    probability per token id when they were asked for; from a server that gives no ids, one for each
+    token that it reports. `prompt_tokens` counts the whole prompt, even for a reply that shared its
+    prefill with others. `tokenizer` is the fingerprint of the tokenizer that made the ids, None if
+    the backend does not know it.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a model of another role is asked on the side of an episode."""
+    """A question to a model of another role, asked alongside an episode."""
 
     role: str
     """A role of the recipe: judge, reflector, editor, summariser, or actor."""
@@ -82,9 +82,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a model said to a `Question`.
+    """A model's answer to a `Question`.
 
-    `model` is its fingerprint, `prompt_hash` that of the messages, `seed` that of the request.
+    `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` that of the
+    request.
     """
 
     role: str

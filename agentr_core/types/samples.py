@@ -1,4 +1,4 @@
-"""Samples and preferences that are trained on, where they come from, and what was turned away."""
+"""Samples and preferences that are trained on, where they come from, and what was rejected."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PreferenceCase(StrEnum):
     """What made one side of a preference better than the other."""
 
     LOSE = "lose"
-    """The policy got less than the expert."""
+    """The policy got less reward than the expert."""
     WIN = "win"
-    """The policy got more than the expert."""
+    """The policy got more reward than the expert."""
     STEP = "step"
     """The expert and the policy took different steps from the same state, and one of them got more
-    in the end.
+    reward in the end.
     """
     OWN = "own"
     """The best of the policy's episodes against its worst."""
@@ -57,7 +57,7 @@ class Provenance:
     split: int | None = None
     """Steps shared by both paths."""
     cut: int | None = None
-    """Steps of the bad path that were kept: first error included."""
+    """Steps of the bad path that were kept, the first error included."""
     good_reward: float | None = None
     bad_reward: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -76,11 +76,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """A better and a worse way on from the same conversation.
+    """A better and a worse continuation of the same conversation.
 
     The untrained turns before the first trained one are the same in both samples, and both end with
-    a trained turn. Rewards are those of the whole trajectories, in [0, 1]; None where a file does
-    not tell. `dropped` counts the steps that were cut off the end of the rejected side.
+    a trained turn. Rewards are those of the whole trajectories, in [0, 1]; None if a file does not
+    give them. `dropped` counts the steps that were cut off the end of the rejected side.
     """
 
     case: PreferenceCase
@@ -100,9 +100,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Something a filter turned away. `subject` is the id or key of what it was; `reason` is a
-    short slug.
-    """
+    """Something that a filter rejected. `subject` is its id or key; `reason` is a short slug."""
 
     stage: str
     subject: str

@@ -1,4 +1,4 @@
-"""Search trees, paths through them, and what a judge says of these."""
+"""Search trees, paths through them, and a judge's verdicts on these paths."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Path:
     """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the
     leaf.
 
-    `stream` names the random streams of the tree, so that its copies in other runs have the same;
-    empty: its id does.
+    `stream` names the random streams of the tree, so that its copies in other runs use the same
+    ones; if it is empty, the tree's id names them.
     """
 
     tree_id: str
@@ -74,7 +74,7 @@ class Path:
 
     @property
     def seeded_by(self) -> str:
-        """What seeds of the tree are derived from."""
+        """The name that the tree's seeds are derived from."""
         return self.stream or self.tree_id
 
     @property

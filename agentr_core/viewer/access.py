@@ -1,4 +1,4 @@
-"""Who may see the pages, and what a browser may do with them."""
+"""Access to the pages, and limits on what a browser may do with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "agentr_view"
 HEADERS: Final = {
-    # Texts of models and worlds are on these pages: whatever they contain, nothing of it is run,
+    # These pages show texts of models and worlds: whatever the texts contain, none of it is run,
     # loaded or sent.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -26,7 +26,9 @@ HEADERS: Final = {
 
 
 class Sealed:
-    """Adds headers to each answer that keep the shown texts from running or loading anything."""
+    """An application whose answers get headers that keep the shown texts from running or loading
+    anything.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -43,8 +45,8 @@ class Sealed:
 
 
 class Locked:
-    """Lets in requests with the token: first in the address as `?token=`, later as a cookie that
-    the answer sets.
+    """An application that admits only requests with the token: first in the address as `?token=`,
+    later as a cookie that the answer sets.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:

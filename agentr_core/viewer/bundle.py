@@ -23,24 +23,24 @@ one.
 """
 _FORM: Final = re.compile(r"<form\b.*?</form>", re.DOTALL)
 _ASKED: Final = re.compile(r"/(find|search)\b|[?&]instance=")
-"""Addresses that take questions, or have a page for each instance."""
+"""Addresses that take queries, or have a page for each instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """How many pages were written, and how many linked ones were left out."""
+    """The number of pages that were written, and of linked pages that were left out."""
 
     pages: int
     left_out: int
 
 
 async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundled:
-    """Write a page, and those that it leads to, to a new folder; `index.html` is the first.
+    """Write a page, and the pages that it links to, to a new folder; `index.html` is the first.
 
     Searches and filters, which need a server, are left out.
 
     Args:
-        most: how many pages are written, those nearest to the first; links to others are removed.
+        most: the maximum number of pages, those nearest to the first; links to others are removed.
 
     Raises:
         ConfigError: the folder exists and is not empty, or there is nothing to show.
@@ -64,7 +64,7 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
 
 
 async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[dict[str, str], int]:
-    """Return pages by address, nearest first, and how many more they lead to."""
+    """Return pages by address, nearest first, and how many more they link to."""
     pages: dict[str, str] = {}
     waiting = {start: None}
     while waiting and len(pages) < most:
@@ -82,7 +82,7 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
 
 
 def _self_contained(text: str, names: dict[str, str]) -> str:
-    """Return a page without forms whose links lead to files beside it."""
+    """Return a page without its forms, with links to the files beside it."""
 
     def link(found: re.Match[str]) -> str:
         path = unescape(found[3])

@@ -16,14 +16,14 @@ _COLUMN: Final = 212
 _BEND: Final = 44
 _MARGIN: Final = 30
 _LABEL: Final = 22
-"""Characters of an action that are shown; the whole stands on the page of its node."""
+"""Characters of an action that are shown; the page of its node shows all of it."""
 _TONES: Final = ("passed", "", "bad", "good", "both")
 MOST_NODES: Final = 1500
 """A drawing of more nodes is too long to look at and slow to show."""
 
 
 def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Collection[int]) -> str:
-    """Return the drawing of a tree, the root at the left; each node leads to its page.
+    """Return the drawing of a tree, the root at the left; each node links to its page.
 
     Args:
         nodes: by number.
@@ -38,7 +38,7 @@ def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Co
     svg = ET.Element("svg", {"class": "tree", "viewBox": f"0 0 {width} {height:g}", "role": "img"})
     svg.attrib.update({"width": str(width), "height": f"{height:g}", "aria-label": f"{len(nodes)} nodes"})
     spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
-    # What was not taken lies below what was.
+    # Edges that were not taken are drawn below those that were.
     for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good, bad))):
         _edge(svg, spots[node.parent], spots[node.number], _tone(node, good, bad))
     most = max(node.visits for node in nodes)
@@ -48,7 +48,7 @@ def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Co
 
 
 def _rows(children: dict[int, list[int]]) -> dict[int, float]:
-    """Return how far down each node stands: leaves one below the other, parents amid their
+    """Return the row of each node: leaves one below the other, parents in the middle of their
     children.
     """
     rows: dict[int, float] = {}
@@ -80,7 +80,7 @@ def _edge(svg: ET.Element, start: tuple[float, float], end: tuple[float, float],
     (x1, y1), (x2, y2) = start, end
     bend = x2 - _BEND
     middle = (bend + x2) / 2
-    # Straight as long as the label of the parent stands above and below.
+    # Straight along the label of the parent, which is written above and below the edge.
     curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
     ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
 

@@ -1,4 +1,4 @@
-"""Pages of lists: what their columns show and where they lead, filters, and pages."""
+"""Pages of lists: the contents and links of their columns, filters, and paging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """What stands in a cell: a text, and where it leads, if anywhere."""
+    """The contents of a cell: a text, and the address that it links to, if any."""
 
     text: str
     href: str | None = None
@@ -24,7 +24,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, the column of the query it shows, how, and where its cells lead."""
+    """A column: its title, the query column that it shows, how it is shown, and the links of its
+    cells.
+    """
 
     title: str
     name: str
@@ -34,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A list as a page has it."""
+    """A list as a page shows it."""
 
     title: str
     columns: tuple[Column, ...]
@@ -42,7 +44,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPage:
-    """What the page of a list shows."""
+    """The contents of the page of a list."""
 
     name: str
     title: str
@@ -53,7 +55,7 @@ class ListPage:
     """The number of the first row shown, from 1."""
     filters: dict[str, str]
     choices: dict[str, list[str]]
-    """For filters with few values."""
+    """The values of the filters that have few."""
     free: tuple[str, ...]
     """Filters that are typed in."""
     previous: str | None
@@ -176,8 +178,8 @@ SHOWN: Mapping[str, Shown] = {
 
 
 def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
-    """Return a page of a list. Filters that the list lacks, and pages that are none, are passed
-    over: a link may be old.
+    """Return a page of a list. Filters that the list lacks, and pages that do not exist, are
+    ignored: a link may be old.
     """
     source, shown = LISTINGS[name], SHOWN[name]
     filters = {key: value for key, value in query.items() if key in source.filters and value}
@@ -214,7 +216,7 @@ def _cell(column: Column, record: Record) -> Cell:
 
 
 def number(value: float | None) -> str:
-    """Return a number with at most three decimals and a true minus sign; a dash for none."""
+    """Return a number with at most three decimals and a true minus sign; a dash for None."""
     if value is None:
         return wording.NOTHING
     return f"{value:z.3f}".rstrip("0").rstrip(".").replace("-", wording.MINUS)

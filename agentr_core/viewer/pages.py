@@ -1,4 +1,4 @@
-"""What each page shows: reads rows from the store and returns the values of a template."""
+"""The contents of each page: rows from the store as the values of a template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def runs(store: Store) -> Page:
 
 
 def run(store: Store, run_id: str) -> Page | None:
-    """Return the page of a run; like every page, None if it is not stored."""
+    """Return the page of a run, or None if it is not stored, as for every page here."""
     head = run_line(store, run_id)
     if head is None:
         return None
@@ -130,8 +130,8 @@ def group(store: Store, iteration_id: str, step: int, number: int) -> Page | Non
 
 
 def find(store: Store, words: str) -> Page:
-    """Return the page of the one thing whose id begins with `words`, or else the search for
-    them.
+    """Return the page of the only thing whose id begins with `words`, or else that of the search
+    for them.
     """
     words = words.strip()
     instead = addresses.with_query("/search", {"q": words})
@@ -172,8 +172,8 @@ def _generations(members: Sequence[Derivation]) -> list[tuple[int, Derivation]]:
 
 
 def origin(kind: str) -> Detail:
-    """Return the page of a checkpoint, a dataset or an evaluation, which shows only what it was
-    made from.
+    """Return the function that makes the page of a checkpoint, a dataset or an evaluation, which
+    shows only what it was made from.
     """
 
     def shown(store: Store, key: str) -> Page | None:
@@ -196,4 +196,4 @@ DETAILS: Mapping[str, Detail] = {
     "dataset": origin("dataset"),
     "evaluation": origin("evaluation"),
 }
-"""For each kind of thing, what returns the page of one by its id."""
+"""For each kind of thing, the function that returns its page by id."""

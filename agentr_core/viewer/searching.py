@@ -1,4 +1,4 @@
-"""The page of a search: the texts that match, with where they stand."""
+"""The page of a search: the texts that match, with their places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentr_core.viewer.page import Page
 
 PAGE_ROWS: Final = 20
 MOST_CHARS: Final = 300
-"""Of a search."""
+"""The maximum length of a search."""
 _AROUND: Final = 160
 """Characters that are shown before and after the first word that was found."""
 _PLACES: Final = 4
@@ -23,13 +23,13 @@ _PLACES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found: an extract in pieces, each with whether it is a word that was asked
-    for, and where the text stands.
+    """A text that was found: an extract in pieces, each with a flag for a search word, and the
+    places of the text.
     """
 
     pieces: list[tuple[str, bool]]
     places: list[tuple[str, str]]
-    """What to call each, and where it leads."""
+    """The name and the address of each place."""
 
 
 def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
@@ -54,8 +54,8 @@ def results(store: Store, words: str, matches: Matches, *, page: int, complete: 
 
 
 def extract(text: str, wanted: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return what stands around the first word that was asked for, in pieces, each with whether it
-    is such a word; the beginning where none of them stands there as it was written.
+    """Return the text around the first search word, in pieces, each with a flag for a search word;
+    the beginning of the text if no search word occurs in it literally.
     """
     pattern = re.compile("|".join(re.escape(word) for word in wanted), re.IGNORECASE)
     first = pattern.search(text) if wanted else None

@@ -39,10 +39,9 @@ def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str |
     """Return the application that shows the store at a path, and never changes it.
 
     Args:
-        index: the file in which the words of its texts are kept, for searches; made if there is
-            none.
-        hosts: the names that a request may be for; None means any.
-        token: what a browser must know; None lets in all that get here.
+        index: the file of the search index of its texts; created if missing.
+        hosts: the host names that a request may be for; None allows any.
+        token: the token that a browser must present; None admits every request that gets here.
     """
     viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index)
     routes = [
@@ -66,7 +65,7 @@ def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str |
 
 
 class _Viewer:
-    """Answers requests with pages; takes new texts into the index meanwhile."""
+    """The endpoints of the pages, which also take new texts into the index in the background."""
 
     def __init__(self, store: Store, index: Path) -> None:
         self._store = store
@@ -76,7 +75,7 @@ class _Viewer:
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncIterator[None]:
-        """End with the application what goes on in the background."""
+        """Stop the background work when the application ends."""
         yield
         if self._indexing is not None:
             self._indexing.cancel()
@@ -92,22 +91,22 @@ class _Viewer:
         return endpoint
 
     async def search(self, request: Request) -> Response:
-        """Answer a search with what is in the index, and go on taking in texts."""
+        """Answer a search from the index, and go on taking in texts."""
         words = request.query_params.get("q", "").strip()[: searching.MOST_CHARS]
         complete = await self._indexed()
         return await run_in_threadpool(self._results, request, words, complete)
 
     def missing(self, request: Request, error: Exception) -> Response:
-        """Answer for an address that shows nothing."""
+        """Answer a request for an address that shows nothing."""
         return self._render("message", 404, title="Nothing here", text="This store has nothing at that address.")
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """Answer for a store that cannot be read now."""
+        """Answer a request when the store cannot be read."""
         status = 503 if isinstance(error, StoreBusy) else 500
         return self._render("message", status, title="The store cannot be read", text=str(error))
 
     async def _indexed(self) -> bool:
-        """Take in texts for a moment, and go on behind; return whether all are in."""
+        """Take in texts for a moment, and go on in the background; return whether all are in."""
         if self._indexing is None or self._indexing.done():
             self._indexing = asyncio.create_task(self._take_in())
         done, _ = await asyncio.wait([self._indexing], timeout=_WAIT_FOR_TEXTS_S)

@@ -38,7 +38,8 @@ def tree(store: Store, tree_id: str) -> Page | None:
         "head": head,
         "nodes": nodes,
         "pairs": pairs,
-        # The only markup of a page that is not its template's: made by `drawing`, which escapes.
+        # The only markup of a page that does not come from its template: made by `drawing`, which
+        # escapes texts.
         "drawing": drawn,
         "ancestry": ancestry(store, tree_id, "tree"),
     }
@@ -46,7 +47,7 @@ def tree(store: Store, tree_id: str) -> Page | None:
 
 
 def node(store: Store, tree_id: str, index: int) -> Page | None:
-    """Return the page of a node: the way to it, step by step, and the siblings it was chosen
+    """Return the page of a node: the path to it, step by step, and the siblings it was chosen
     from.
     """
     head = tree_head(store, tree_id)
@@ -102,7 +103,7 @@ def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
 
 
 def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
-    """Return the numbers of some nodes and of all above them."""
+    """Return the numbers of some nodes and of all their ancestors."""
     parents = {node.number: node.parent for node in nodes}
     found: set[int] = set()
     for leaf in leaves:

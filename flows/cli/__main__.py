@@ -1,4 +1,4 @@
-"""`python -m flows.cli`: what `agentr` is."""
+"""`python -m flows.cli`: the same as `agentr`."""
 
 from __future__ import annotations
 

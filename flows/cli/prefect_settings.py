@@ -1,4 +1,4 @@
-"""What Prefect is told before it is first imported."""
+"""Settings of Prefect, made before it is first imported."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ PREFECT_DEFAULTS = {
     "DO_NOT_TRACK": "1",
     # A busy machine takes longer than Prefect's 20 s to start the server of a local run.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    # Written one by one, states of tasks meet other writes; SQLite refuses those, and the client
+    # Task states written one by one collide with other writes; SQLite refuses those, and the client
     # waits for two seconds.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    # No run uses blocks. To register those of all installed packages takes the first start with a
-    # new database two seconds; `prefect server start` still does it.
+    # No run uses blocks. Registering those of all installed packages adds two seconds to the first
+    # start with a new database; `prefect server start` still does it.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
 }
-"""Variables of Prefect's for a server that this process or the tests start."""
+"""Prefect's environment variables for a server that this process or the tests start."""
 
 
 def set_defaults() -> None:
@@ -27,8 +27,8 @@ def set_defaults() -> None:
 
 
 def quiet_prefect() -> None:
-    """Let a local run speak for itself: an error is one sentence here, and Prefect's database keeps
-    the traceback.
+    """Silence Prefect's own logs in a local run: an error is one sentence here, and Prefect's
+    database keeps the traceback.
     """
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"

@@ -1,4 +1,4 @@
-"""Commands on the tools that a model may call: what shuts in its code, what searches a corpus."""
+"""Commands on the tools that a model may call: the sandbox for its code, the search of a corpus."""
 
 from __future__ import annotations
 

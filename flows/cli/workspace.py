@@ -1,4 +1,4 @@
-"""Commands on what lies in a workspace: its runs and reports, its samples."""
+"""Commands on the contents of a workspace: its runs and reports, its samples."""
 
 from __future__ import annotations
 

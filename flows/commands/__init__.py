@@ -1,3 +1,3 @@
-"""What commands of `agentr` do besides running flows: plans, samples, questions, environments,
+"""The work of `agentr` commands besides running flows: plans, samples, questions, environments,
 model servers.
 """

@@ -28,7 +28,7 @@ from tasks.workspaces import open_store
 
 def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int) -> str:
     """Play the replies in a file on the held-out instances of a recipe, and return a table of their
-    scores, with those of the recipe's run on the same instances below, as far as it is evaluated.
+    scores, followed by those of the recipe's run on the same instances, as far as it is evaluated.
 
     An instance may have several episodes; each ends with its last reply, or at the step limit of
     the evaluation. Nothing is stored.
@@ -38,7 +38,7 @@ def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int)
 
     Raises:
         ConfigError: the recipe is wrong, of several worlds, or of one whose rewards a model gives.
-        DataFileError: the file is malformed, or of instances that are not held out.
+        DataFileError: the file is malformed, or has instances that are not held out.
     """
     recipe = load_recipe(path, list(overrides))
     if recipe.environments:
@@ -88,7 +88,7 @@ def _played(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
 
 
 def _graded(env: Environment, trajectory: Trajectory) -> Trajectory:
-    """Return an episode with the reward of its environment's grader. Raises `ConfigError` where a
+    """Return an episode with the reward of its environment's grader. Raises `ConfigError` if a
     model would have to give it.
     """
     found, _ = asyncio.run(graded(env, trajectory, no_helper, seed=0))
@@ -104,7 +104,7 @@ def _check_held_out(one: Demonstration, held_out: frozenset[Instance], recipe: R
 
 
 def _of_run(recipe: Recipe, instances: set[Instance]) -> Iterable[tuple[str, list[Episode]]]:
-    """Yield the evaluations of a recipe's run that have all of some instances, each with its
+    """Yield the evaluations of a recipe's run that cover all given instances, each with its
     episodes of these.
     """
     store = open_store(Path(recipe.workspace))

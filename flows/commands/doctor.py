@@ -8,8 +8,8 @@ from agentr_core.tools.python.tool import PythonTool
 
 
 def sandbox(*, attempts: bool) -> list[str]:
-    """Return, in lines, which level of the Python tool holds here, why no stricter one does and, on
-    request, each attempt of its self-test.
+    """Return, in lines, which sandbox level of the Python tool holds here, why no stricter one does
+    and, on request, each attempt of its self-test.
 
     Raises `SandboxError` if no level holds.
     """

@@ -1,4 +1,4 @@
-"""Environments on the command line: which there are, whether they work, playing one by hand,
+"""Environments on the command line: listing and diagnosing them, playing one by hand, writing
 examples of its expert, serving one.
 """
 
@@ -26,7 +26,7 @@ _LOOKED_AT = 60
 _CHOICE = 4
 """Successful episodes that each example is chosen from."""
 MAX_SERVED = 1_000_000
-"""A split with more instances is served only where it is named."""
+"""A split with more instances is served only if it is named."""
 
 
 def names() -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for one environment, or each, how it is: `name`, `ok`, `status`, `detail`.
+    """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`.
 
     The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
     says what. `options` are for one environment only. Raises `ConfigError` for an unknown name.
@@ -72,8 +72,8 @@ def play(
     read: Callable[[], str],
     write: Callable[[str], Any],
 ) -> None:
-    """Let a person play one instance: `read` returns an action, the empty one ends it. Raises
-    `ConfigError`.
+    """Let a person play one instance: `read` returns an action, and an empty one ends the episode.
+    Raises `ConfigError`.
     """
     env = named_environment(name, options)
     try:
@@ -83,7 +83,7 @@ def play(
             raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
         write(visible(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n"))
         while action := read().strip():
-            # Some worlds mark an action in another way than with a label; there it is typed with
+            # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
             found = answers.action_in(env, f"Action: {action}") or answers.action_in(env, action)
             observation, reward, terminated, truncated, info = answers.step(env, found)
@@ -97,10 +97,10 @@ def play(
 
 def examples(name: str, options: Mapping[str, Any], split: str, count: int, file: Path) -> int:
     """Write successful episodes of an environment's expert, of two steps or more, as conversations
-    to a new file, and return how many they are.
+    to a new file, and return how many there are.
 
-    Of the first of a split, the shortest are taken. Raises `ConfigError` when the file exists, or
-    the expert has fewer such episodes.
+    The shortest among the first ones of a split are taken. Raises `ConfigError` when the file
+    exists, or the expert has fewer such episodes.
     """
     if file.exists():
         raise ConfigError(f"{file} exists already; name a new file")
@@ -148,11 +148,11 @@ def serve(
     most: int,
     say: Callable[[str], Any],
 ) -> None:
-    """Serve an environment in AgentGym's contract until interrupted: in that of the world of its
-    name, if there is one.
+    """Serve an environment in AgentGym's contract until interrupted: in that of AgentGym's world of
+    the same name, if there is one.
 
     Raises `ConfigError` for an unknown name, option or split, and for an address that cannot be
-    listened at.
+    listened on.
     """
     from agentr_core.environments.agentgym import server
     from agentr_core.environments.agentgym.wire import WIRES
@@ -179,7 +179,7 @@ def serve(
 def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     """Serve a gateway for outside agents until interrupted.
 
-    Raises `ConfigError` for an address that cannot be listened at.
+    Raises `ConfigError` for an address that cannot be listened on.
     """
     from agentr_core.environments.gateway.server import app
     from agentr_core.http_server import listening
@@ -200,7 +200,7 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     except AgentrError as error:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:
-        # A third party's class may raise anything, also when it is imported.
+        # A third party's class may raise anything, even when it is imported.
         said = " ".join(str(error).split())
         return {"name": name, "ok": False, "status": "broken", "detail": f"{type(error).__name__}: {said}"}
     detail = "; ".join(f"{v.rule}: {v.detail}" for v in violations) or "keeps the contract"

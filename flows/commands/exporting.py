@@ -1,4 +1,4 @@
-"""The training set of an iteration, written in the form of another program."""
+"""The training set of an iteration, written in the format of another program."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def export_folder(
     """Write a training set of a workspace into a new folder, and say what is there.
 
     Args:
-        prefix: the beginning of the id of a dataset, an iteration or a run; of one of group RL,
+        prefix: the beginning of the id of a dataset, an iteration or a run; for a run of group RL,
             which has no dataset, the prompts of its instances are written for verl.
-        iteration: which one of a run; None: its last one.
+        iteration: which iteration of a run; None: its last one.
 
     Raises:
-        ConfigError: there is no such training set, or as `formats.export`.
+        ConfigError: there is no such training set, or as `formats.export` raises it.
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
@@ -102,7 +102,7 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
 
 
 def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
-    """Return what the policy reads first of each instance of an iteration of group RL."""
+    """Return the prompts that begin the episodes of each instance of an iteration of group RL."""
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id, iterations=0))
     heads = {head.trajectory_id: head for head in found if head.iteration_id == chosen.iteration_id}
     rows = []

@@ -1,5 +1,5 @@
-"""What `agentr headroom` shows: scores by difficulty, what an iteration would make, and who learns
-from it.
+"""The output of `agentr headroom`: scores by difficulty, what an iteration would make, and which
+methods learn from it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _verdicts(found: Found) -> str:
 
 
 def _gap(found: Found) -> str:
-    """Return what sampling finds beyond what the greedy policy does already."""
+    """Return a line on what sampling finds beyond what the greedy policy does already."""
     sampled, greedy = found.measures[TRAIN], found.measures[TRAIN + GREEDY]
     most = _shown_ks(found)[-1]
     best, now = sampled[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan

@@ -1,4 +1,4 @@
-"""Files of others, checked and written as a recipe takes them."""
+"""Files of other programs, checked and written as a recipe takes them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def import_file(
     skip_bad: bool,
     say: Callable[[str], Any],
 ) -> str:
-    """Write the records of a file to a new one that a recipe takes, and return what is there.
+    """Write the records of a file to a new one that a recipe takes, and return a line that says
+    what was written.
 
     Args:
         use: expert, pairs or general; the first two need an environment.
-        opening: of experts: the number of turns before the problem's.
-        skip_bad: leave out records that are not sound; else nothing is written if there is one.
-        say: is told what is wrong with each of them.
+        opening: for expert: the number of turns before the problem's.
+        skip_bad: leave out records that are not sound; otherwise nothing is written if there is
+            one.
+        say: is called with what is wrong with each of these records.
 
     Raises:
         DataFileError: the file cannot be read, has a record that is not sound, or no sound one.

@@ -15,14 +15,14 @@ from agentr_core.texts import visible
 from tasks.workspaces import open_store
 
 _SHOWN = 5
-"""How many of the ids that an ambiguous prefix may mean are named."""
+"""The most ids that are listed for an ambiguous prefix."""
 
 
 def traced(workspace: Path, prefix: str, form: str) -> str:
     """Return the ancestry of the one entity whose id begins with `prefix`, a line each, as `text`
     or as a list in `json`.
 
-    Raises `ConfigError` if there is none or several, and `StoreError` where there is no store.
+    Raises `ConfigError` if there is none or several, and `StoreError` if there is no store.
     """
     store = open_store(workspace, must_exist=True)
     found = entities_beginning(store, prefix, limit=_SHOWN + 1)

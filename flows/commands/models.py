@@ -26,14 +26,16 @@ _POLL_SECONDS = 0.5
 
 
 def install(device: str, *, say: Callable[[str], Any]) -> Path:
-    """Return the Python of vLLM's environment, which is made if it is not there. Raises
+    """Return the Python of vLLM's environment, which is made if it does not exist. Raises
     `UserError`.
     """
     return ensure(vllm_environment(), device_of(device), tell=say)
 
 
 def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -> ModelConfig:
-    """Return the model section of a recipe, as the command line says it. Raises `ConfigError`."""
+    """Return the model section of a recipe from the settings of the command line. Raises
+    `ConfigError`.
+    """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
     return settled(recipes.parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
@@ -42,7 +44,8 @@ def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any
     """Serve a model until interrupted or told to end; a replica that dies is restarted.
 
     Args:
-        port: Of the door; replicas take those after it. 0 means free ones.
+        port: that of the door, which clients use; replicas take the ports after it. 0 means free
+            ports.
 
     Raises:
         UserError: the model, the settings or a port is wrong, or a replica does not start.
@@ -50,7 +53,7 @@ def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any
     """
     ports = [port + 1 + number for number in range(model.vllm.replicas)] if port else []
     launch = make_launch(Path(model.path), model)
-    # Before minutes go into an installation.
+    # Checked before an installation, which takes minutes.
     check_ports([port, *ports] if port else [])
     replicas = start(launch, environment=vllm_environment(), logs=logs, tell=say, ports=ports)
     keeper = Keeper(replicas, model, tell=say)
@@ -80,7 +83,9 @@ def _announce(keeper: Keeper, stop: threading.Event, *, door: str, say: Callable
 
 @contextmanager
 def _ending() -> Iterator[threading.Event]:
-    """Lend an event that is set by Ctrl-C and SIGTERM, so that both end in the same orderly way."""
+    """Yield an event that is set by Ctrl-C and SIGTERM, so that both end in the same orderly
+    way.
+    """
     stop = threading.Event()
     earlier = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -32,8 +32,8 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     stage.
 
     A model's directory may still be missing if the shape of a model of its name is shipped: the
-    recipe is then planned for another machine, and what this one lacks is told in the plan. Raises
-    `UserError` for what else would stop the run, at once or later; servers are not asked.
+    recipe is then planned for another machine, and the plan says what this one lacks. Raises
+    `UserError` for anything else that would stop the run, at once or later; servers are not asked.
 
     Args:
         gpu_gib: memory of a GPU, in GiB.
@@ -115,7 +115,7 @@ def _budget(recipe: Recipe) -> str:
 def _needs(
     recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], counts: Mapping[str, tuple[int, int]], gpu: float
 ) -> list[str]:
-    """Return what a run needs as lines: tokens at most, and memory of each GPU. `counts` are the
+    """Return the needs of a run as lines: tokens at most, and memory of each GPU. `counts` are the
     numbers of training instances and of held-out episodes of each world.
     """
     lines = ["", "each iteration samples at most"]
@@ -186,7 +186,8 @@ def _size(count: float) -> str:
 
 def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
     fields = []
-    # What of a recipe of several worlds is no section of its own stands with each of its worlds.
+    # A section that a recipe of several worlds does not have itself is listed with each of its
+    # worlds.
     for section in dict.fromkeys(name if name.partition(".")[0] in plain else "environments" for name in sections):
         values = plain
         for part in section.split("."):

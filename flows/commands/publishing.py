@@ -30,8 +30,9 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     """Write a checkpoint of a workspace into a new folder and say what is there.
 
     Args:
-        prefix: the beginning of its id.
-        base_model: what its parent is called where it is published; empty: nothing is said of it.
+        prefix: the beginning of the checkpoint's id.
+        base_model: the name under which its parent is published; empty: the card does not mention
+            it.
         licence: the identifier of a licence; empty: the card names none.
 
     Raises:
@@ -53,9 +54,9 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     draft = folder.with_name(f".{folder.name}.new")
     with writing(folder):
         try:
-            # An adapter beside weights that have it in them names its model by a folder of here.
+            # An adapter beside weights that include it names its model by a folder of this machine.
             left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
-            # Without the modes of the files, which let nobody else read them.
+            # Without the modes of the files, which would let nobody else read them.
             shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
             _name_parent(draft, base_model)
             (draft / "README.md").write_text(card, encoding="utf-8")
@@ -98,21 +99,23 @@ def _card(store: Store, workspace: Path, made: CheckpointMade, name: str, base_m
 
 
 def _score(store: Store, found: StoredEvaluation) -> CardScore | None:
-    """Return the score of an evaluation; None where no episode of it was played."""
+    """Return the score of an evaluation; None if no episode of it was played."""
     measures = load_measures(store, found.evaluation_id)
     success, gain = finite(measures.get("success")), finite(measures.get("gain_over_base"))
     return None if success is None else CardScore(name=found.name, split=found.split, success=success, gain=gain)
 
 
 def _shown(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapping[str, Any]:
-    """Return of a resolved recipe what its method reads, without the folders of this machine."""
+    """Return the part of a resolved recipe that its method reads, without the folders of this
+    machine.
+    """
     foreign = {"workspace", "models", "base", *OPTIONAL} - set(method_of(recipe).sections)
     own = {name: section for name, section in config.items() if name not in foreign}
     return {**own, "model": {**config["model"], "path": base_model}}
 
 
 def _name_parent(folder: Path, base_model: str) -> None:
-    """Have the adapters in a folder name their model as others know it."""
+    """Make the adapters in a folder name their model by its published name."""
     for file in folder.rglob(ADAPTER_CONFIG):
         config = {**read_json(file), "base_model_name_or_path": base_model}
         file.write_text(json.dumps(config, indent=2), encoding="utf-8")

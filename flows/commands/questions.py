@@ -17,16 +17,16 @@ PARQUET = "parquet"
 def answer(
     workspace: Path, query: str, form: str, *, named: str = "", output: Path | None = None, files: bool = False
 ) -> str:
-    """Return the answer to a question in SQL in one of the `FORMATS`, or, where it is written to a
+    """Return the answer to a question in SQL in one of the `FORMATS`, or, if it is written to a
     file, a line that says so.
 
     Args:
-        query: the question; empty where it is the example `named`.
+        query: the question; empty if it is the example `named`.
         form: also `parquet`, which needs a file.
         output: the file; None for none.
         files: whether the question may read and write other files.
 
-    Raises `ConfigError` for wrong SQL, and `StoreError` where there is no store.
+    Raises `ConfigError` for wrong SQL, and `StoreError` if there is no store.
     """
     if bool(query) == bool(named):
         raise ConfigError("give one question: QUERY, or --example NAME")
@@ -50,13 +50,13 @@ def answer(
 
 
 def example_list() -> str:
-    """Return the names of the examples, each with what it tells, a line each."""
+    """Return the names of the examples, with what each one shows, a line each."""
     known = examples()
     width = max(map(len, known))
     return "".join(f"{name.ljust(width)}  {one.about}\n" for name, one in known.items())
 
 
 def runs_of(workspace: Path) -> str:
-    """Return the runs of a workspace as a table. Raises `StoreError` where there is no store."""
+    """Return the runs of a workspace as a table. Raises `StoreError` if there is no store."""
     store = open_store(workspace, must_exist=True)
     return FORMATS["table"](store.answer(ALL_RUNS, [runs_at_work(store)]))

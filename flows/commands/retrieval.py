@@ -27,7 +27,7 @@ def serve(
     """Serve searches of a corpus until interrupted; its index is made first if there is none.
 
     Raises `UserError` for a corpus, an encoder or vectors that cannot be used, and for an address
-    that cannot be listened at.
+    that cannot be listened on.
     """
     model = None
     if encoder is not None:
@@ -35,7 +35,7 @@ def serve(
 
         model = Encoder(encoder, device=device)
     retriever = open_retriever(corpus, cache, encoder=model, vectors=vectors)
-    # Beyond this machine clients call it by names that it does not know.
+    # Clients on other machines call the server by names that it does not know.
     hosts = LOOPBACK if host in LOOPBACK else None
     listening.serve(
         app(retriever, threads=threads, hosts=hosts),

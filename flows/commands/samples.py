@@ -13,11 +13,11 @@ from tasks.workspaces import open_store
 
 def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
     """Return the turns of the one sample whose id begins with `prefix`, each with whether it is
-    trained; of a turn that was grown by continuation its spans.
+    trained; a turn that was grown by continuation is given as its spans.
 
-    What cannot be seen in a text, or would command a terminal, is written out as marks.
+    Characters that are invisible or would control a terminal are written out as marks.
 
-    Raises `ConfigError` if there is none or several.
+    Raises `ConfigError` if there is no such sample, or several.
     """
     store = open_store(workspace, must_exist=True)
     found = samples_beginning(store, prefix, limit=2)

@@ -16,7 +16,9 @@ from agentr_core.writing import write_text
 
 PAGE, PICTURE = "README.md", "schema.svg"
 _HUBS = ("text", "instance", "iteration")
-"""Tables to which so many others refer that lines to them would hide the rest: boxes name them."""
+"""Tables that so many others refer to that lines to them would hide the rest: boxes name them
+instead.
+"""
 _WIDTH, _HEIGHT, _COLUMN, _ROW = 150.0, 34.0, 196.0, 46.0
 _STYLE = """
 svg { background: #fff; font: 12px ui-sans-serif, "Segoe UI", "Liberation Sans", Arial, sans-serif; }
@@ -99,8 +101,8 @@ def picture(found: Sequence[Relation], links: Sequence[Reference]) -> str:
 
 
 def _places(tables: Sequence[str], links: Sequence[Reference]) -> dict[str, Place]:
-    """Return where each table stands: a column further right than all it refers to, and near those;
-    below them, in rows, the tables that no line leads to.
+    """Return the place of each table: one column to the right of all those it refers to, and near
+    them; tables without lines are below, in rows.
     """
     parents = {table: sorted({one.to for one in links if one.table == table}) for table in tables}
     lined = {name for one in links for name in (one.table, one.to)}
@@ -122,7 +124,7 @@ def _ranks(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
     def rank(table: str, above: tuple[str, ...] = ()) -> int:
         if table not in ranks:
-            # A circle, as of trajectories and what they go on from, ends where it comes back.
+            # A cycle, such as trajectories and those they continue, ends where it closes.
             further = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
             ranks[table] = max(further, default=0)
         return ranks[table]

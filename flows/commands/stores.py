@@ -1,4 +1,4 @@
-"""What a person does with the store of a workspace as a whole."""
+"""Operations on the store of a workspace as a whole."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def back_up(workspace: Path, file: Path) -> str:
 
 
 def faults(workspace: Path) -> list[str]:
-    """Return what is wrong with the rows of a workspace's store, a line each; nothing of a sound
+    """Return what is wrong with the rows of a workspace's store, a line each; no lines for a sound
     one.
 
-    Raises `StoreError` where there is no store.
+    Raises `StoreError` if there is no store.
     """
     store = open_store(workspace, must_exist=True)
     return [
@@ -50,9 +50,10 @@ def sizes_of(workspace: Path) -> str:
 
 
 def compacted(workspace: Path) -> str:
-    """Write the store of a workspace anew without what lies idle in it, and say what that changed.
+    """Rewrite the store of a workspace without the idle space in its file, and say what that
+    changed.
 
-    Raises `StoreError`, and `RunBusy` while a run of it is under way; nothing has changed then.
+    Raises `StoreError`, and `RunBusy` while a run of it is under way; then nothing has changed.
     """
     with all_locked(workspace):
         return _sizes(workspace, compact(open_store(workspace, must_exist=True)))
@@ -60,7 +61,7 @@ def compacted(workspace: Path) -> str:
 
 def merged(workspace: Path, others: Sequence[Path]) -> str:
     """Take the rows of other stores, each named by its workspace or file, into that of a workspace,
-    and say how many there were. Raises as `compacted`.
+    and say how many there were. Raises as `compacted` does.
     """
     store = open_store(workspace, must_exist=True)
     with all_locked(workspace):
@@ -71,7 +72,7 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
     """Take runs, named by the beginnings of their ids, out of the store of a workspace, and return
-    in lines what went, what stays and what no row names any longer. Raises as `compacted`, and
+    in lines what went, what stays and what no row names any longer. Raises as `compacted` does, and
     `ConfigError` for an unknown run.
     """
     names = [find_run(workspace, prefix) for prefix in runs]

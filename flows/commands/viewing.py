@@ -19,9 +19,9 @@ from tasks.workspaces import find_run, open_store
 def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Callable[[str], Any]) -> None:
     """Serve the pages of a workspace until interrupted.
 
-    From other machines they need a token, which is part of the printed address.
+    Other machines need a token, which is part of the printed address.
 
-    Raises `UserError` if there is no store, or if the address cannot be listened at.
+    Raises `UserError` if there is no store, or if the address cannot be listened on.
     """
     store = open_store(workspace, must_exist=True)
     here = host in LOOPBACK
@@ -29,7 +29,7 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
     shown = app(
         store.path,
         index=index or _index(workspace),
-        # Beyond this machine browsers call it by names that it does not know.
+        # Browsers on other machines call the server by names that it does not know.
         hosts=LOOPBACK if here else None,
         token=token,
     )

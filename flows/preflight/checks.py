@@ -25,20 +25,21 @@ from tasks.workspaces import open_store
 
 
 def check(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise `UserError` when a stage of a recipe could not do its work; every fault is told, one
-    sentence each.
+    """Raise `UserError` when a stage of a recipe could not do its work; the message lists every
+    fault, one sentence each.
 
-    Models, environment, splits, store, files, and what trainings need. Of model directories only
-    headers are read; servers are asked for their list of models, those of environments for any
-    answer. `trains` says whether the actor is to be trained, which a served one cannot be.
+    This covers models, environment, splits, store, files, and the needs of trainings. Only headers
+    of model directories are read; model servers are asked for their list of models, environment
+    servers for any answer. `trains` says whether the actor is to be trained, which a served one
+    cannot be.
     """
     faults_of(recipe, trains=trains).tell()
 
 
 def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:
-    """Return what `check` would tell. Without `asks` no server is asked, and models may be missing.
+    """Return the faults that `check` would report. Without `asks` no server is asked.
 
-    A model may then be missing whose shape is known, since its recipe is planned for another
+    A model may then also be missing if its shape is known, since its recipe is planned for another
     machine.
     """
     faults = Faults()
@@ -97,8 +98,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
 
 
 def _check_opening(env: Environment, opening: Opening | None) -> None:
-    """Raise `ConfigError` when the transcript of an environment is one of its own that leaves out
-    what a recipe puts before the first observation.
+    """Raise `ConfigError` when an environment has a transcript of its own that leaves out what a
+    recipe puts before the first observation.
     """
     if opening is None:
         return

@@ -1,4 +1,4 @@
-"""What the stages of a recipe need of models, machine and files, checked before the first one
+"""The needs of a recipe's stages: models, machine and files, checked before the first stage
 begins.
 """
 
@@ -32,7 +32,9 @@ from tasks.workspaces import find_run, open_store
 
 @dataclass(slots=True)
 class Faults:
-    """What prevents a run. `machine` is what only this machine lacks, and another may have."""
+    """Everything that prevents a run. `machine` is what only this machine lacks, and another may
+    have.
+    """
 
     found: list[UserError] = field(default_factory=list)
     machine: list[str] = field(default_factory=list)
@@ -96,7 +98,7 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     """Collect what prevents the trainings of a recipe: names, packages, devices, adapters that do
     not fit.
     """
-    # Torch and PEFT take seconds to import, and an evaluation needs nothing of this.
+    # Torch and PEFT take seconds to import, and an evaluation needs neither.
     from agentr_core.training.adapters import adapter_faults
     from agentr_core.training.requirements import machine_faults, name_faults
 
@@ -207,7 +209,7 @@ def _check_template(path: Path, *, trains: bool) -> None:
         raise ModelDirectoryError(refused + _way_out(path)) from fault
     if trains:
         tokenizer = load_tokenizer(path)
-        # What the trainers of TRL fill rows up with.
+        # TRL's trainers pad rows with this token.
         if (tokenizer.pad_token or tokenizer.eos_token) is None:
             raise ModelDirectoryError(
                 f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
@@ -216,13 +218,13 @@ def _check_template(path: Path, *, trains: bool) -> None:
 
 
 def _way_out(path: Path) -> str:
-    """Return the end of a sentence: which shipped template fits the model in a directory, if any
-    does.
+    """Return the end of an error message: which shipped template fits the model in a directory, if
+    any does.
     """
     try:
         shipped = fitting_template(path, at=datetime.now(UTC))
     except ModelDirectoryError:
-        # What is wrong with the directory beside that is told as it is.
+        # What else is wrong with the directory is reported as it is.
         return ""
     if shipped is None:
         return ""

@@ -32,7 +32,7 @@ from agentr_core.types import Instance, Transition
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# How the servers word an id that they do not, or no longer, know.
+# How the servers report an id that they do not know, or no longer know.
 _UNKNOWN_ID = ("is not valid", "has been deleted")
 
 
@@ -44,23 +44,23 @@ class Opened(NamedTuple):
 
 
 class AgentGymWorld(ABC):
-    """A world on an AgentGym server, which must run at `url`. A subclass `world="x"` is the
-    environment `agentgym-x`.
+    """A world on an AgentGym server, which must be running at `url`. A subclass with `world="x"` is
+    the environment `agentgym-x`.
 
-    A step is sent once. Where nobody knows whether it was carried out (no answer in time, a broken
+    A step is sent once. If it is unknown whether it was carried out (no answer in time, a broken
     connection, an error, garbage), the environment is given up: a fresh one is opened, the episode
-    replayed in it with every answer compared to what came before, and the step sent there. Only a
-    connection that failed is simply tried again.
+    is replayed in it, with every answer compared with the earlier one, and the step is sent there.
+    Only a failed attempt to connect is simply repeated.
 
     Args:
-        url: the address of the server, such as http://127.0.0.1:36001; otherwise the variable named
-            in `variables`.
-        train: the instances of the split: numbers and ranges such as "0-99,120", or the path of a
-            file of AgentGym; otherwise the published ones, where they are known.
+        url: the address of the server, such as http://127.0.0.1:36001; by default the value of the
+            variable named in `variables`.
+        train: the instances of the split: numbers and ranges such as "0-99,120", or the path of an
+            AgentGym data file; by default the published ones, where they are known.
         test: the same for the test split.
         timeout_s: seconds that an answer may take.
-        patience_s: seconds for which a server that cannot be connected to is tried again.
-        retries: how often an episode is restored, for one step, before the fault is raised.
+        patience_s: seconds for which connecting to an unreachable server is retried.
+        retries: how often an episode is restored for one step before the fault is raised.
     """
 
     name: ClassVar[str]
@@ -71,7 +71,7 @@ class AgentGymWorld(ABC):
     variables: ClassVar[Mapping[str, str]]
     repeatability: ClassVar[Repeatability] = Repeatability.EXACT
     playable: ClassVar[range | None] = None
-    """The numbers that the server can begin; None where any may be one."""
+    """The numbers of the instances that the server can begin; None if any number may be one."""
     can_snapshot: ClassVar[bool] = False
     blocking: ClassVar[bool] = True
 
@@ -115,10 +115,10 @@ class AgentGymWorld(ABC):
         self._closed = False
 
     def reach(self) -> None:
-        """Return once the server answers, and begins its first instance as expected.
+        """Return once the server answers, and the instances of `probes` begin as expected.
 
-        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins with
-        something else.
+        Raises `EnvironmentServerError` if it does not answer within `patience_s`, or begins one
+        differently.
         """
         try:
             self._server.reach()
@@ -128,16 +128,17 @@ class AgentGymWorld(ABC):
             try:
                 self.reset(instance)
             except EnvironmentFault as fault:
-                # Whether a run needs this instance is not known here; if so, its episode tells.
+                # It is not known here whether a run needs this instance; if it does, its episode
+                # raises the fault.
                 _log.warning("%s could not be begun to see what the server has there: %s", instance.key, fault)
 
     def probes(self) -> Sequence[Instance]:
-        """Return the instances that are begun at the start, for `check_first` to look at."""
+        """Return the instances that `reach` begins, for `check_first` to check."""
         return ()
 
     def check_first(self, instance: Instance, first: str) -> None:
-        """Raise `EnvironmentServerError` when an instance does not begin as it should; here
-        anything may begin it.
+        """Raise `EnvironmentServerError` when an instance does not begin as it should; here any
+        beginning is accepted.
         """
         return
 
@@ -150,7 +151,7 @@ class AgentGymWorld(ABC):
         return tuple(self._ids)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split; an index is AgentGym's own number of the instance."""
+        """Return the instances of a split; an index is AgentGym's own number for the instance."""
         if split not in self._ids:
             raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, self._ids[split])
@@ -166,8 +167,8 @@ class AgentGymWorld(ABC):
         return self._first
 
     def step(self, action: str) -> Transition:
-        """Return what one action leads to. Raises `EnvironmentFault` before a reset and after the
-        end.
+        """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset
+        and after the end.
         """
         instance = self._instance
         if instance is None or (self._steps and self._steps[-1][1].ended):
@@ -179,14 +180,14 @@ class AgentGymWorld(ABC):
 
     @abstractmethod
     def parse(self, reply: str) -> str:
-        """Return the action in a reply; each world says how."""
+        """Return the action in a reply; each world defines its form."""
 
     def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: a server copies no state."""
+        """Raise `EnvironmentFault`: a server cannot copy its state."""
         raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
 
     def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: a server copies no state."""
+        """Raise `EnvironmentFault`: a server cannot copy its state."""
         self.snapshot()
 
     def depth(self, instance: Instance) -> int | None:
@@ -198,8 +199,8 @@ class AgentGymWorld(ABC):
         return None
 
     def close(self) -> None:
-        """Release the environment on the server, for good; if a call is under way in a thread, as
-        soon as it ends.
+        """Release the environment on the server for good; if a call is under way in a thread, do so
+        as soon as the call ends.
         """
         with self._lock:
             self._closed = True
@@ -209,8 +210,8 @@ class AgentGymWorld(ABC):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Keep `close` from releasing the id during the block, and release it after the block in
-        its stead.
+        """Keep `close` from releasing the id during the block; if it was called, release the id
+        after the block.
         """
         with self._lock:
             if self._closed:
@@ -226,8 +227,8 @@ class AgentGymWorld(ABC):
                 self._release()
 
     def _insist(self, attempt: Callable[[], T]) -> T:
-        """Return what an attempt returns; after a fault the environment is given up, so that a
-        fresh one is opened.
+        """Return the result of an attempt; after a fault, give up the environment and try again in
+        a fresh one.
         """
         retries = self._retries
         while True:
@@ -248,7 +249,7 @@ class AgentGymWorld(ABC):
             env_id = self._server.spare()
             if env_id is None:
                 env_id = self._create(wire.create_body(instance.index))
-                # Refusals that the create itself waited out came before the id.
+                # Refused connections that the create itself waited out came before the id.
                 restarts = self._server.restarts
             self._opened = Opened(env_id, restarts)
         first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
@@ -297,8 +298,8 @@ class AgentGymWorld(ABC):
             raise MalformedAnswer(f"{self._server.url}/{what}: {error}") from None
 
     def _give_up(self, fault: EnvironmentFault) -> None:
-        """Release an environment that is not to be used again, unless it is nobody's, or another's,
-        by now.
+        """Release an environment that is not to be used again, unless its id is by now invalid or
+        another client's.
         """
         opened, self._opened = self._opened, None
         self._server.distrust()
@@ -344,5 +345,5 @@ class AgentGymWorld(ABC):
         return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s))
 
     def start_hint(self) -> str:
-        """Return how a server of this world is had."""
+        """Return a hint on how to start a server of this world."""
         return "AgentGym's repository says how to start one"

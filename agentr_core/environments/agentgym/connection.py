@@ -1,5 +1,5 @@
 """One AgentGym server as this process sees it: requests over shared connections, its errors as
-ours, ids to spare.
+ours, spare ids.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from agentr_core.retrying import RetryPolicy, wait_before_retry
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# A connection is given up before a server of Uvicorn does so (5 s): a request that crosses such an
-# end is one of which nobody knows whether it was carried out.
+# An idle connection is closed before a Uvicorn server closes it (5 s): if the server closed it
+# while a request was on its way, nobody would know whether the request was carried out.
 _KEPT_SECONDS = 3
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
-# Status codes of what stands before a server that is not there or has too much to do.
+# Status codes that a proxy gives for a server that is absent or overloaded.
 _UNAVAILABLE = (429, 502, 503, 504)
 _WRONG_SERVER = (404, 405, 422)
 
 
 class _Client(threading.local):
-    """A thread's own client, closed with its thread. One client for all threads would close idle
-    connections that another thread has just been given: its request fails, or waits for an answer
-    that never comes.
+    """A thread's own HTTP client, closed when the thread ends. One client for all threads would
+    close idle connections that another thread has just been given: its request would fail, or wait
+    for an answer that never comes.
     """
 
     def __init__(self, **settings: Any) -> None:
         self.http = httpx.Client(**settings)
-        # It goes with what this thread has here; the finalizer itself keeps the client.
+        # This thread's attributes go when it ends, which runs the finalizer; until then, the
+        # finalizer keeps the client alive.
         self._thread = _Thread()
         weakref.finalize(self._thread, self.http.close)
 
 
 class _Thread:
-    """What ends with a thread."""
+    """An object that lives as long as its thread."""
 
 
 class Connection:
-    """One world of a server, at an address with the prefix of its paths. Several threads may use it
-    at once.
+    """A connection to one world of a server, at an address with the prefix of its paths. Several
+    threads may use it at once.
 
     Args:
         timeout_s: seconds that the answer to a request may take.
-        patience_s: seconds for which a connection is tried again before the server counts as gone.
+        patience_s: seconds for which connecting is retried before the server counts as gone.
         kind: what the server is, for error messages.
     """
 
@@ -75,8 +76,8 @@ class Connection:
         self.url = url
         self._kind = kind
         self.restarts = 0
-        """How often a connection was refused: an id from before may be nobody's now, or somebody
-        else's.
+        """How often a connection was refused: an id from before may now be invalid, or another
+        client's.
         """
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None)
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
@@ -93,15 +94,14 @@ class Connection:
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> Any:
         """Return the answer to a request, which is sent at most once.
 
-        With `patient` a connection that cannot be made is tried again until `patience_s` have
-        passed. That is for requests without an id: when the server is back, an id from before may
-        be another client's.
+        With `patient`, connecting is retried until `patience_s` have passed. That is for requests
+        without an id: when the server is back, an id from before may be another client's.
 
         Raises:
-            EnvironmentUnavailable: no connection, or no answer, or an answer in the name of a
-                server that is not there.
+            EnvironmentUnavailable: no connection, no answer, or an answer on behalf of a server
+                that is not there.
             EnvironmentRefusal: the server answered with an error, in either style.
-            MalformedAnswer: what came is no JSON.
+            MalformedAnswer: the answer is not JSON.
             EnvironmentServerError: the server has no such path, or wants other fields.
         """
         return self._connected(lambda: self._post(path, body, self._timeout), patient=patient)
@@ -128,14 +128,14 @@ class Connection:
             _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
 
     def spare(self) -> int | None:
-        """Return the id of an environment that was given back, and is not now; None if there is
+        """Return the id of an environment that was given back and is free; None if there is
         none.
         """
         with self._lock:
             return self._spare.pop() if self._spare else None
 
     def give_back(self, env_id: int) -> None:
-        """Keep an environment of a server without a close for whoever needs the next one."""
+        """Keep an environment for the next caller that needs one, if its server has no close."""
         with self._lock:
             self._spare.append(env_id)
 
@@ -150,7 +150,7 @@ class Connection:
             self._spare.clear()
 
     def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
-        """Return what a request returns, once a connection for it is made."""
+        """Return the result of `send`, once a connection for it is made."""
         began, failures = time.monotonic(), 0
         while True:
             try:
@@ -193,8 +193,8 @@ def connection(
     patience_s: float,
     kind: str = "an AgentGym server of that world",
 ) -> Connection:
-    """Return the one connection of this process to a server; it outlives environments, for the ids
-    to spare in it.
+    """Return the one connection of this process to a server; it outlives environments, since it
+    holds the spare ids.
     """
     return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind)
 

@@ -1,4 +1,4 @@
-"""Which instances a split has: ranges written out, or a data file of AgentGym."""
+"""The instances of a split, from ranges or from an AgentGym data file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ITEM = re.compile(r".*_(\d+)")
 
 
 def read_ids(given: str, what: str) -> Sequence[int]:
-    """Return the numbers of instances in their order: of "0-99,120", or of a JSON file with the
-    field "item_id".
+    """Return the numbers of instances in order, from ranges such as "0-99,120" or a JSON file with
+    the field "item_id".
 
     `what` names the option in an error. Raises `ConfigError` for ranges that overlap or run
-    backwards, and `DataFileError` for a file that is missing, malformed, empty, or has one instance
+    backwards, and `DataFileError` for a file that is missing, malformed, empty, or has an instance
     twice.
     """
     spaceless = str(given).replace(" ", "")

@@ -1,4 +1,4 @@
-"""Any environment as a server that speaks AgentGym's contract."""
+"""A server that offers any environment under AgentGym's contract."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A number in a request, also as a string; one of thousands of digits cannot even be printed."""
+"""A number in a request, which may be a string; one with thousands of digits could not even be
+printed.
+"""
 _NUMBER = TypeAdapter(Number)
 MOST_ENVIRONMENTS = 1024
 
@@ -36,7 +38,7 @@ class Seat:
     """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the
     standing reward.
 
-    `number` is that of the instance which a reset without one begins.
+    `number` is the number of the instance that a reset without a number begins.
     """
 
     env: Environment
@@ -52,14 +54,14 @@ class Seat:
 class Seats:
     """The environments that clients have open, by id.
 
-    Ids begin at a random number: one from before a restart is nobody's, and is refused.
+    Ids begin at a random number: an id from before a restart is unknown, and is refused.
 
     Args:
         make: returns a new environment.
         numbers: the instances that can be asked for, by number.
-        idle_s: seconds after which an environment that nobody used is closed when the next one is
+        idle_s: seconds without use after which an environment is closed when the next one is
             opened.
-        most: the most environments that are open at once.
+        most: the maximum number of environments open at once.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Seats:
             return seat.latest
 
     def close(self, body: Mapping[str, Any]) -> bool:
-        """Close an environment, and return whether there was one of that id."""
+        """Close an environment, and return whether there was one with that id."""
         with self._lock:
             seat = self._seats.pop(body[self._wire.id_key], None)
         if seat is None:
@@ -175,8 +177,8 @@ class Seats:
 
     @contextmanager
     def _held(self, env_id: int) -> Iterator[Seat]:
-        """Hold an environment for the length of the block. Raises `EnvironmentRefusal`, also if it
-        was just closed.
+        """Lock an environment for the duration of the block. Raises `EnvironmentRefusal`, also if
+        it was just closed.
         """
         seat = self._seat(env_id)
         with seat.lock:
@@ -206,8 +208,9 @@ class Seats:
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
     """Return the instances of some splits by the number that clients ask for.
 
-    It is the index of the instance where no two splits share one, as in TextCraft; otherwise its
-    place in the order of the splits. Raises `ConfigError` for an unknown split.
+    The number is the index of the instance if no two splits share an index, as in TextCraft;
+    otherwise its position across the splits, in their order. Raises `ConfigError` for an unknown
+    split.
     """
     instances = [instance for split in splits for instance in env.instances(split)]
     by_index = {instance.index: instance for instance in instances}
@@ -222,8 +225,8 @@ def app(
     idle_s: float = 3600.0,
     most: int = MOST_ENVIRONMENTS,
 ) -> Starlette:
-    """Return the ASGI application; its environments are closed when it shuts down. For the rest see
-    `Seats`.
+    """Return the ASGI application; its environments are closed when it shuts down. For the
+    arguments see `Seats`.
     """
     seats = Seats(make, wire, numbers, idle_s=idle_s, most=most)
 
@@ -277,7 +280,7 @@ def _post(wire: Wire, path: str, model: type[BaseModel], act: Callable[[Mapping[
 
 
 def _get(wire: Wire, path: str, look: Callable[[int], Any]) -> Route:
-    """Return the route of a question about one environment."""
+    """Return the route of a query about one environment."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -290,20 +293,20 @@ def _get(wire: Wire, path: str, look: Callable[[int], Any]) -> Route:
 
 
 def _malformed(error: ValidationError) -> Response:
-    """Return what is wrong with a request, without what was sent: it need not be text, and may be
-    long.
+    """Return an answer that says what is wrong with a request, without quoting it: it may be long,
+    or not text.
     """
     return JSONResponse({"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422)
 
 
 async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
-    """Return what `act` returns, off the event loop; an error of the environment in the style of
-    the contract.
+    """Return the result of `act`, run off the event loop; for an error of the environment, an error
+    in the style of the contract.
     """
     try:
         return JSONResponse(await run_in_threadpool(act))
     except EnvironmentUnavailable as error:
-        # Clients take this for what passes, and come back.
+        # Clients treat this error as temporary, and try again.
         return JSONResponse({"error": str(error)}, 503)
     except AgentrError as error:
         if wire.id_key == "id":

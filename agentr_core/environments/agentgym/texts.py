@@ -81,7 +81,7 @@ Think, then write one action between two rows of three backticks, such as ```cli
 
 
 def tools(what: str) -> str:
-    """Return the instruction of a world of tools over `what`."""
+    """Return the instruction of a world with tools for `what`."""
     return f"""\
 You reach a goal with tools for {what}. Each turn, call one tool, with its input as JSON:
 Thought: why this tool

@@ -1,5 +1,5 @@
-"""What AgentGym's servers say on the wire, one row for each; the client reads by it, our own server
-writes by it.
+"""The wire formats of AgentGym's servers, one row for each; the client reads by them, and our own
+server writes by them.
 
 Source: the endpoint table of the AgentGym platform (arXiv 2406.04151) in its late-2025 state.
 """
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple):
-    """What a step led to. `reward` is in [0, 1], or negative for a disaster; `success` by the rule
-    of the world.
+    """The outcome of a step. `reward` is in [0, 1], or negative for a disaster; `success` follows
+    the rule of the world.
     """
 
     observation: str
@@ -37,16 +37,17 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How the server of one world words ids, resets and steps.
+    """The form of ids, resets and steps on the server of one world.
 
     Args:
-        item: what the body of a reset calls the number of the instance.
-        id_key: what bodies call an environment. It also decides how the server says errors: with
-            `id`, as status 200 with a field "error"; with `env_idx`, as status 500.
+        item: the field of a reset's body with the number of the instance.
+        id_key: the field of a body with the id of the environment. It also decides how the server
+            reports errors: with `id`, as status 200 with a field "error"; with `env_idx`, as status
+            500.
         prefix: what comes before the paths, for a server of several worlds.
-        bare_id: the answer to a create is the number alone.
-        item_at_create: a create wants the number of the instance, too.
-        created_ready: a created environment stands at the beginning of an instance already.
+        bare_id: whether the answer to a create is the id alone.
+        item_at_create: whether a create needs the number of the instance, too.
+        created_ready: whether a created environment is already at the beginning of an instance.
         fixed: further fields of the body of a reset.
         first: the form of the answer to a reset: an object, a list whose first element is the text,
             or the text.
@@ -54,11 +55,11 @@ class Wire:
         choices: the field of that object with the list of possible actions, which goes after the
         first observation.
         observation, reward, done: fields of the answer to a step.
-        scale: the reward of a success on the wire; only a scale of 100 has negative ones, for a
+        scale: the reward of a success on the wire; only a scale of 100 has negative rewards, for a
             disaster.
         failure: the reward on the wire with which a failed episode ends; it counts as 0.
-        finished: the least reward, scaled to 1, with which an episode that ended is a success.
-        before, after: what surrounds an action on the wire.
+        finished: the lowest reward, scaled to 1, with which an episode that ended is a success.
+        before, after: the text around an action on the wire.
         closes: whether the server has a close.
     """
 
@@ -83,7 +84,7 @@ class Wire:
     closes: bool = False
 
     def create_body(self, item: int) -> dict[str, Any]:
-        """Return the body that asks for an environment which an instance will be played in."""
+        """Return the body that asks for an environment in which an instance will be played."""
         return {"id": item} if self.item_at_create else {}
 
     def reset_body(self, env_id: int, item: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Wire:
         return text
 
     def read_step(self, answer: Any) -> Turn:
-        """Return what a step led to. Raises `MalformedAnswer`, also for a reward out of its
+        """Return the outcome of a step. Raises `MalformedAnswer`, also for a reward out of
         range.
         """
         raw = _field(answer, self.reward, float)
@@ -135,11 +136,11 @@ class Wire:
         return env_id if self.bare_id else {self.id_key: env_id}
 
     def write_first(self, env_id: int, observation: str) -> Any:
-        """Return the answer to a reset: what `read_first` makes the observation of."""
+        """Return the answer to a reset, from which `read_first` gets the observation."""
         if self.first != "object":
             return observation if self.first == "text" else [observation, None]
         introduction, line_end, rest = observation.partition("\n")
-        # Without a second line there is nothing to go before the first one.
+        # Without a second line, the first one is no introduction.
         parted = (introduction, rest) if self.introduction and line_end else ("", observation)
         answer = {self.id_key: env_id, "observation": parted[1], "reward": 0.0, "done": False}
         answer |= {self.introduction: parted[0]} if self.introduction else {}
@@ -147,8 +148,8 @@ class Wire:
         return answer | ({self.reward: 0.0} if self.reward != "reward" else {})
 
     def write_step(self, transition: Transition, *, before: float) -> dict[str, Any]:
-        """Return the answer to a step: what `read_step` makes the transition of. `before` is the
-        reward until then.
+        """Return the answer to a step, from which `read_step` gets the transition. `before` is the
+        reward before the step.
         """
         reward = self._raw(transition.reward)
         answer: dict[str, Any] = {
@@ -186,12 +187,12 @@ def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:
-        # JSON has whole numbers that no float holds.
+        # JSON may have integers that are too large for a float.
         return False
 
 
 def short(value: Any) -> str:
-    """Return what a value looks like, cut to a length that an error has room for."""
+    """Return a value as text, cut to a length that fits into an error."""
     return answers.shown(value)
 
 

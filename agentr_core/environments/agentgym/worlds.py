@@ -26,14 +26,12 @@ _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
 
 
 class TextCraft(AgentGymWorld, world="textcraft"):
-    """TextCraft, told and read as the native one; its expert and depths are the native one's,
-    too.
-    """
+    """TextCraft with the instruction, parser, expert and depths of the native one."""
 
     instruction = text.INSTRUCTION
     step_limit = 20
-    # Which commands of no use are listed follows from the hash seed of the server's process, and
-    # from who else resets.
+    # Which useless commands are listed depends on the hash seed of the server's process, and on the
+    # resets of other clients.
     repeatability = Repeatability.NEVER
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -41,8 +39,8 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         return load_split()
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, lower case, without foreign
-        characters.
+        """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
+        commas and spaces only.
         """
         return textcraft.parse_action(reply)
 
@@ -51,14 +49,14 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         return _native().depth(_local(instance))
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the replies of the native expert: goals are the same for the same number, and so
-        are the recipes.
+        """Return the replies of the native expert: the same number has the same goal there, and the
+        same recipes.
         """
         return _native().expert(_local(instance))
 
     def probes(self) -> Sequence[Instance]:
-        """Return a few instances of each split: a server with unsorted recipes has nearly all goals
-        elsewhere.
+        """Return a few instances of each split: on a server with unsorted recipes, nearly all goals
+        have other numbers.
         """
         return [
             instances[part * (len(instances) - 1) // 3]
@@ -82,7 +80,7 @@ class TextCraft(AgentGymWorld, world="textcraft"):
             )
 
     def start_hint(self) -> str:
-        """Return how a server of this world is had."""
+        """Return a hint on how to start a server of this world."""
         return "`agentr env serve textcraft` starts one"
 
 
@@ -106,13 +104,13 @@ class _LineWorld(AgentGymWorld):
 
 
 class SciWorld(_LineWorld, world="sciworld"):
-    """ScienceWorld without simplifications; the reward is the score so far, a wrong focus is a
+    """ScienceWorld without simplifications; the reward is the score so far, and a wrong focus is a
     disaster.
     """
 
     instruction = texts.SCIWORLD
     step_limit = 30
-    # The plain simulator lists animals, among others, in another order after each beginning.
+    # The unmodified simulator lists animals, among other things, in another order in each episode.
     repeatability = Repeatability.UNORDERED
 
 
@@ -121,13 +119,13 @@ class WebShop(AgentGymWorld, world="webshop"):
 
     instruction = texts.WEBSHOP
     step_limit = 10
-    # Prices within a range are drawn anew when the server starts, and with them the bounds in
-    # instructions.
+    # Prices within a range, and with them the bounds in instructions, are drawn anew when the
+    # server starts.
     repeatability = Repeatability.NEVER
 
     def parse(self, reply: str) -> str:
-        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or of one
-        without a label.
+        """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or in a
+        reply without the label.
         """
         return replies.shopping_action(reply)
 
@@ -139,7 +137,7 @@ class AlfWorld(_LineWorld, world="alfworld"):
     step_limit = 30
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
-        """Return the games of the server's two maps."""
+        """Return the games of the server's two mapping files."""
         return {"train": range(2420), "test": range(2420, 2620)}
 
 
@@ -152,8 +150,8 @@ class BabyAI(AgentGymWorld, world="babyai"):
     step_limit = 20
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, of letters, digits, commas and
-        blanks alone.
+        """Return the line after the last "Action:" of a reply, with letters, digits, commas and
+        spaces only.
         """
         return replies.words_after_label(reply)
 
@@ -196,14 +194,16 @@ class _ToolWorld(AgentGymWorld):
     """A world of tools, called by name with JSON."""
 
     def parse(self, reply: str) -> str:
-        """Return what follows the last "Action:" of a reply, to its end, since JSON may take
-        several lines.
+        """Return everything after the last "Action:" of a reply, since JSON may take several
+        lines.
         """
         return replies.after_label(reply)
 
 
 class Weather(_ToolWorld, world="weather"):
-    """Questions about the weather of places and days; any matched sub-goal is the whole reward."""
+    """Questions about the weather of places and days; any matched sub-goal gives the full
+    reward.
+    """
 
     instruction = texts.tools("weather records and forecasts")
     step_limit = 10
@@ -238,7 +238,7 @@ class Sheet(_ToolWorld, world="sheet"):
 
 
 class Maze(AgentGymWorld, world="maze"):
-    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, and cannot
+    """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, but cannot
     begin there.
     """
 
@@ -261,14 +261,14 @@ class Wordle(AgentGymWorld, world="wordle"):
     step_limit = 8
 
     def parse(self, reply: str) -> str:
-        """Return the letters of the guess, lower case and apart, as the server wants them; the
-        label may be missing.
+        """Return the letters of the guess, in lower case and with spaces between them, as the
+        server wants them; the label may be missing.
         """
         return " ".join("".join(replies.line_after_label(reply, unlabelled=True).lower().split()))
 
 
 class WebArena(AgentGymWorld, world="webarena"):
-    """Web sites to use by their accessibility trees; there are test instances only."""
+    """Web sites, used through their accessibility trees; there are test instances only."""
 
     instruction = texts.WEBARENA
     step_limit = 25

@@ -2,7 +2,7 @@
 
 In addition to what the engine does, a state can be saved and restored: Fast Downward's library
 holds it, and numbers every state it has seen. This module needs the packages of the extra
-`alfworld`, and is imported when a game is played.
+`alfworld`, and is imported only when a game is played.
 
 Source: things are named as in ALFWorld (arXiv 2010.03768), so that walkthroughs and transcripts
 fit.
@@ -20,7 +20,7 @@ from typing import Any
 from textworld.core import EnvInfos, GameState
 from textworld.envs import PddlEnv
 
-# The translator of problems and the parser of grammars keep what they are at in their modules.
+# The problem translator and the grammar parser keep their state in their modules.
 _ENGINE = threading.Lock()
 
 
@@ -34,8 +34,8 @@ class Mark:
 
 
 class HouseGame(PddlEnv):  # type: ignore[misc]
-    """A game, with things named as ALFWorld names them. Each object has a copy of Fast Downward's
-    library (33 MB).
+    """A game, with things named as ALFWorld names them. Each object has its own copy of Fast
+    Downward's library (33 MB).
     """
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         self._commands: dict[tuple[str, ...], str] = {}
 
     def open(self, content: Mapping[str, Any]) -> str:
-        """Return the first text of a game, given the content of its file."""
+        """Open a game, given the content of its file, and return its first text."""
         with _ENGINE:
             arguments = sys.argv
             try:
                 self.load(dict(content))
             finally:
-                # The translator takes the process's arguments for its own.
+                # The translator treats the process's arguments as its own.
                 sys.argv = arguments
             for each, name in named(self._entity_infos).items():
                 self._entity_infos[each].name = name
@@ -66,7 +66,9 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return text
 
     def act(self, command: str) -> str:
-        """Return the game's answer to a command; for an impossible one, that nothing happens."""
+        """Carry out a command and return the game's answer; for an impossible command, that nothing
+        happens.
+        """
         with _ENGINE:
             self.step(command)
         return str(self.state.feedback)
@@ -82,7 +84,7 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return list(self.state["admissible_commands"])
 
     def plan(self) -> list[str]:
-        """Return commands that lead from the present state to a won one; none if that is
+        """Return commands that lead from the present state to a won one; an empty list if that is
         impossible.
         """
         with _ENGINE:
@@ -100,26 +102,26 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             facts[fact.signature].add(fact)
         with _ENGINE:
             self._return_to(mark.number)
-            # Not by its own `remove_fact`, which miscounts the things in facts that an effect has
-            # made false.
+            # The engine's own `remove_fact` is not used: it miscounts the things in facts that an
+            # effect has made false.
             self._pddl_state._facts = facts
             self.state = GameState()
             self._last_action = None
             self._gather_infos()
 
     def release(self) -> None:
-        """Make the game available to the next one who borrows a game.
+        """Make the game available to the next caller of `borrow`.
 
-        Its library is never unloaded: its copies share registries, and the next one to be loaded
-        would crash.
+        Its library is never unloaded: copies of the library share registries, and the next copy to
+        be loaded would crash.
         """
         _IDLE.append(self)
 
     def _gather_infos(self) -> None:
         """Fill the state with what `step` needs, and make the text of each command once.
 
-        The engine's own method makes all anew in each state, which is nearly all of its time. A
-        text may name what stands at a place, and that never changes.
+        The engine's own method makes all texts anew in each state, which takes nearly all of its
+        time. A text may name what stands at a place, but that never changes.
         """
         actions = list(self._pddl_state.all_applicable_actions())
         commands = [self._command(action) for action in actions]

@@ -1,8 +1,9 @@
 """The games of ALFWorld in their original folders, and lists of them that are kept on disk.
 
 A split is a folder of tasks, a task a folder of trials, a trial a folder with `traj_data.json` and
-`game.tw-pddl`. To say which games count means to read thousands of files, so the list of a split is
-kept under the names and times of change of its task folders; a start looks at these folders only.
+`game.tw-pddl`. Finding out which games count means reading thousands of files, so the list of a
+split is kept under the names and modification times of its task folders; a start looks only at
+these folders.
 
 Source: ALFWorld (arXiv 2010.03768), its public data and the rules of its text environment for which
 games count.
@@ -23,7 +24,7 @@ from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 
 VERSION = 1
-"""Raise it when the same folders would give another list."""
+"""Raise it when the same folders would give a different list."""
 
 KINDS = (
     "pick_and_place_simple",
@@ -42,8 +43,8 @@ AGAIN = "get it again with `alfworld-download`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A game: its task and trial, which are its folders' names, its kind, and size and time of
-    change of its file.
+    """A game: its task and trial, which are the names of its folders, its kind, and the size and
+    modification time of its file.
     """
 
     task: str
@@ -58,7 +59,7 @@ _GAMES = TypeAdapter(tuple[Game, ...])
 
 def find_root(folder: Path) -> Path:
     """Return the folder of the splits: the given one, or the `json_...` in it. Raises `ConfigError`
-    for neither.
+    if neither has `train`.
     """
     for root in (folder, *sorted(folder.glob("json_*"))):
         if (root / "train").is_dir():
@@ -70,7 +71,7 @@ def find_root(folder: Path) -> Path:
 
 
 def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
-    """Return the games of a split that count, sorted by task and trial; from the cache where
+    """Return the games of a split that count, sorted by task and trial; they come from the cache if
     nothing changed.
 
     Raises:
@@ -93,7 +94,7 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
 
 
 def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int, Game]:
-    """Return the games that one of AgentGym's mapping files names, by its numbers. Raises
+    """Return the games that one of AgentGym's mapping files names, by their numbers in it. Raises
     `DataFileError`.
     """
     there = {(game.task, game.trial): game for game in list_games(root, split, cache)}
@@ -132,8 +133,8 @@ def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
 
 
 def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
-    """Return the games that count: of a known kind, with nothing to slice or to move things in, and
-    solvable.
+    """Return the games that count: solvable ones of a known kind, with nothing to slice and no
+    movable containers.
     """
     games = []
     for task in tasks:

@@ -95,11 +95,11 @@ class AlfWorld:
     of the split, sorted by task and trial.
 
     Args:
-        data_dir: the folder with `json_2.1.1`, or that folder itself; by default the variable
-            ALFWORLD_DATA.
+        data_dir: the folder with `json_2.1.1`, or that folder itself; by default the value of the
+            variable ALFWORLD_DATA.
         ids_dir: a folder with AgentGym's `mappings_train.json` and `mappings_test.json`, which then
-            are the splits `train` and `test`, with its numbers; its test games are in the folder
-            `valid_train`.
+            define the splits `train` and `test` and their numbers; AgentGym's test games are in the
+            folder `valid_train`.
         admissible_commands: whether each observation ends with the line `AVAILABLE ACTIONS: ...`.
         cache_dir: where the lists of games are kept.
     """
@@ -119,8 +119,8 @@ class AlfWorld:
         admissible_commands: bool = False,
         cache_dir: str = "runs/cache/alfworld",
     ) -> None:
-        """Check what is installed and where the games are; they are listed when first needed.
-        Raises `ConfigError`.
+        """Check the installed packages and find the folder of games; the games are listed when
+        first needed. Raises `ConfigError`.
         """
         _check_packages()
         if not data_dir:
@@ -179,7 +179,9 @@ class AlfWorld:
         return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to; doing the task gives reward 1 and ends the episode."""
+        """Carry out an action and return the transition; completing the task gives reward 1 and
+        ends the episode.
+        """
         game = self._present()
         valid = action.strip() in game.commands
         observation = game.act(action)
@@ -231,7 +233,7 @@ class AlfWorld:
             self._game = _engine()
         try:
             text = self._game.open(content)
-        # Parsers raise errors of many kinds, and the translator of problems leaves the process.
+        # Parsers raise errors of many kinds, and the problem translator tries to exit the process.
         except (Exception, SystemExit) as error:
             told = " ".join(str(error).split())[:200] or type(error).__name__
             path = self._path(instance.split, game)

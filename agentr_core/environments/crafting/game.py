@@ -18,8 +18,8 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 MAX_DIGITS = 4000
-"""How long a number in an action may be. Python reads 4300 digits, and sums must stay below
-that.
+"""The most digits that a number in an action may have. Python reads 4300 digits, and sums must stay
+below that.
 """
 
 
@@ -32,7 +32,7 @@ class CraftingGame:
 
     @property
     def entries(self) -> dict[str, int]:
-        """A copy of what is listed as carried: item id to count. Who gets none of an item has an
+        """A copy of the items listed as carried: item id to count. Getting 0 of an item makes an
         entry of 0.
         """
         return dict(self._entries)
@@ -43,8 +43,8 @@ class CraftingGame:
         return {item: count for item, count in self._entries.items() if count}
 
     def act(self, action: str) -> tuple[str, str]:
-        """Return the observation, and the id of the item that was made or got: empty if the action
-        came to nothing.
+        """Return the observation, and the id of the item that was made or got; empty if there was
+        none.
         """
         if any(len(number) > MAX_DIGITS for number in _NUMBER.findall(action)):
             return f"Could not execute {action}", ""
@@ -75,8 +75,7 @@ class CraftingGame:
                 return f"Wrong item format: {part.strip()}", ""
             inputs.append((text.identifier(counted[2]), int(counted[1])))
         for item, amount in inputs:
-            # None of an item is enough only where the item is listed as carried, be it with a count
-            # of 0.
+            # Even an amount of 0 needs the item to be listed as carried, if only with a count of 0.
             if item in world.tags or item not in self._entries or self._entries[item] < amount:
                 return f"Could not find enough items to craft {None if target in world.tags else target}", ""
         for recipe in () if target in world.tags else world.by_item.get(target, ()):
@@ -99,7 +98,7 @@ class CraftingGame:
 
 
 def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Mapping[str, str]) -> bool:
-    """Whether the given inputs are those of the recipe, one to one and with equal counts."""
+    """Return whether the given inputs are those of the recipe, one to one and with equal counts."""
     if len(inputs) != len(recipe.inputs):
         return False
     left = list(recipe.inputs)

@@ -1,5 +1,5 @@
-"""Which commands an instance of a crafting world lists: all that its goal may need, and up to 10
-that are useless.
+"""The commands that an instance of a crafting world lists: all that its goal may need, and up to 10
+useless ones.
 
 Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
 """
@@ -25,13 +25,14 @@ _PUBLISHED_SEED = 42
 def listed_commands(
     world: RecipeBook, goal: str, instance: Instance, *, distractors: Distractors = "distinct"
 ) -> tuple[Recipe, ...]:
-    """Return what an instance lists: every recipe the goal may need, up to 10 distractors, shuffled
-    by its index.
+    """Return the recipes that an instance lists: all that the goal may need and up to 10
+    distractors, shuffled by its index.
 
-    A distractor uses an ingredient that a needed recipe uses as well. For each such ingredient up
-    to 10 recipes are drawn. With `distinct` each recipe can be drawn once; with `published` a
-    recipe that has a group is there twice and every place of a recipe in the tree of the goal draws
-    again, from the one seed of the public code, so that as many distractors are left as there.
+    A distractor shares an ingredient with a needed recipe. For each ingredient of a needed recipe,
+    up to 10 recipes are drawn. With `distinct`, each recipe can be drawn once. With `published`, a
+    recipe that has a group is among the candidates twice, and every occurrence of a recipe in the
+    tree of the goal draws again, with the fixed seed of the public code, so that as many
+    distractors are left as in the published world.
     """
     needed = _needed(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
@@ -76,8 +77,8 @@ def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, 
 
 
 def _places(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
-    """Yield the recipes of a name and of all below it, each as often as it occurs; at most 163 for
-    an official goal.
+    """Yield the recipes of a name and of everything below it, each as often as it occurs; at most
+    163 for an official goal.
     """
     if name in path:
         return

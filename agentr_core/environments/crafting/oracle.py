@@ -1,5 +1,5 @@
-"""The oracle of a crafting world: whether an action brings the goal nearer, by planning before and
-after it.
+"""The oracle of a crafting world: it plans before and after an action to see whether the action
+brings the goal nearer.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from agentr_core.types import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What an agent holds and the plan from there; no plan means the goal is out of reach."""
+    """An agent's inventory and the plan from there; no plan means that the goal is out of reach."""
 
     inventory: Inventory
     plan: Plan | None
 
 
 def judge(task: CraftingTask, before: Standing, after: Standing, action: str, *, expected: str, made: str) -> Verdict:
-    """Return the oracle's word on an action: good if fewer steps are left after it, or bad;
-    uncertain in between.
+    """Return the oracle's verdict on an action: good if fewer steps are left after it, otherwise
+    bad or uncertain.
 
-    Uncertain are a look, a part of a need, a step on a way that is not the shortest, and all where
-    no plan is left.
+    The uncertain actions are a look at the inventory, one that gets a part of a need, a step on a
+    way that is not the shortest, and any action if there is no plan.
 
     Args:
         expected: what the lazy expert would have done; always good.
-        made: the item that the action made or got; empty if it came to nothing.
+        made: the item that the action made or got; empty if there was none.
     """
     if before.plan is None:
         return Verdict.UNCERTAIN
@@ -48,7 +48,7 @@ def judge(task: CraftingTask, before: Standing, after: Standing, action: str, *,
 
 
 def verdicts(task: CraftingTask, world: RecipeBook, actions: Sequence[str]) -> tuple[Verdict, ...]:
-    """Return the oracle's word on each action of an episode, played from its start."""
+    """Return the oracle's verdict on each action of an episode, played from its start."""
     game = CraftingGame(world)
     present = Standing(inventory={}, plan=plan(task, {}))
     found = []

@@ -15,14 +15,14 @@ from agentr_core.environments.crafting.recipes import Ingredient, Recipe
 
 Inventory = Mapping[str, int]
 MAX_CHOICES = 256
-"""The most combinations of alternative recipes that the planner compares; in the official goals 64
-is the most.
+"""The most combinations of alternative recipes that the planner compares; official goals have at
+most 64.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CraftingTask:
-    """A goal and the commands that are listed for it, in the order of their listing.
+    """A goal and the commands that are listed for it, in listed order.
 
     `item_to_tag` says which generic ingredient an item can stand for.
     """
@@ -71,8 +71,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One link of the chain from the goal to the next action: what an item takes, and what of it is
-    lacking.
+    """One link of the chain from the goal to the next action: an item, its recipe, and the
+    ingredient of it that is lacking.
     """
 
     item: str
@@ -81,8 +81,8 @@ class Hop:
 
 
 def plan(task: CraftingTask, inventory: Inventory) -> Plan | None:
-    """Return the plan with the fewest steps, first in listed order among equals; None when the goal
-    is out of reach.
+    """Return the plan with the fewest steps, the first in listed order among equals; None when the
+    goal is out of reach.
     """
     best: Plan | None = None
     for recipes, items in itertools.islice(_choices(task, inventory), MAX_CHOICES):
@@ -97,8 +97,8 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
     of a plan.
 
     The lazy expert satisfies the first lacking ingredient of a recipe before the next one, and
-    fetches only what the next craft needs. The last hop either lacks an item to get or lacks
-    nothing, and then is the craft to make.
+    fetches only what the next craft needs. The last hop either lacks an item to get, or lacks
+    nothing and is the craft to make.
     """
     hops: list[Hop] = []
     item = task.goal
@@ -118,8 +118,8 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
 
 
 def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None:
-    """Return a plan that makes the recipe's item by it, listed or not; None where that would be
-    circular.
+    """Return the plan, changed to make the recipe's item by that recipe, listed or not; None if
+    that would be circular.
     """
     recipes = {**chosen.recipes, recipe.output: recipe}
     if _topological(task.goal, recipes, chosen.items) is None:
@@ -128,7 +128,7 @@ def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None
 
 
 def brings_nearer(task: CraftingTask, before: Inventory, after: Inventory) -> bool:
-    """Return whether some way to the goal, be it not the shortest, takes fewer steps after than
+    """Return whether some way to the goal, even if not the shortest, takes fewer steps after than
     before.
     """
     for recipes, items in itertools.islice(_choices(task, after), MAX_CHOICES):
@@ -149,7 +149,7 @@ def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, .
 def _choices(task: CraftingTask, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
     """Yield every sensible choice of recipes and of items for tags.
 
-    Members of a tag are alike but for their names, so only the first one listed, those at hand, and
+    Members of a tag differ only in their names, so only the first one listed, those at hand, and
     those whose ingredients are at hand are tried.
     """
     tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}

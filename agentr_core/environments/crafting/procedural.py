@@ -23,7 +23,8 @@ _FORMS = (
     "rod", "plate", "ring", "frame", "spool", "lens", "crate", "gear", "mask", "vial", "bead", "hinge", "panel",
     "wheel", "bell", "tile", "hook", "sheet", "cone", "charm",
 )  # fmt: skip
-# Counts as often as the official recipes use them: most crafts take one of a thing and give one.
+# Counts, each as often as the official recipes use it: most crafts take one of a thing and give
+# one.
 _INPUT_COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9)
 _OUTPUT_COUNTS = (1, 1, 1, 1, 1, 2, 3, 4, 4, 6, 8, 16)
 _NUM_INPUTS = (1, 1, 1, 2, 2, 2, 2, 3)
@@ -33,17 +34,17 @@ class ProceduralWorlds:
     """A family of crafting worlds, one for each index.
 
     Args:
-        count: how many instances the family has.
-        max_depth: the goals' depths go round from 1 to this.
-        seed: another seed is another family.
+        count: the number of instances of the family.
+        max_depth: the goals' depths cycle from 1 to this number.
+        seed: a different seed gives a different family.
     """
 
     def __init__(self, *, count: int = 10**9, max_depth: int = 4, seed: int = 0) -> None:
         self.count = count
         self._max_depth = max_depth
         self._seed = seed
-        # An episode asks for its one world again and again. Hundreds of environments in flight keep
-        # one each.
+        # An episode asks for its one world again and again. Hundreds of environments in flight each
+        # keep one.
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:

@@ -1,4 +1,4 @@
-"""The recipes of a crafting world as a graph without circles, and the files they come from.
+"""The recipes of a crafting world as a graph without cycles, and the files they come from.
 
 Names are ids with their namespace, as in `minecraft:oak_planks`. A tag is a name for a set of
 items, any of which serves where a recipe asks for the tag.
@@ -37,7 +37,7 @@ class Ingredient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What makes `count` pieces of `output`. `output_tag` is the recipe's group, or None where it
+    """A way to make `count` pieces of `output`. `output_tag` is the recipe's group, or None if it
     has none.
     """
 
@@ -49,7 +49,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeBook:
-    """Recipes in load order with their indices.
+    """Recipes in load order, with lookup tables.
 
     `by_item` and `by_tag` find recipes by output, `item_to_tag` the tag that an item satisfies.
     `items` has every item of the world, craftable or not; no tag is in it.
@@ -63,7 +63,7 @@ class RecipeBook:
     tags: frozenset[str]
 
     def depth(self, name: str) -> int:
-        """Return how many crafts the longest chain below an item or tag has, by its shallowest
+        """Return the number of crafts in the longest chain below an item or tag, by its shallowest
         recipe; 0 without one.
 
         Raises `DataFault` when recipes form a cycle.
@@ -79,8 +79,8 @@ class RecipeBook:
         return self._users.get(name, ())
 
     def users_twice(self, name: str) -> tuple[Recipe, ...]:
-        """Return the recipes with an input of that name, by output, and those with a group once
-        more, by group.
+        """Return the recipes with an input of that name, ordered by output, then those with a group
+        once more, ordered by group.
         """
         return self._users_twice.get(name, ())
 
@@ -104,7 +104,7 @@ class RecipeBook:
 
     @cached_property
     def _depths(self) -> dict[str, int]:
-        # Recipes by item come first: an item of the same name hides a tag.
+        # Recipes by item take precedence: an item hides a tag of the same name.
         ways = {**self.by_tag, **self.by_item}
         below = {name: {i.name for recipe in recipes for i in recipe.inputs} for name, recipes in ways.items()}
         depths: dict[str, int] = {}
@@ -120,13 +120,13 @@ class RecipeBook:
 def build_book(
     recipes: Iterable[Recipe], *, item_to_tag: Mapping[str, str] | None = None, items: Iterable[str] = ()
 ) -> RecipeBook:
-    """Return the book of recipes that are taken as they are, but for tags that nothing satisfies:
-    these become items.
+    """Return the book of the given recipes, unchanged except that tags that nothing satisfies
+    become items.
 
     Args:
-        recipes: in load order, free of circles.
+        recipes: in load order, without cycles.
         item_to_tag: which tag an item satisfies; by default the last group among its own recipes.
-        items: items of the world beside those that the recipes name.
+        items: items of the world besides those that the recipes name.
     """
     given = tuple(recipes)
     if item_to_tag is None:
@@ -147,10 +147,10 @@ def build_book(
 
 
 def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Return the recipes that make a graph without circles, in load order.
+    """Return the recipes that form a graph without cycles, in load order.
 
-    Left out are those whose only ingredient is a storage block, and any that would close a circle
-    with earlier ones.
+    Recipes whose only ingredient is a storage block are left out, and so is any recipe that would
+    close a cycle with earlier ones.
     """
     below: dict[str, set[str]] = {}
     kept = []
@@ -185,8 +185,8 @@ def load_folder(folder: Path) -> RecipeBook:
     """Return the recipes in a folder of the game's own JSON files, loaded in the order of their
     names.
 
-    Files of other types than `crafting_shaped` and `crafting_shapeless` are skipped. Of an
-    ingredient's options the first one counts.
+    Files of other types than `crafting_shaped` and `crafting_shapeless` are skipped. Only the first
+    option of an ingredient counts.
 
     Raises:
         DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
@@ -225,7 +225,7 @@ def load_split() -> dict[str, tuple[int, ...]]:
 
 
 def _official(recipes: Sequence[Recipe]) -> RecipeBook:
-    # The world knows what a left-out recipe makes, so that it can be got.
+    # The items that left-out recipes make are in the world, so that they can be got.
     return build_book(untangle(recipes), items=(recipe.output for recipe in recipes))
 
 

@@ -1,4 +1,5 @@
-"""Tasks with their items renamed: since no name keeps its recipe, only reading helps to solve them.
+"""Tasks with their items renamed: since no name keeps its recipe, they can only be solved by
+reading.
 
 Members of a kind of item (planks, wool) are renamed only among themselves, since commands do not
 say which item is of which kind.

@@ -1,9 +1,9 @@
 """Crafting worlds drawn from a seed in the shape of the official goals: as many commands, tags,
 alternatives and steps.
 
-`data/textcraft/shapes.py` prints both side by side, and a test holds them together. The shape is
-all that they share: the recipes are invented, for items under official names that say nothing. Only
-which items are planks is as it is.
+`data/textcraft/shapes.py` prints both side by side, and a test checks that they agree. They share
+only the shape: the recipes are invented, so the official names of their items say nothing. Only the
+planks are the official ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PLANKS = f"{NAMESPACE}:planks"
 
 # How often each value occurs among the official goals of training and test, roughly.
 _RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
-"""Of a goal of depth 1, all of whose ingredients are raw; parts of depth 1 nearly always have
-one.
+"""The number of ingredients of a goal of depth 1, which are all raw; parts of depth 1 nearly always
+have one.
 """
 _INPUTS: dict[int, Weights[tuple[int, int]]] = {
     2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
@@ -62,7 +62,7 @@ _OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
-    """How often what is special occurs in the worlds of a depth, in [0, 1]."""
+    """The rates of special features in the worlds of a depth, in [0, 1]."""
 
     planks_needed: float
     """Worlds in which a part may be made of planks, so that all planks are listed."""
@@ -79,23 +79,23 @@ _RATES = {
     4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
 }
 _OF_PLANKS = 0.58
-"""Of the worlds that list planks, those whose goal needs them; else another way to make a part
-does.
+"""Of the worlds that list planks, the share in which the goal needs them; in the others, an
+alternative recipe of a part does.
 """
 _ANY_PLANKS = 0.7
-"""Of the recipes that need planks, those that take any of them; else it must be one sort."""
+"""Of the recipes that need planks, the share that takes any sort; the others take one sort."""
 _FEW_CRAFTS = 0.35
-"""How often a part that takes three crafts and more is drawn again."""
+"""How often the yield of a part that takes three or more crafts is drawn again."""
 
 
 class ShapedWorlds:
-    """A family of crafting worlds, one for each index, whose goals' depths go round from 1 to
+    """A family of crafting worlds, one for each index, whose goals' depths cycle from 1 to
     `MAX_DEPTH`.
 
     Args:
-        official: the book whose items lend their names; none of its recipes occurs.
-        count: how many instances the family has.
-        seed: another seed is another family.
+        official: the book that the names of items come from; none of its recipes occurs.
+        count: the number of instances of the family.
+        seed: a different seed gives a different family.
     """
 
     def __init__(self, official: RecipeBook, *, count: int = 10**9, seed: int = 0) -> None:
@@ -104,8 +104,8 @@ class ShapedWorlds:
         self._planks = tuple(sorted(official.members(PLANKS)))
         self._names = sorted(official.items.difference(self._planks))
         self._official = {_who_needs_what(recipe) for recipe in official.recipes}
-        # An episode asks for its one world again and again. Hundreds of environments in flight keep
-        # one each.
+        # An episode asks for its one world again and again. Hundreds of environments in flight each
+        # keep one.
         self.world = lru_cache(maxsize=1)(self._world)
 
     def _world(self, index: int) -> tuple[RecipeBook, str]:
@@ -123,7 +123,7 @@ class ShapedWorlds:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A world while it is drawn."""
+    """A world that is being drawn."""
 
     rng: random.Random
     names: Iterator[str]
@@ -143,7 +143,9 @@ class _Draft:
         return goal
 
     def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
-        """Draw an item of a depth with all that it is made of; `need` pieces of it are wanted."""
+        """Draw an item of a depth with everything that it is made of; `need` pieces of it are
+        needed.
+        """
         name = next(self.names)
         makes = self._pick(_GOAL_MAKES[depth]) if is_goal else self._pick(_PART_MAKES)
         if not is_goal and -(-need // makes) > 2 and self.rng.random() < _FEW_CRAFTS:
@@ -202,7 +204,7 @@ class _Draft:
             self.recipes.append(Recipe(output=planks, count=makes, output_tag=PLANKS, inputs=source))
 
     def _distract(self, goal: str, number: int, *, planks: bool) -> None:
-        """Draw commands that share an ingredient with those that are needed, and are useless."""
+        """Draw useless commands that share an ingredient with needed ones."""
         made = {r.output for r in self.recipes} - set(self.planks)
         used = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
         crafted = sorted((used & made) - {goal}) or [goal]

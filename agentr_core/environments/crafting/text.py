@@ -47,7 +47,7 @@ def goal_line(item: str) -> str:
 
 
 def takes(recipe: Recipe) -> str:
-    """Return what a recipe takes, as the expert's thoughts say it."""
+    """Return what a recipe takes, as the expert words it in thoughts."""
     return f"{display(recipe.output)} using {', '.join(f'{i.count} {display(i.name)}' for i in recipe.inputs)}"
 
 
@@ -99,8 +99,8 @@ def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: M
 
 
 def optimal_replies(task: CraftingTask, chosen: Plan) -> list[str]:
-    """Return the replies of the expert that fetches all it needs first, then crafts from the bottom
-    up.
+    """Return the replies of the expert that first fetches everything it needs, then crafts from the
+    bottom up.
     """
     goal = display(task.goal)
     replies = [

@@ -1,8 +1,8 @@
-"""TextCraft in process: crafting goals from listed commands, microseconds a step.
+"""TextCraft in process: crafting goals from listed commands, at microseconds a step.
 
 Source: ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151); rules and observation
-strings are theirs, so that transcripts can be compared. Unlike the served version the text of an
-instance is a function of its index.
+strings are theirs, so that transcripts can be compared. Unlike in the served version, the text of
+an instance is a function of its index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.types import Instance, Transition, Verdict
 
 RENAMINGS = 1_000_000
-"""How often each official instance comes under other names."""
+"""The number of renamed versions of each official instance."""
 RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
 """The splits of official instances under other names, and the splits that these come from."""
 
@@ -36,25 +36,28 @@ _INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]]
     "procedural": lambda book: ProceduralWorlds(),
     "shaped": ShapedWorlds,
 }
-"""The splits of invented worlds, and what makes them beside the official ones."""
+"""The splits of invented worlds, and the functions that make their worlds, given the official
+book.
+"""
 
 
 class TextCraft:
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
-    Splits: `train` (374 instances) and `test` (100) are the published ones, `rest` (70) the goals
-    in neither, and `procedural` has any number of invented worlds that share no item with the
-    official ones, `shaped` invented worlds in the shape of the official goals. `renamed`,
-    `renamed-test` and `renamed-rest` have the instances of the first three again and again with
-    other names for their items, so that what is learned or measured on them is not who needs what.
+    Splits: `train` (374 instances) and `test` (100) are the published ones, and `rest` (70) has the
+    goals in neither. `procedural` has any number of invented worlds that share no item with the
+    official ones, and `shaped` has invented worlds in the shape of the official goals. `renamed`,
+    `renamed-test` and `renamed-rest` repeat the instances of the first three with other names for
+    their items, so that knowing the recipes by heart is neither learned nor measured on them.
 
     Args:
         recipes_dir: a folder of original recipe JSON files to read instead of the shipped table.
         expert: `optimal` fetches everything first and takes the fewest steps; `lazy` fetches only
-            what the next craft needs, which spares it from multiplying totals ahead.
-        distractors: `published` draws the useless commands as the public code does, where a
-            recipe with a group is twice, so that instances have as many as there; `distinct` has
-            each recipe once. It concerns the official goals and those under other names.
+            what the next craft needs, so that it need not compute totals in advance.
+        distractors: `published` draws the useless commands as the public code does, where a recipe
+            with a group is a candidate twice, so that instances have as many of them as published;
+            with `distinct`, each recipe is a candidate once. The option concerns the official goals
+            and the renamed ones.
     """
 
     name = "textcraft"
@@ -91,7 +94,7 @@ class TextCraft:
         return ("train", "test", "rest", *_INVENTED, *RENAMED)
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Return the instances of a split; an index of train, test and rest is the published
+        """Return the instances of a split; in train, test and rest, an index is the published
         `data_idx`.
         """
         if split in _INVENTED:
@@ -118,14 +121,14 @@ class TextCraft:
         return text.first_observation(task)
 
     def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply, lower case, without foreign
-        characters.
+        """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
+        commas and spaces only.
         """
         return parse_action(reply)
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to; reward 1 ends the episode when the goal item was made or
-        got.
+        """Carry out an action and return the transition; making or getting the goal item gives
+        reward 1 and ends the episode.
         """
         observation, item = self._game.act(action)
         won = item == self._goal
@@ -138,11 +141,11 @@ class TextCraft:
         return self._world, self._goal, self._game.entries
 
     def state(self) -> str:
-        """Return what is carried: nothing else of an episode changes."""
+        """Return the carried items as text: nothing else changes during an episode."""
         return canonical(self._game.entries)
 
     def restore(self, snapshot: Any) -> None:
-        """Put the episode back to a snapshot."""
+        """Put the episode back into a snapshot."""
         self._world, self._goal, entries = snapshot
         self._game = CraftingGame(self._world, entries)
 
@@ -152,8 +155,8 @@ class TextCraft:
         return self._game.inventory
 
     def depth(self, instance: Instance) -> int | None:
-        """Return the length of the longest chain of crafts to the goal: 1 to 4 for the official
-        ones.
+        """Return the length of the longest chain of crafts to the goal: 1 to 4 for official
+        goals.
         """
         if instance.split in _INVENTED:
             world, goal = self._invented(instance.split).world(instance.index)
@@ -198,8 +201,8 @@ class TextCraft:
         return [index for index in self._split[split] if index < len(self.book.goals)]
 
     def origin(self, instance: Instance) -> Instance:
-        """Return the official instance that a renamed one was made of, and every other instance as
-        it is.
+        """Return the official instance that a renamed one was made from; any other instance is
+        returned as it is.
         """
         if instance.split not in RENAMED:
             return instance
@@ -208,7 +211,7 @@ class TextCraft:
         return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
 
     def _open(self, instance: Instance) -> tuple[CraftingTask, RecipeBook]:
-        """Return what an instance lists and the rules of its world."""
+        """Return the task of an instance and the recipes of its world."""
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
@@ -222,7 +225,7 @@ class TextCraft:
         commands = listed_commands(world, goal, origin, distractors=drawn)
         task = CraftingTask(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
         if instance.split in RENAMED:
-            # The split of the training instances was there first: its texts stay as they were.
+            # The split `renamed` existed before the other two: its texts stay as they were.
             which = () if instance.split == "renamed" else (instance.split,)
             rng = random.Random(derive_seed("textcraft-renamed", *which, instance.index))
             task = rename(task, free_names(self.book), rng)
@@ -236,10 +239,11 @@ _shipped_split = cache(load_split)
 
 
 def parse_action(reply: str) -> str:
-    """Return the line after the last "Action:" of a reply, lower case, without foreign characters.
+    """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
+    commas and spaces only.
 
-    The label may stand on a line of its own. A lone "look" means the inventory, as AgentGym's
-    client has it.
+    The label may stand on a line of its own. A lone "look" means the inventory, as in AgentGym's
+    client.
     """
     action = words_after_label(reply).lower()
     return "inventory" if action == "look" else action

@@ -1,4 +1,4 @@
-"""Agents in processes of their own, as an environment: they ask our policy as they ask OpenAI."""
+"""Agents in their own processes, as an environment: they call our policy as they call OpenAI."""
 
 from agentr_core.environments.gateway.world import Gateway
 

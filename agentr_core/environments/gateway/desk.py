@@ -1,10 +1,10 @@
-"""Where runs and outside agents meet: a run offers episodes, an agent takes one, its calls go to
-the run, the run's replies to the agent.
+"""The place where runs and outside agents meet: a run offers episodes, an agent takes one, its
+calls go to the run, and the run's replies to the agent.
 
     run     open ------------ next ---------- next(reply) ------ ... next: reward
     agent         take, call ------- (waits) ------------- call ...  reward
 
-Nothing is kept here that matters: steps, tokens and rewards are in the store of the run. All of it
+Nothing important is kept here: steps, tokens and rewards are in the store of the run. Everything
 happens on one event loop.
 """
 
@@ -21,10 +21,12 @@ from typing import Any
 from agentr_core.environments.gateway.wire import Refused
 
 _REMEMBERED = 10_000
-"""Ended episodes of which it is still known why they ended."""
+"""The number of ended episodes whose reason for ending is remembered."""
 
 _RUN_SECONDS = 30.0
-"""Seconds after which a run that no longer asks for an episode that it offered counts as gone."""
+"""Seconds after which a run counts as gone if it no longer asks about an episode that it
+offered.
+"""
 _REPLY_SECONDS = 900.0
 """Seconds that a run has for a reply."""
 
@@ -33,10 +35,11 @@ Turns = Sequence[Mapping[str, str]]
 
 @dataclass(slots=True)
 class Seat:
-    """One episode. `told` is what its agent did, for the run; `answer` is what the agent waits for.
+    """One episode. `told` holds the events of its agent for the run; `answer` is the reply that the
+    agent waits for.
 
-    `heard` is when its agent was last heard of, or the run last spoke to it; `asked` is when the
-    run last asked what its agent does.
+    `heard` is when the agent was last heard from, or the run last replied to it; `asked` is when
+    the run last asked for the agent's next event.
     """
 
     id: str
@@ -69,10 +72,10 @@ class Desk:
         return seat.id
 
     async def next(self, key: str, reply: Mapping[str, Any] | None, wait: float) -> dict[str, Any]:
-        """Give the agent of an episode a reply, and return what it does next: `call`, `reward` or
-        `lost`; `none` after `wait` seconds, with the seconds for which there was no word of it.
+        """Give the agent of an episode a reply, and return its next event: `call`, `reward` or
+        `lost`; or `none` after `wait` seconds, with the seconds for which it has been silent.
 
-        Raises `KeyError` for an episode that is not there.
+        Raises `KeyError` for an unknown episode.
         """
         seat = self._seats[key]
         seat.asked = time.monotonic()
@@ -83,21 +86,19 @@ class Desk:
             async with asyncio.timeout(wait):
                 return await seat.told.get()
         except TimeoutError:
-            # Before it is taken, any agent at work may come for it.
+            # Before an episode is taken, any active agent may take it.
             last = seat.heard if seat.taken else max(seat.heard, self._heard)
             return {"event": "none", "silent": time.monotonic() - last, "taken": seat.taken}
 
     def close(self, key: str, why: str, code: str) -> None:
-        """End an episode from the side of the run; an agent that waits, or comes back, is told
-        why.
-        """
+        """End an episode on behalf of the run; an agent that waits, or comes back, is told why."""
         if (seat := self._seats.get(key)) is not None:
             self._end(seat, why, code)
             seat.told.put_nowait({"event": "lost", "why": why})
 
     async def take(self, wait: float, gone: Callable[[], Awaitable[bool]]) -> Seat | None:
         """Return the episode that was offered first, for an agent to play; None if there is none
-        within `wait` seconds. One for which the agent no longer waits is offered again.
+        within `wait` seconds. If the agent no longer waits, the episode is offered again.
         """
         self._heard = time.monotonic()
         try:
@@ -116,8 +117,8 @@ class Desk:
     async def ask(self, key: str, turns: Turns, *, again: bool) -> Mapping[str, Any]:
         """Return the run's reply to a call; calls of one episode are answered one by one.
 
-        `again` says that a client repeats a call that it has no answer to: the reply is the one
-        that was given, if it was. Raises `Refused` when the episode is over.
+        `again` says that a client repeats a call to which it got no answer: if a reply was given,
+        it is returned again. Raises `Refused` when the episode is over.
         """
         seat = self.seat(key)
         async with seat.calling:
@@ -143,7 +144,7 @@ class Desk:
         self._end(seat, "its reward was reported", "episode_over", told=True)
 
     def failed(self, key: str, reason: str) -> None:
-        """Say that an agent gave an episode up; its run offers it again. Raises `Refused`."""
+        """Record that an agent gave an episode up; its run offers it again. Raises `Refused`."""
         seat = self._present(self.seat(key))
         seat.told.put_nowait({"event": "lost", "why": f"the agent gave it up: {reason}"})
         self._end(seat, "it was given up", "episode_over", told=True)
@@ -176,7 +177,7 @@ class Desk:
         return seat
 
     def _end(self, seat: Seat, why: str, code: str, *, told: bool = False) -> None:
-        """`told`: the run has still to fetch what its agent told last."""
+        """End an episode; `told` says that the run has yet to fetch the agent's last event."""
         if seat.id not in self._over:
             self._over[seat.id] = why
         if not told:

@@ -1,8 +1,8 @@
-"""The gateway as an application: OpenAI's protocol for agents, four paths for runs.
+"""The gateway as an application: OpenAI's protocol for agents, and four paths for runs.
 
-An agent asks `POST /episodes` for an episode and is told `base_url`, instance and task. Whatever it
-asks of that address as of OpenAI's is answered by the policy of the run that offered the episode.
-It ends with `POST /episodes/ID/reward`.
+An agent asks `POST /episodes` for an episode and receives `base_url`, instance and task. Its calls
+to that address, in OpenAI's protocol, are answered by the policy of the run that offered the
+episode. The episode ends with `POST /episodes/ID/reward`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Next(BaseModel):
 
 
 class Close(BaseModel):
-    """Why a run ends an episode."""
+    """A run's notice that it ends an episode, and why."""
 
     episode: str
     why: str
@@ -61,7 +61,7 @@ class Close(BaseModel):
 
 
 class Take(BaseModel):
-    """How long an agent waits for an episode."""
+    """An agent's request for an episode, and how long it waits."""
 
     wait: Seconds = 20.0
 
@@ -126,7 +126,7 @@ def _for_runs(desk: Desk) -> list[Route]:
         try:
             return JSONResponse(await desk.next(asked.episode, asked.reply, asked.wait))
         except KeyError:
-            # Runs take this for what passes, and offer the episode again.
+            # Runs treat this error as temporary, and offer the episode again.
             return JSONResponse({"error": f"episode {asked.episode[:40]} is gone: the gateway was started anew"}, 503)
 
     async def closed(request: Request) -> Response:

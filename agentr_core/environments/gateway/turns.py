@@ -1,9 +1,9 @@
-"""The conversation of an outside agent, as it sends it: in messages, and as the text of an
+"""The conversation of an outside agent, as it sends it: as messages, and as the text of an
 observation.
 
-Each call of an agent has its whole history. Where that goes on from the call before, the
-observation is what came on top; where it does not, for example after the agent summed its history
-up or began another thread, a conversation begins anew, and the observation has all of it.
+Each call of an agent has its whole history. If the history continues the previous call, the
+observation is the added turns; if not, for example after the agent summarised its history or began
+another thread, a new conversation begins, and the observation has all of it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ANEW: Final = {"role": "anew"}
 class OutsideTurns:
     """The agent's own messages and the policy's replies, exactly as they were read.
 
-    An episode may have several conversations, one after the other. `prompt` and `sample` are the
-    last one; `begins` tells where they are parted, and training sees each.
+    An episode may have several conversations, one after the other. `prompt` and `sample` return the
+    last one; `begins` says where each begins, and training sees all of them.
     """
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
@@ -49,7 +49,7 @@ class OutsideTurns:
         return sampling
 
     def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Return the positions of the steps with which conversations begin, 0 first."""
+        """Return the positions of the steps at which conversations begin, 0 first."""
         later = (position + 1 for position, step in enumerate(steps[:-1]) if _is_anew(step.observation))
         return (0, *later)
 
@@ -65,9 +65,10 @@ class OutsideTurns:
 
 
 def written(turns: Sequence[Message], *, anew: bool = False) -> str:
-    """Return turns as the text of an observation: one turn of the user as it is, others as JSON.
+    """Return turns as the text of an observation: a single turn of the user as it is, anything else
+    as JSON.
 
-    `anew` says that they are a whole conversation, and not what came on top of the one before.
+    `anew` says that they are a whole conversation, not an addition to the one before.
     """
     plain = len(turns) == 1 and turns[0].role == "user" and turns[0].text and not turns[0].text.startswith(_LIST)
     if plain and not anew:
@@ -87,15 +88,17 @@ def read_turns(text: str) -> tuple[Message, ...]:
 def observed(history: Sequence[Message], now: Sequence[Message]) -> str:
     """Return what an agent's call adds to the conversation so far, as the text of an observation.
 
-    Replies are the same if they differ in nothing but white space at their ends and the spelling of
-    a tool call, which OpenAI's protocol takes apart.
+    Replies count as the same if they differ only in white space at their ends and in the spelling
+    of a tool call, which OpenAI's protocol splits into parts.
     """
     goes_on = len(now) > len(history) and all(map(_same, history, now))
     return written(now[len(history) :]) if goes_on else written(now, anew=True)
 
 
 def turn_of(told: Any) -> Message:
-    """Return a turn as the gateway tells it. Raises `IllTypedAnswer` for anything else."""
+    """Return the message for a turn that the gateway sent. Raises `IllTypedAnswer` for anything
+    else.
+    """
     if not isinstance(told, dict) or not isinstance(told.get("text"), str):
         raise IllTypedAnswer(f"the gateway told {str(told)[:80]} in place of a turn; start the one of this version")
     role: Role = told["role"]

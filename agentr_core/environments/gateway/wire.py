@@ -1,6 +1,4 @@
-"""What agents send to the gateway, and what they get: chat completions as OpenAI's protocol has
-them.
-"""
+"""The requests of agents to the gateway, and its answers: chat completions in OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -62,8 +60,8 @@ class _StreamOptions(BaseModel):
 
 
 class ChatCall(BaseModel):
-    """A chat completion that an agent asks for. How it is drawn is the recipe's choice, so that
-    temperature, limits and stop strings of the agent have no effect.
+    """A chat completion that an agent asks for. The recipe decides how it is drawn, so the agent's
+    temperature, limits and stop strings have no effect.
     """
 
     model: str
@@ -80,28 +78,30 @@ class ChatCall(BaseModel):
 
 
 class Rewarded(BaseModel):
-    """What an agent reports at the end; it succeeded if it says so, or else with a reward of 1."""
+    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success."""
 
     reward: Annotated[float, Field(ge=0, le=1)]
     success: bool | None = None
 
 
 class Failed(BaseModel):
-    """That an agent gave its episode up for a fault of its own, which is no reward of 0."""
+    """A report that an agent gave its episode up for a fault of its own, which is not a reward of
+    0.
+    """
 
     reason: str = "it gave no reason"
 
 
 def sentence(error: ValidationError) -> str:
-    """Return what is wrong with a body, as one sentence without what was sent."""
+    """Return the error in a body as one sentence, without quoting the body."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
     return f"{where}: {first['msg']}; the gateway takes text, and one reply at a time"
 
 
 def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a call whose reply is given by text and, where a model drew it, finish
-    reason and numbers of tokens.
+    """Return the answer to a call; the reply has a text and, if a model generated it, a finish
+    reason and token counts.
     """
     message, finish = _message(call, reply)
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
@@ -109,8 +109,8 @@ def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the same answer as events of a stream. The reply is in one piece: it was checked and
-    counted as a whole.
+    """Yield the answer to a call as events of a stream. The reply is in one piece, since it was
+    checked and counted as a whole.
     """
     message, finish = _message(call, reply)
     for number, told in enumerate(message.get("tool_calls", ())):
@@ -124,7 +124,7 @@ def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
 
 
 def models() -> dict[str, Any]:
-    """Return the list of models, which has one."""
+    """Return the list of models, which has one entry."""
     return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}]}
 
 

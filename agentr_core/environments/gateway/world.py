@@ -1,5 +1,5 @@
-"""An agent in a process of its own, as an environment: its calls are observations, its reward is
-the reward.
+"""An agent in its own process, as an environment: its calls are the observations, and the reward
+that it reports is the reward.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _TIMEOUT = 300.0
 
 
 class Gateway:
-    """Episodes that outside agents play, which come to a gateway (`agentr gateway`) at `url`.
+    """Episodes played by outside agents, which connect to a gateway (`agentr gateway`) at `url`.
 
-    An episode is offered when it is begun, and begins with the agent's first call. The agent's
-    world is its own business: what it does with a reply shows in its next call, and it reports a
-    reward in [0, 1]. An episode whose agent falls silent, or gives it up, is offered again as the
+    A reset offers an episode, which begins with the agent's first call. The agent's world is its
+    own business: its next call shows what it did with a reply, and at the end it reports a reward
+    in [0, 1]. An episode whose agent falls silent, or gives it up, is offered again, as the
     recipe's section `errors` says.
 
     Args:
-        url: the address of the gateway, such as http://127.0.0.1:8170; otherwise the variable
-            AGENTR_GATEWAY.
-        splits: for each split, how many instances it has, or a file of JSON lines with a task in
-            each, which the agent is given with the episode.
-        patience_s: seconds for which an agent may be silent when it is its turn, and for which no
-            agent at all may be heard of while an episode is offered.
+        url: the address of the gateway, such as http://127.0.0.1:8170; by default the value of the
+            variable AGENTR_GATEWAY.
+        splits: for each split, the number of its instances, or a JSON Lines file with a task in
+            each line, which the agent is given with the episode.
+        patience_s: seconds for which an agent may be silent when it is its turn, and for which all
+            agents may be silent while an episode is offered.
         repeatability: how exactly an agent repeats itself when it is given the same replies: exact,
-            unordered or never. Search replays episodes, and compares by it.
+            unordered or never. Search replays episodes, and compares them accordingly.
     """
 
     name: ClassVar[str] = "gateway"
@@ -126,7 +126,9 @@ class Gateway:
         return first
 
     def step(self, action: str) -> Transition:
-        """Return what the agent asks after a reply, or the reward that it reports."""
+        """Give the agent a reply and return the transition: its next call, or the reward that it
+        reports.
+        """
         if self._over:
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
         drawn, self._drawn = self._drawn, {}
@@ -140,7 +142,7 @@ class Gateway:
         return Transition(observation, 0.0, False, False, {"success": False})
 
     def relay(self, generation: Generation) -> None:
-        """See `protocols.Relaying`."""
+        """Record how the next reply was drawn, to tell the agent; see `protocols.Relaying`."""
         self._drawn = {
             "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
@@ -148,11 +150,11 @@ class Gateway:
         }
 
     def refuse(self, why: str) -> None:
-        """See `protocols.Relaying`."""
+        """Record why there is no reply, to tell the agent; see `protocols.Relaying`."""
         self._refused = why, "context_length_exceeded"
 
     def release(self) -> None:
-        """See `protocols.Relaying`."""
+        """End the episode, if there is one, and tell the agent why; see `protocols.Relaying`."""
         episode, self._episode = self._episode, ""
         why, code = self._refused or ("it has had all its steps, or its run was ended", "episode_over")
         self._refused, self._drawn, self._over = None, {}, True
@@ -164,11 +166,11 @@ class Gateway:
         return reply
 
     def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: nobody copies an agent."""
+        """Raise `EnvironmentFault`: an agent cannot be copied."""
         raise EnvironmentFault("gateway has no snapshots; a state is restored by replay")
 
     def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: nobody copies an agent."""
+        """Raise `EnvironmentFault`: an agent cannot be copied."""
         self.snapshot()
 
     def depth(self, instance: Instance) -> int | None:
@@ -191,7 +193,7 @@ class Gateway:
         return tasks[instance.index]
 
     def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what the agent does next. Raises `EnvironmentTimeout` when it is silent for too
+        """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too
         long, `EnvironmentUnavailable` when it is lost.
         """
         episode = self._episode

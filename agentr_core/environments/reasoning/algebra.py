@@ -1,8 +1,8 @@
-r"""Whether two answers are the same value, as a computer algebra system sees it.
+r"""Comparison of two answers by their value, with a computer algebra system.
 
-An answer is what a model wrote, so nothing of it is run: a parser of our own takes numbers,
-letters, `+ - * / ^`, brackets, fractions, roots and pi, and gives up on anything else. Length and
-powers are bounded, so that no answer takes long.
+An answer is written by a model, so none of it is executed: our own parser reads numbers, letters,
+`+ - * / ^`, brackets, fractions, roots and pi, and gives up on anything else. Length and powers are
+bounded, so that no answer takes long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sympy
 
 _MOST_CHARACTERS = 200
 _MOST_BITS = 20_000
-"""Of a power of a rational number."""
+"""The most bits of a power of a rational number."""
 _MOST_EXPONENT = 64
 _MOST_ELEMENTS = 8
 _DIGITS = 40
@@ -30,14 +30,14 @@ _CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
 
 
 class _Unknown(Exception):
-    """An answer that is no formula, or one that is too large."""
+    """An answer that is not a formula, or is too large."""
 
 
 def same_value(one: str, other: str) -> bool:
     """Return whether two answers, in normal form, are one number, formula, tuple or set.
 
-    False where one of them cannot be read. Formulas with letters are compared at several places, to
-    40 digits.
+    The result is False if one of them cannot be read. Formulas with letters are compared at several
+    points, to 40 digits.
     """
     try:
         return _same(_read(one), _read(other))
@@ -68,7 +68,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _places(letters: Sequence[Any]) -> list[dict[Any, Any]]:
-    """Return values for letters: formulas that agree at all of these places are taken for equal."""
+    """Return values for letters: formulas that agree at all of these points count as equal."""
     if not letters:
         return [{}]
     return [
@@ -85,7 +85,9 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def _read(text: str) -> tuple[str, list[Any]]:
-    """Return the brackets around the values of an answer, and the values; one value has none."""
+    """Return the brackets around the values of an answer, and the values; a single value has no
+    brackets.
+    """
     if not text or len(text) > _MOST_CHARACTERS:
         raise _Unknown
     tokens = list(_tokens(text))
@@ -106,9 +108,7 @@ def _read(text: str) -> tuple[str, list[Any]]:
 
 
 def _split(tokens: Sequence[str]) -> list[list[str]] | None:
-    """Return the tokens between commas outside of brackets, or None where brackets do not
-    match.
-    """
+    """Return the tokens between commas outside brackets, or None if brackets do not match."""
     parts: list[list[str]] = [[]]
     depth = 0
     for token in tokens:
@@ -140,7 +140,7 @@ def _value(tokens: Sequence[str]) -> Any:
 
 
 class _Parser:
-    """Reads one formula by recursive descent."""
+    """A recursive-descent parser of one formula."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tokens
@@ -225,7 +225,7 @@ class _Parser:
 
 
 def _raised(base: Any, exponent: Any) -> Any:
-    """Return a power; one that is too large to write out raises `_Unknown`."""
+    """Return a power. Raises `_Unknown` if it is too large to write out."""
     if exponent.is_number and not abs(sympy.N(exponent)) <= _MOST_EXPONENT:
         raise _Unknown
     if base.is_Rational and exponent.is_Rational:

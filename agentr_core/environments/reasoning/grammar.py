@@ -20,18 +20,20 @@ SEARCH, PYTHON = "search", "python"
 CALLS = (SEARCH, PYTHON)
 RESULT_OPENS = "<result>"
 STOPS = ("</search>", "</python>", "</answer>", RESULT_OPENS)
-"""What ends a reply. A model that opens a result itself is stopped: results come from tools."""
+"""The strings that end a reply. A model that opens a result itself is stopped: results come from
+tools.
+"""
 
 _TAG = re.compile(r"<(/?)(think|search|python|result|answer)>")
 _RAW = (*CALLS, "result")
-"""Tags whose content is not looked into: code and documents may hold tags of any kind."""
+"""Tags whose content is not searched for tags: code and documents may hold tags of any kind."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{")
 
 
 class Tag(NamedTuple):
-    """A tag and where it stands in its text."""
+    """A tag and its position in its text."""
 
     name: str
     opens: bool
@@ -40,7 +42,7 @@ class Tag(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a tool, or the answer: the tag's name and what is inside, without blanks around
+    """A call of a tool, or the answer: the tag's name and its content, without white space around
     it.
     """
 
@@ -73,8 +75,8 @@ def call_in(reply: str) -> Call | None:
 
 
 def count_calls(text: str) -> int:
-    """Return how many calls of tools a text has that were opened and closed."""
-    # What is inside a closed call is passed over, so its two tags are neighbours.
+    """Return the number of tool calls in a text that were opened and closed."""
+    # The content of a closed call is skipped, so its two tags are neighbours.
     return sum(
         one.name in CALLS and one.opens and after.name == one.name and not after.opens
         for one, after in pairwise(tags(text))
@@ -82,16 +84,14 @@ def count_calls(text: str) -> int:
 
 
 def steps(text: str) -> list[str]:
-    """Return the steps of a text: it is cut after every result, and what is left is the last
-    one.
-    """
+    """Return the steps of a text: it is cut after every result, and the rest is the last step."""
     ends = [tag.end for tag in tags(text) if tag.name == "result" and not tag.opens]
     cut = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     return [step for step in cut if step.strip()]
 
 
 def without_results(text: str) -> str:
-    """Return what the model wrote of a text: all but the results and their tags."""
+    """Return what the model wrote in a text: all but the results and their tags."""
     kept, start, inside = [], 0, False
     for tag in tags(text):
         if tag.name == "result" and tag.opens and not inside:
@@ -103,11 +103,11 @@ def without_results(text: str) -> str:
 
 
 def format_fault(text: str) -> str:
-    """Return the first rule of the format that a text breaks, as reinforcement learning asks for
-    it; empty where it breaks none.
+    """Return the first rule of the reinforcement-learning format that a text breaks; empty if it
+    breaks none.
 
-    Thoughts are balanced and there is one at least; there is one answer with a box in it; each call
-    is followed by a result before the next one, and each result follows a call.
+    The rules: thoughts are balanced, and there is at least one; there is one answer, with a box in
+    it; each call is followed by a result before the next one, and each result follows a call.
     """
     found = list(tags(text))
     thoughts = [tag.opens for tag in found if tag.name == "think"]
@@ -128,11 +128,11 @@ def format_fault(text: str) -> str:
 
 
 def strict_fault(text: str) -> str:
-    """Return the first rule of the format that a text breaks, as supervised data must keep it;
-    empty where it breaks none.
+    """Return the first rule of the format of supervised data that a text breaks; empty if it breaks
+    none.
 
-    Beside the rules of `format_fault`, the text begins with a thought and ends with the answer, and
-    the answer has one box and no other tag.
+    In addition to the rules of `format_fault`, the text begins with a thought and ends with the
+    answer, and the answer has one box and no other tag.
     """
     if fault := format_fault(text):
         return fault
@@ -149,9 +149,9 @@ def strict_fault(text: str) -> str:
 
 def final_answer(text: str) -> str:
     r"""Return the answer that a text gives: the last box in its last answer, or all of that answer
-    where it has no box; without an answer the last box anywhere; else the empty string.
+    if it has no box; without an answer, the last box anywhere; otherwise the empty string.
 
-    An outer `\text{...}` is taken off.
+    An outer `\text{...}` is removed.
     """
     head, closed, _ = text.rpartition("</answer>")
     _, opened, inside = head.rpartition("<answer>")
@@ -174,20 +174,22 @@ def shown_result(output: str, limit: int) -> str:
     """Return the text that is appended to a turn for the output of a tool, cut to `limit`
     characters.
 
-    Tags in it are broken up, so that no document can end a result or give an answer.
+    Tags in the output are broken up, so that no document can end a result or give an answer.
     """
     cut = output if len(output) <= limit else f"{output[:limit]}..."
     return f"\n{RESULT_OPENS}\n{_TAG.sub(lambda tag: f'< {tag[0][1:]}', cut.strip())}\n</result>\n"
 
 
 def _answer(found: list[Tag], text: str) -> str:
-    """Return what is inside the one answer of a text."""
+    """Return the content of the one answer of a text."""
     start, end = (tag for tag in found if tag.name == "answer")
     return text[start.end : end.start]
 
 
 def _plain(answer: str) -> str:
-    r"""Return an answer without blanks around it, and without a `\text{...}` around all of it."""
+    r"""Return an answer without white space around it, and without a `\text{...}` around all of
+    it.
+    """
     answer = answer.strip()
     wrapped = _TEXT.match(answer)
     if wrapped is None or _closing_braces(answer).get(wrapped.end()) != len(answer) - 1:
@@ -196,8 +198,8 @@ def _plain(answer: str) -> str:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return where the text inside each pair of braces ends, by where it begins; an escaped brace
-    is none.
+    """Return where the text inside each pair of braces ends, by where it begins; escaped braces do
+    not count.
     """
     opened: list[int] = []
     closes: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""The grade of an answer: by rule where that decides, else by asking a model whether it means the
-same.
+"""The grade of an answer: by rule if the rule decides, otherwise by asking a model whether the
+answer means the same as a right one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
 Judged = Literal["none", "math", "all"]
-"""Whose wrong answers a model is asked about: nobody's, those to mathematics, all."""
+"""The wrong answers that a model is asked about: none, those in mathematics, or all."""
 
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
 _WORD = re.compile(r"\b(not\s+correct|incorrect|wrong|correct)\b", re.IGNORECASE)
@@ -31,11 +31,11 @@ Do not solve the question yourself. Say one word: Correct or Incorrect."""
 
 
 class AnswerGrader:
-    """Grades the answer of an episode.
+    """A grader of the answer of an episode.
 
     Args:
         problem: returns the problem of an instance.
-        judged: whose answers a model of role `judge` is asked about, where the rule finds them
+        judged: the answers that a model of role `judge` is asked about, if the rule finds them
             wrong.
         success_from: an answer succeeds if its correctness is above this, in [0, 1].
     """
@@ -47,7 +47,7 @@ class AnswerGrader:
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade by rule; None for an answer that a model has to be asked about. Without
-        an answer nobody is asked.
+        an answer, no model is asked.
         """
         problem = self._problem(trajectory.instance)
         prediction = prediction_of(trajectory)
@@ -57,7 +57,9 @@ class AnswerGrader:
         return None if prediction and asked and not success else Grade(reward=reward, success=success)
 
     def question(self, trajectory: Trajectory) -> Question:
-        """Return the question whether an answer means the same as a right one, at temperature 0."""
+        """Return the question of whether an answer means the same as a right one, to be asked at
+        temperature 0.
+        """
         problem = self._problem(trajectory.instance)
         text = _QUESTION.format(
             question=problem.question,
@@ -67,8 +69,8 @@ class AnswerGrader:
         return Question(role="judge", messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return reward 1 for "correct", and what the rule gives for "incorrect"; the last such
-        word counts. None if there is none.
+        """Return a grade with reward 1 for "correct", or the rule's reward for "incorrect"; the
+        last of these words counts. None if the reply has neither.
         """
         said = _WORD.findall(reply)
         if not said:

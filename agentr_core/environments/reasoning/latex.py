@@ -1,4 +1,5 @@
-r"""One way to write an answer in LaTeX, for the many that mean the same: `\dfrac12` and `1/2`.
+r"""A normal form of answers in LaTeX, for the many ways to write one answer, such as `\dfrac12` and
+`1/2`.
 
 Source of the list of rules: ET-Agent (arXiv 2601.06860), evaluation.
 """
@@ -18,8 +19,8 @@ _RATIO = re.compile(r"^(-?)(\d+)/(\d+)$")
 
 
 def normal_form(answer: str) -> str:
-    """Return an answer without spaces, sizes of brackets, signs of money, per cent and degrees, and
-    units at its end; with braced arguments, and plain ratios as fractions.
+    """Return an answer without spaces, bracket sizes, currency, per cent and degree signs, and
+    without units at its end; with braced arguments, and plain ratios as fractions.
     """
     text = _DROPPED.sub("", answer.strip().rstrip("."))
     text = re.sub(r"\\[dt]frac", r"\\frac", text)

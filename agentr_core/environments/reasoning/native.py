@@ -1,6 +1,7 @@
-"""The world by native tool calls: search and Python as tools, the answer in a reply without a call.
+"""The world with native tool calls: search and Python as tools, the answer in a reply without a
+call.
 
-An action is the same text as in tags, so that budgets, rewards and statistics are the same code.
+An action is the same text as with tags, so budgets, rewards and statistics use the same code.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ NEITHER = "In your reply there was neither a call nor an answer in a box. Call a
 
 
 class InCalls:
-    """What comes before the class of the world."""
+    """A mixin that adds native calls to the class of the world."""
 
     _toolbox: Any
     problem: Any
 
     @property
     def transcript(self) -> NativeTurns:
-        """The turns, with the tools that are there."""
+        """The transcript, with the available tools."""
         return NativeTurns(tools=tuple(TOOLS[tool] for tool in TOOLS if tool in self._toolbox.tools))
 
     def parse(self, reply: str) -> str:
-        """Return the call of a reply, or the box of its answer, in tags; the empty string where it
-        has neither, and what stands for a call that cannot be read.
+        """Return the call of a reply, or the box of its answer, in tags; an empty string if it has
+        neither, and the action of `misread` for a call that cannot be read.
         """
         call = read_call(reply)
         if isinstance(call, Misread):
@@ -54,8 +55,8 @@ class InCalls:
         return _answer(reply) if call is None else _tagged(call)
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the solution that the question set gives as calls, if it has one and its tools are
-        there.
+        """Return the question set's solution as calls; None if it has none, or one of its tools is
+        missing.
         """
         problem: Problem = self.problem(instance)
         if not problem.solution or not {move.tool for move in problem.solution[:-1]} <= set(self._toolbox.tools):

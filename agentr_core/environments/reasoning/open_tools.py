@@ -1,4 +1,4 @@
-"""The tools of the world, opened: one search and one set of interpreters for all episodes of a
+"""The opened tools of the world: one search and one set of interpreters for all episodes of a
 process.
 """
 
@@ -32,13 +32,13 @@ _SEARCHED = ("corpus", "web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """Which tools there are, and how they work.
+    """The available tools, and how they work.
 
-    `searched` is a corpus or the web. Of a corpus `search_url` is the address of a retrieval
-    server; without one `corpus`, a JSONL file, is searched in this process, and without that the
-    shipped encyclopaedia. The web is searched by serper.dev, or what answers like it at `web_url`,
-    with the account of `search_api_key`. `top_k` documents of `document_chars` characters each are
-    returned. `sandbox` is a level of the Python tool, or `strictest`.
+    `searched` is a corpus or the web. For a corpus, `search_url` is the address of a retrieval
+    server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
+    encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
+    account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
+    `sandbox` is a level of the Python tool, or `strictest`.
     """
 
     tools: tuple[str, ...] = _TOOLS
@@ -56,9 +56,9 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTools:
-    """The tools, and what returns once all of them can be called.
+    """The tools, and a function that returns once all of them can be called.
 
-    `ready` raises `SandboxError` where the asked level of the sandbox does not hold here.
+    `ready` raises `SandboxError` if the requested level of the sandbox does not hold here.
     """
 
     toolbox: Tools
@@ -67,15 +67,15 @@ class OpenTools:
 
 def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     """Return the tools, which all environments with these settings share until the process ends. A
-    process that was forked opens them anew when it first calls them.
+    forked process opens them anew when it first calls them.
 
     Args:
-        kept: where answers of servers outlive the process; a corpus in this process answers faster
-            than any store.
+        kept: where answers of servers outlive the process; not used for a corpus in this process,
+            which answers faster than any store.
 
     Raises:
-        ConfigError: there is no such tool, the address of the server is none, or the web has no
-            key.
+        ConfigError: there is no such tool, the address of the server is invalid, or the key for the
+            web is missing.
         DataFileError: the corpus is missing or malformed.
     """
     if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
@@ -127,7 +127,7 @@ def _started(sandbox: str, limits: Limits) -> Callable[[str], ToolCall]:
         raise
 
     def end() -> None:
-        # A process that was forked has this to do at its end, too, and no thread that would.
+        # A forked process also calls this at its end, but has no thread that could do it.
         if os.getpid() == process:
             loop.run(tool.__aexit__(None, None, None))
             loop.close()

@@ -1,4 +1,6 @@
-"""What does not come along when a process forks: threads, connections, pools of other processes."""
+"""Values that a forked process cannot share with its parent: threads, connections, process
+pools.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """A value that each process makes for itself when it first asks. Threads share it.
+    """A value that each process makes for itself on first use. Threads share it.
 
     After a fork the child has the objects of its parent, but not the threads that serve them: a
-    call would wait for ever for an event loop that nobody runs, or for a lock whose holder is not
-    there. So the child forgets the value and makes its own. Source: os.fork, "only the thread
+    call would wait for ever for an event loop that no thread runs, or for a lock whose holder is
+    gone. So the child forgets the value and makes its own. Source: os.fork, "only the thread
     calling fork() exists in the new process".
     """
 
@@ -34,7 +36,7 @@ class PerProcess(Generic[T]):
         os.register_at_fork(after_in_child=forked)
 
     def get(self) -> T:
-        """Return the value of this process. Raises as what makes it; the next one who asks tries
+        """Return the value of this process. Raises what making it raises; the next call then tries
         again.
         """
         with self._making:
@@ -43,6 +45,6 @@ class PerProcess(Generic[T]):
             return self._made[0]
 
     def _forget(self) -> None:
-        # Kept alive: what it does when it is collected is its own process's to do.
+        # Kept alive: the clean-up when it is collected is for the parent process to do.
         self._of_parents += self._made
         self._made, self._making = [], threading.Lock()

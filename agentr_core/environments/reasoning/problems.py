@@ -4,13 +4,13 @@ A row is a JSON object, or a row of a table with the same columns:
 
     id        a text, unique in its set
     question  what the model is asked
-    answer    a text, or a list of texts that are all right
+    answer    a text, or a list of texts that are all correct
     source    where the question comes from, such as `aime`
     domain    `math` or `knowledge`; may be left out for the sources in `MATH_SOURCES`, which are
               `math`, and for all others, which are `knowledge`
-    split     where a file holds several
-    depth     how hard it is, a whole number: such as its hops
-    solution  how an expert solves it: a list of {"thought", "tool", "query"}, and at last a
+    split     the split of the row, if a file holds several
+    depth     how hard it is, a whole number, such as its number of hops
+    solution  how an expert solves it: a list of {"thought", "tool", "query"}, then a last
               {"thought"} before the answer
 """
 
@@ -26,14 +26,14 @@ from agentr_core.errors import DataFileError
 from agentr_core.texts import lone_surrogate
 
 MATH_SOURCES = frozenset({"openr1", "numina-tir", "numina-cot", "aime", "dapo", "still", "amc", "math500"})
-"""Sources whose questions are mathematics where a row does not tell its domain; compared in lower
-case. This is the only place that says so.
+"""Sources whose questions are mathematics if the row has no domain; compared in lower case. This is
+the only place that says so.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What an expert thinks, and the call that follows; the last thought has none."""
+    """An expert's thought, and the call that follows it; the last thought has no call."""
 
     thought: str
     tool: str = ""
@@ -42,9 +42,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A question, and all answers that are right; `depth` is how hard it is, where that is
-    known.
-    """
+    """A question and all its right answers; `depth` is how hard it is, if known."""
 
     id: str
     question: str
@@ -56,8 +54,8 @@ class Problem:
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """Return the problem of a row; `where` begins an error. Raises `DataFileError` for a row that
-    is not as the module says.
+    """Return the problem of a row; errors begin with `where`. Raises `DataFileError` for a row that
+    does not fit the module's description.
     """
     source = _text(row, "source", where)
     depth = row.get("depth")

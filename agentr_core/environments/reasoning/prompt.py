@@ -1,4 +1,4 @@
-"""What the world tells a model: one instruction for all stages, with the tools that there are."""
+"""What the world tells a model: one instruction for all stages, with the available tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IN_CALLS = (
 
 
 def native_instruction() -> str:
-    """Return the instruction for a model that is told of its tools apart from it."""
+    """Return the instruction for a model that is told about its tools separately."""
     return "\n".join(_IN_CALLS)
 
 

@@ -1,5 +1,5 @@
-"""Question sets, from JSONL, Parquet or what the library `datasets` saved, and those that come
-along.
+"""Question sets from JSONL or Parquet files or from folders that the library `datasets` saved, and
+the shipped ones.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def load(sets: tuple[str, ...]) -> QuestionSet:
     `datasets.save_to_disk` wrote.
 
     Raises:
-        ConfigError: no set is named, or there is no such one.
-        DataFileError: a file is malformed, or an id comes twice.
+        ConfigError: no set is named, or a named one does not exist.
+        DataFileError: a file is malformed, or an id occurs twice.
     """
     if not sets:
         raise ConfigError(f"{_SETTING} names no set; name a file, a folder or one of {', '.join(SHIPPED)}")
@@ -90,7 +90,7 @@ def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _saved_rows(folder: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    # It takes a second to import, and few sets are of its kind.
+    # The library takes a second to import, and few sets need it.
     from datasets import DatasetDict, load_from_disk
 
     try:

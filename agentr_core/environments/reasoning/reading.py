@@ -1,4 +1,4 @@
-"""What a finished reasoning episode says, and what it cost."""
+"""The text, the answer and the token count of a finished reasoning episode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def prediction_of(trajectory: Trajectory) -> str:
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:
-    """Return how many tokens the model wrote, not counting results; None if a reply has no token
-    ids.
+    """Return the number of tokens that the model wrote, not counting results; None if a reply has
+    no token ids.
     """
     counts = [len(step.token_ids) for step in trajectory.steps if step.reply]
     return sum(counts) if all(counts) else None

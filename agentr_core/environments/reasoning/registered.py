@@ -1,4 +1,4 @@
-"""The world as a recipe has it: options in, tools and questions opened."""
+"""The world as recipes use it: it takes their options, and opens tools and questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reasoning(ReasoningWorld):
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
             judged, success_from: see `Rules`.
 
-    Raises as `question_sets.load`, `open_tools` and `Rules`.
+    Raises what `question_sets.load`, `open_tools` and `Rules` raise.
     """
 
     variables: ClassVar[Mapping[str, str]] = {
@@ -85,11 +85,11 @@ class Reasoning(ReasoningWorld):
         super().__init__(load(tuple(questions)), opened.toolbox, rules)
 
     def keep_answers(self, kept: Kept) -> None:
-        """See `protocols.Keeping`: answers of search servers are kept."""
+        """Keep the answers of search servers; see `protocols.Keeping`."""
         self._toolbox = open_tools(self._settings, kept).toolbox
 
     def reach(self) -> None:
-        """Return once the tools can be called. Raises `SandboxError` where the asked level of the
+        """Return once the tools can be called. Raises `SandboxError` if the requested level of the
         sandbox does not hold.
         """
         self._ready()

@@ -1,4 +1,4 @@
-"""How right an answer is: by words where it is knowledge, by value where it is mathematics."""
+"""The correctness of an answer: by words for knowledge, by value for mathematics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def correctness(prediction: str, golds: Sequence[str], domain: Domain) -> float:
-    """Return how right a prediction is, in [0, 1]: for mathematics 0 or 1, for knowledge the word
-    F1 against the best of the gold answers. An empty prediction is wrong.
+    """Return the correctness of a prediction in [0, 1]: 0 or 1 for mathematics, for knowledge the
+    word F1 against the best of the gold answers. An empty prediction is wrong.
     """
     if not prediction.strip():
         return 0.0
@@ -32,8 +32,8 @@ def same_answer(prediction: str, gold: str) -> bool:
 
 
 def word_f1(prediction: str, gold: str) -> float:
-    """Return the F1 of the words of a prediction, each counted as often as it comes; 0 where either
-    has none.
+    """Return the F1 of the words of a prediction and a gold answer, each counted as often as it
+    occurs; 0 if either has no words.
 
     Words are lower case, without punctuation and articles. Source: SQuAD (arXiv 1606.05250).
     """
@@ -43,13 +43,13 @@ def word_f1(prediction: str, gold: str) -> float:
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> bool:
-    """Return whether a prediction has the words of a gold answer, in their order, and no other."""
+    """Return whether a prediction has the words of a gold answer, in their order, and no others."""
     said = words(prediction)
     return bool(said) and any(said == words(gold) for gold in golds)
 
 
 def contains(prediction: str, golds: Sequence[str]) -> bool:
-    """Return whether the words of a gold answer come in a prediction, side by side."""
+    """Return whether the words of a gold answer occur in a prediction, next to each other."""
     said = f" {' '.join(words(prediction))} "
     return any(f" {' '.join(wanted)} " in said for gold in golds if (wanted := words(gold)))
 

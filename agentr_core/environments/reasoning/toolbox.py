@@ -22,8 +22,8 @@ _FAILED = {
 
 
 class RanCode(Protocol):
-    """What came of code: a status, which is `ok` where all went well and something was printed,
-    what was printed, and how long it took.
+    """The result of running code: a status, which is `ok` if all went well and something was
+    printed, what was printed, and how long it took.
     """
 
     @property
@@ -39,10 +39,10 @@ class RanCode(Protocol):
 
 
 class RunsCode(Protocol):
-    """What runs code, such as `PythonTool`."""
+    """A runner of code, such as `PythonTool`."""
 
     async def run(self, code: str) -> RanCode:
-        """Return what came of the code."""
+        """Run code and return its result."""
         ...
 
 
@@ -50,7 +50,7 @@ class Tools:
     """A toolbox of functions, each of which returns a call for a query.
 
     Args:
-        functions: by the name of the tool.
+        functions: the functions, by the name of the tool.
         blocking: whether any of them waits for something outside the process.
     """
 
@@ -60,14 +60,14 @@ class Tools:
         self._functions = dict(functions)
 
     def call(self, tool: str, query: str) -> ToolCall:
-        """Return a call with what came of it; see `protocols.Toolbox`."""
+        """Call a tool and return the call with its result; see `protocols.Toolbox`."""
         if tool not in self._functions:
             raise EnvironmentFault(f"there is no tool {tool!r}; there are {', '.join(self.tools) or 'none'}")
         return self._functions[tool](query)
 
 
 class LoopThread:
-    """An event loop in a thread of its own: what waits for coroutines from other threads."""
+    """An event loop in its own thread, to which other threads give coroutines to run."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -75,7 +75,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns, once it is done. Raises what it raises."""
+        """Run a coroutine and return its result. Raises what the coroutine raises."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ def python_function(
 
     Args:
         loop: the loop in which the runner was started.
-        provider: how code is confined; with `parameters` it stands in each call.
+        provider: how code is confined; each call has it, with `parameters`.
     """
 
     def called(code: str) -> ToolCall:
@@ -112,7 +112,7 @@ def python_function(
 
 
 def _told(ran: RanCode) -> str:
-    """Return what a model is shown of a run: what was printed, and what went wrong."""
+    """Return what a model is shown after code ran: what was printed, and what went wrong."""
     printed = ran.stdout.strip()
     if ran.status == "ok":
         return printed

@@ -1,4 +1,4 @@
-"""Questions that a model answers by thinking, searching and calculating, in one turn that grows."""
+"""Questions that a model answers by thinking, searching and calculating, in one growing turn."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _CLOSES = f"\n{_NO_CALL}\n</result>\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What an episode may do, and what counts as success.
+    """The limits of an episode, and what counts as success.
 
-    `python_calls` and `search_calls` are the most calls of each tool, `calls` of both together (0:
-    no further limit). `extra_calls` are added to each of them for an episode that goes on from a
-    recorded beginning. `spare_replies` are how many replies may have neither a call nor an answer
-    before the next such reply ends the episode. `python_chars` and `search_chars` of a tool's
+    `python_calls` and `search_calls` limit the calls of each tool, `calls` those of both together
+    (0: no further limit). `extra_calls` are added to each limit for an episode that goes on from a
+    recorded beginning. `spare_replies` is the number of replies that may have neither a call nor an
+    answer; one more ends the episode. `python_chars` and `search_chars` characters of a tool's
     output are shown. `judged` and `success_from` are those of `AnswerGrader`.
     """
 
@@ -69,17 +69,17 @@ class Rules:
             raise ConfigError(f"environment.options.judged is {self.judged!r}; it is none, math or all")
 
     def most_calls(self, tool: str) -> int:
-        """Return how many calls of a tool a fresh episode may make."""
+        """Return the number of calls of a tool that a fresh episode may make."""
         return {PYTHON: self.python_calls, SEARCH: self.search_calls}[tool]
 
     def shown_chars(self, tool: str) -> int:
-        """Return how many characters of a tool's output are shown."""
+        """Return the number of characters of a tool's output that are shown."""
         return {PYTHON: self.python_chars, SEARCH: self.search_chars}[tool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """Where an episode is: calls made, spare replies used, and whether it began with recorded
+    """The state of an episode: calls made, spare replies used, and whether it began with recorded
     steps.
     """
 
@@ -99,8 +99,8 @@ def replies(solution: Sequence[Move], answer: str) -> list[str]:
 class ReasoningWorld:
     """Questions with tools. The reward is the correctness of the answer, by rule; see `scoring`.
 
-    A call of a tool that is not there, or not left, is answered in words and uses up a spare reply,
-    as does a reply without call or answer.
+    A call of a tool that is missing, or has no calls left, is answered in words and uses up a spare
+    reply, as does a reply without a call or an answer.
     """
 
     name = "reasoning"
@@ -122,7 +122,7 @@ class ReasoningWorld:
 
     @property
     def grader(self) -> AnswerGrader:
-        """Return what grades an answer: the rule, and a model where the rules say so."""
+        """The grader of answers: by rule, and by a model if the rules say so."""
         return self._graded_by
 
     def splits(self) -> tuple[str, ...]:
@@ -151,8 +151,8 @@ class ReasoningWorld:
         return problem.question
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        """Return the question, with the episode in the state after recorded steps; no tool is
-        called. A step whose validity is not told was written into the turn and never taken.
+        """Put the episode into the state after recorded steps, without calling tools, and return
+        the question. A step without a recorded validity was written into the turn and never taken.
         """
         question = self.reset(instance)
         for step in steps:
@@ -187,7 +187,7 @@ class ReasoningWorld:
         return Transition(said, 0.0, over, False, {"success": False, "valid": False})
 
     def snapshot(self) -> Any:
-        """Return the state, which nothing changes in place."""
+        """Return the state, which is never changed in place."""
         return self._now
 
     def restore(self, snapshot: Any) -> None:
@@ -199,8 +199,8 @@ class ReasoningWorld:
         return self.problem(instance).depth
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return the solution that the question set gives, if it has one and its tools are
-        there.
+        """Return the question set's solution as replies; None if it has none, or one of its tools
+        is missing.
         """
         problem = self.problem(instance)
         tools = {move.tool for move in problem.solution[:-1]}
@@ -215,7 +215,7 @@ class ReasoningWorld:
         return instruction(tools)
 
     def _shown(self, output: str, limit: int) -> str:
-        """Return an output of a tool as it follows its call."""
+        """Return the output of a tool in the form that follows its call."""
         return shown_result(output, limit)
 
     def _told(self, action: str) -> str:
@@ -240,7 +240,7 @@ class ReasoningWorld:
         return self._toolbox.call(call.name, call.content)
 
     def _count(self, found: Call | None, *, made: bool) -> None:
-        """Count a reply that is no answer: as a call, or as a spare one."""
+        """Count a reply that is not an answer: as a call, or as a spare reply."""
         state = self._now
         if made and found is not None:
             self._state = replace(state, made={**state.made, found.name: state.made[found.name] + 1})
@@ -248,7 +248,7 @@ class ReasoningWorld:
             self._state = replace(state, spared=state.spared + 1)
 
     def _left(self, tool: str) -> bool:
-        """Return whether a tool is there, and a call of it left."""
+        """Return whether a tool is available and has a call left."""
         rules, state = self._rules, self._now
         extra = rules.extra_calls if state.resumed else 0
         made = sum(state.made.values())

@@ -1,9 +1,9 @@
 """Agent-R's matching of what an agent wrote to the nearest action that is possible.
 
-Source: Agent-R (arXiv 2501.11425), its public code. Departures: its guard against repeated actions,
-which never takes effect, is left out; characters are not stripped from what is matched, which
-damages legal names; of equally near and equally long actions the first in the alphabet is taken,
-not any.
+Source: Agent-R (arXiv 2501.11425), its public code. Differences: its guard against repeated
+actions, which never takes effect, is left out; characters are not stripped from the matched text,
+since that damages legal names; of equally near and equally long actions, the first in alphabetical
+order is taken, not an arbitrary one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SMALL_WORDS = frozenset(("focus", "on", "in", "to"))
 
 
 def match(action: str, valid: Sequence[str], surroundings: str) -> str:
-    """Return the possible action that shares most words with `action`, or `action` itself if none
-    shares any.
+    """Return the possible action that shares the most words with `action`, or `action` itself if
+    none shares any.
 
     Args:
         valid: the simulator's list of possible actions.

@@ -1,5 +1,5 @@
-"""Simulators of ScienceWorld that are started once, shared by all episodes, and brought to wherever
-one stands.
+"""Simulators of ScienceWorld that are started once, shared by all episodes, and brought to the
+state of the one that needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentr_core.fingerprint import fingerprint
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """An action that was done, and the hash of the observation that it led to."""
+    """An executed action, and the hash of the observation after it."""
 
     action: str
     observation: str
@@ -27,7 +27,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Where an episode stands: how it began, and what was done since. `first` is the hash of its
+    """The state of an episode: how it began, and the actions since then. `first` is the hash of its
     first observation.
     """
 
@@ -37,19 +37,19 @@ class Path:
     deeds: tuple[Deed, ...] = ()
 
     def then(self, action: str, observation: str) -> Path:
-        """Return the path one action further."""
+        """Return the path with one more action."""
         return replace(self, deeds=(*self.deeds, Deed(action, fingerprint(observation))))
 
     def leads_to(self, other: Path) -> bool:
-        """Return whether the other path is this one, or goes on from here."""
+        """Return whether the other path is this one or continues it."""
         begun_alike = (self.variation, self.simplifications) == (other.variation, other.simplifications)
         return begun_alike and self.deeds == other.deeds[: len(self.deeds)]
 
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """A simulator, where it stands (None if nowhere), and for whom (None if that episode is
-    over).
+    """A simulator, the path that it has followed (None if there is none), and its owner (None if
+    that episode is over).
     """
 
     simulator: Simulator
@@ -64,7 +64,7 @@ class Standing:
         return first
 
     def act(self, action: str) -> Answer:
-        """Return what an action leads to, and stand there."""
+        """Carry out an action, add it to the path and return the answer."""
         if self.path is None:
             raise EnvironmentFault("sciworld: there is no episode in this simulator")
         answer = self.simulator.act(action)
@@ -73,8 +73,8 @@ class Standing:
 
 
 class SharedSimulators:
-    """At most `limit` simulators; each is lent for the length of one call, so that any number of
-    episodes share them.
+    """At most `limit` simulators; each is lent for the duration of one call, so that any number of
+    episodes can share them.
 
     A simulator in which an exception was raised is ended, and another takes its place when one is
     needed.
@@ -98,18 +98,18 @@ class SharedSimulators:
 
     @contextmanager
     def at(self, path: Path, owner: object) -> Iterator[Standing]:
-        """Lend a simulator that stands at a path.
+        """Lend a simulator that stands at the end of a path.
 
-        One that stands on the path already is taken, or else one that no episode needs, a new one,
-        or the one that was not used for longest. The missing actions are done again. Raises
-        `ReplayDiverged` where one leads elsewhere.
+        The choice is one that already stands on the path, or else one that no episode needs, a new
+        one, or the least recently used one. The missing actions are repeated. Raises
+        `ReplayDiverged` if one leads to another observation.
         """
         with self._lend(path, owner) as standing:
             _bring(standing, path)
             yield standing
 
     def release(self, owner: object) -> None:
-        """Say that an episode is over, so that others may have its simulators."""
+        """Mark an episode as over, so that others may have its simulators."""
         with self._free:
             for standing in self._idle:
                 if standing.owner is owner:
@@ -131,7 +131,7 @@ class SharedSimulators:
         return self._gold[key]
 
     def close(self) -> None:
-        """End all simulators, those that are out as soon as they come back. Calling it twice is
+        """End all simulators, those on loan as soon as they come back. Calling it twice is
         harmless.
         """
         with self._free:
@@ -143,8 +143,8 @@ class SharedSimulators:
 
     @contextmanager
     def _lend(self, path: Path | None, owner: object) -> Iterator[Standing]:
-        """Lend the simulator that is nearest to a path; its own path is as it was if `path` is
-        given, else None.
+        """Lend the simulator that is nearest to a path; the simulator's own path is unchanged if
+        `path` is given, otherwise None.
         """
         standing = self._take(path)
         standing.owner = owner
@@ -204,8 +204,8 @@ def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
 
 
 def _nearness(standing: Standing, path: Path | None) -> int:
-    """Return how many actions of a path a simulator has done; 0 if it is nobody's, -1 if an episode
-    needs it.
+    """Return one more than the number of actions of a path that a simulator has done; off the path,
+    0 if it has no owner, -1 if an episode needs it.
     """
     if path is not None and standing.path is not None and standing.path.leads_to(path):
         return len(standing.path.deeds) + 1
@@ -213,7 +213,9 @@ def _nearness(standing: Standing, path: Path | None) -> int:
 
 
 def _bring(standing: Standing, path: Path) -> None:
-    """Do what is missing to a path; a simulator that does not stand on it begins anew."""
+    """Carry out the missing actions of a path; a simulator that does not stand on it begins
+    anew.
+    """
     if standing.path is None or not standing.path.leads_to(path):
         _compare(path, "the beginning", standing.begin(path.variation, path.simplifications), path.first)
     done = len(standing.path.deeds) if standing.path else 0

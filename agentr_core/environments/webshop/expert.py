@@ -1,4 +1,4 @@
-"""An expert that knows the goal: it searches, turns pages to the product, chooses its options and
+"""An expert that knows the goal: it searches, pages to the product, chooses its options and
 buys.
 """
 
@@ -18,8 +18,7 @@ _UNWANTED = re.compile(r"^find me |[\[\]\r\n]", re.IGNORECASE)
 
 
 def replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
-    """Return replies that buy the product a goal was made from, or None if no search of ours finds
-    it.
+    """Return replies that buy the product a goal was made from, or None if neither search finds it.
 
     The first search is the instruction itself; the title takes its place if it leads to the product
     in fewer pages.
@@ -40,8 +39,8 @@ def replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
 
 
 def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
-    """Return which values to choose on the product's page, by option name; a wish that no value
-    meets is left out.
+    """Return the values to choose on the product's page, by option name; a wish that no value meets
+    is left out.
     """
     chosen: dict[str, str] = {}
     for wish in goal.options:
@@ -55,7 +54,7 @@ def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
 
 
 def _page(catalogue: Catalogue, query: str, row: int) -> int | None:
-    """Return on which page of results a product is, counted from 0."""
+    """Return the page of results that a product is on, counted from 0; None if it is on none."""
     found = catalogue.search(query)
     return found.index(row) // PER_PAGE if row in found else None
 

@@ -1,8 +1,8 @@
 """Products of WebShop, and the original files they come from.
 
 `items_shuffle*.json` is a list of products, `items_ins_v2*.json` their attributes and synthetic
-instructions by asin, `items_human_ins.json` what people asked for, by asin. Files are read as a
-stream: of the list one product at a time.
+instructions by asin, `items_human_ins.json` the wishes of people, by asin. Files are read as
+streams: the list one product at a time.
 
 Source: WebShop (arXiv 2207.01206), sections 3 and 4, and its public data.
 """
@@ -28,7 +28,7 @@ _MAX_ASIN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a person asked for: an instruction, and the attributes and options that it names."""
+    """A person's wish: an instruction, and the attributes and options that it names."""
 
     instruction: str
     attributes: tuple[str, ...]
@@ -76,8 +76,7 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     """Return the files of a catalogue: those named with a suffix, such as `_1000`.
 
     Args:
-        wishes: whether the file of what people asked for is needed; it is used in any case if it is
-            there.
+        wishes: whether the file of people's wishes is needed; if it exists, it is used in any case.
 
     Raises `ConfigError` when the folder or a file is missing.
     """
@@ -101,7 +100,7 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
     """Yield the products in the order of their file: of its first `limit` entries, or of all if
     that is 0.
 
-    An entry without a proper asin, or with one that came before, is skipped, as published.
+    An entry without a proper asin, or with one that occurred before, is skipped, as published.
 
     Raises `DataFileError` when a file is cut off or malformed.
     """
@@ -166,7 +165,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _naming(path: Path, part: str = "") -> Iterator[None]:
-    """Turn what a damaged file raises into one sentence that names it."""
+    """Turn an error that a damaged file raises into a `DataFileError` that names the file."""
     try:
         yield
     except (OSError, ijson.JSONError) as error:

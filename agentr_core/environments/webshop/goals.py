@@ -1,5 +1,4 @@
-"""What is to be bought: goals from synthetic or human instructions, their price bounds, and the
-splits.
+"""Goals from synthetic or human instructions, their price bounds, and the splits.
 
 The published shop draws prices and bounds from an unseeded generator, so that goals change with
 every start. Here both follow from a seed. The order of goals is the published one, so an index
@@ -37,8 +36,8 @@ _TEST_SHARE, _DEV_SHARE = 0.2, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A wish and the product it was made from, by row. An option of a human goal has no name: the
-    name is empty.
+    """A wish and the product it was made from, by row. The name of an option of a human goal is
+    empty.
     """
 
     row: int
@@ -49,8 +48,8 @@ class Goal:
 
 
 def price(product: Product, seed: int) -> float:
-    """Return what a product costs in dollars; of a price range, a point that the seed and the asin
-    determine.
+    """Return the price of a product in dollars; for a price range, a point in it that the seed and
+    the asin determine.
     """
     if len(product.prices) == 1:
         return product.prices[0]
@@ -105,8 +104,8 @@ def _human(row: int, product: Product, rng: random.Random, seed: int) -> Iterato
 
 
 def _bound(cost: float, rng: random.Random) -> tuple[float, str]:
-    """Return the greater of two of the next four multiples of ten above a price, and how the
-    instruction says it.
+    """Return the greater of two random ones of the next four multiples of ten above a price, and
+    its wording in the instruction.
     """
     above = [bound for bound in _BOUNDS if bound > cost][:4]
     if len(above) < 2:
@@ -119,9 +118,9 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     """Return the goal indices of the splits `train`, `dev` and `test`.
 
     `webshop` takes the published ranges: test is 0 to 499, dev 500 to 1499, train the rest.
-    `product` parts the products, so that nothing that is bought in one split is to be bought in
-    another: test has a fifth of them, dev a tenth. Goals that read like one of an earlier split
-    (test, dev, train) are left out of the later one.
+    `product` splits by product, so that no product is to be bought in two splits: test has a fifth
+    of the products, dev a tenth. Goals that read like one of an earlier split (in the order test,
+    dev, train) are left out of the later one.
 
     Raises `ConfigError` when there are too few goals for the rule.
     """
@@ -150,7 +149,7 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
     """Return the splits `train` and `test` as AgentGym lists them: `webshop_train.json` and
     `webshop_test.json`.
 
-    Raises `DataFileError` when a file is missing or malformed, or lists a goal that is not there.
+    Raises `DataFileError` when a file is missing or malformed, or lists a goal that does not exist.
     """
     listed = {name: _listed(folder / f"webshop_{name}.json") for name in ("test", "train")}
     for name, indices in listed.items():

@@ -1,7 +1,7 @@
 """BM25 search over products: the published field and parameters, on a library's index.
 
-The published engine is Lucene. Words here are cut, stemmed and stopped as its English analyser
-does, but not in every corner, so ranks can differ from published ones.
+The published engine is Lucene. Here, words are split, stemmed and filtered by stop words as in its
+English analyser, but not in every corner case, so ranks can differ from published ones.
 
 Source: WebShop's search engine (Pyserini's defaults): k1 0.9, b 0.4, at most 50 results.
 """
@@ -29,7 +29,7 @@ _POSSESSIVE = re.compile(r"['\u2019]s$")
 
 
 def document(product: Product) -> str:
-    """Return what of a product is searched: title, description, first bullet and options, lower
+    """Return the searched text of a product: title, description, first bullet and options, in lower
     case.
     """
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
@@ -38,8 +38,8 @@ def document(product: Product) -> str:
 
 
 def build(documents: Iterable[str], folder: Path) -> None:
-    """Write the index of documents into a folder; all their words are held in memory as numbers
-    meanwhile.
+    """Write the index of documents into a folder; meanwhile, all their words are held in memory as
+    numbers.
     """
     stem = Stemmer.Stemmer("porter").stemWord
     vocabulary: dict[str, int] = {}
@@ -69,8 +69,8 @@ class SearchIndex:
         self._stem = Stemmer.Stemmer("porter").stemWord
 
     def search(self, query: str) -> tuple[int, ...]:
-        """Return the rows of the products that fit best, at most 50, the best first; ties go to the
-        earlier row.
+        """Return the rows of the products that match best, at most 50, the best first; ties go to
+        the earlier row.
         """
         tokens = self._retriever.get_tokens_ids([self._stem(word) for word in _words(query.lower())])
         if not tokens:

@@ -25,7 +25,7 @@ ACTION = re.compile(r"(.+)\[(.+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Where a shopper stands, and all that the shop remembers.
+    """The page that a shopper is on, and all that the shop remembers.
 
     `number` counts pages of results from 1, `row` is the product looked at, `chosen` are option
     names with values.
@@ -39,7 +39,7 @@ class Visit:
 
 
 def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
-    """Return what can be clicked, lower case."""
+    """Return the texts that can be clicked, in lower case."""
     back, previous = BACK.lower(), PREVIOUS.lower()
     if visit.page in ("start", "end"):
         return ()
@@ -48,14 +48,14 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
         return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
     if visit.page == "item":
         values = (value for values in catalogue.product(visit.row).options.values() for value in values)
-        # The public shop refuses to click what is called like its search, be it an option.
+        # The public shop refuses clicks on anything named like its search, even an option.
         return (back, previous, *_SUBPAGES, BUY.lower(), *(value for value in values if value != "search"))
     return (back, previous)
 
 
 def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
-    """Return where an action leads, or None if it cannot be done here. Any page but the last can
-    search.
+    """Return the visit after an action, or None if it cannot be done here. A search is possible on
+    any page but the last.
     """
     match = ACTION.match(action)
     if match is None or visit.page == "end":
@@ -92,9 +92,9 @@ def _click(catalogue: Catalogue, visit: Visit, button: str) -> Visit:
 
 
 def text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
-    """Return the text of a page. `reward` is what the last page shows."""
+    """Return the text of a page. `reward` is shown on the last page."""
     parts = _end(catalogue, visit, reward) if visit.page == "end" else _parts(catalogue, visit, instruction)
-    # As in the public text mode: what is written nowhere is no part, but blanks are an empty one.
+    # As in the public text mode: an empty text is no part, but blanks are an empty part.
     return SEPARATOR.join(part.strip() for part in parts if part not in ("", "\n"))
 
 
@@ -119,14 +119,14 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     elif visit.page == "description":
         parts.append(product.description)
     elif visit.page == "features":
-        # The page has a blank before each of them, so that an empty one is written, too.
+        # The page has a blank before each bullet, so that an empty one is written, too.
         parts.extend(f" {bullet}" for bullet in product.bullets)
-    # Products come without reviews; the page of reviews then ends here.
+    # Products come without reviews; their page of reviews ends here.
     return parts
 
 
 def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
-    """Return the last page, with the labels of all that the public shop hides from people and not
+    """Return the last page, with the labels of all that the public shop hides from people but not
     from agents.
     """
     options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))

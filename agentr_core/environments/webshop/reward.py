@@ -20,7 +20,9 @@ from agentr_core.environments.webshop.goals import Goal
 from agentr_core.errors import ConfigError
 
 Nouns = Callable[[str], Sequence[str]]
-"""Returns the nouns and proper nouns of a title, lower case, repeated as often as they occur."""
+"""A function for the nouns and proper nouns of a title, in lower case, repeated as often as they
+occur.
+"""
 
 _COLOUR_WORDS = """
 alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
@@ -46,7 +48,9 @@ _NO_NOUN = frozenset(_FUNCTION_WORDS.split())
 _WORD = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
 _ALIKE = 85
 _DROPPED = dict.fromkeys(range(128, 256))
-"""The characters that the published comparison leaves out first; those beyond are compared."""
+"""The characters that the published comparison first leaves out; characters beyond them are
+compared.
+"""
 
 
 def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
@@ -55,7 +59,7 @@ def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, st
     Args:
         wanted: the product the goal was made from.
         chosen: values chosen on the product's page, by option name.
-        cost: what the bought product costs, in dollars.
+        cost: the price of the bought product, in dollars.
     """
     met = attributes_met(goal.attributes, bought) + options_met(goal.options, tuple(chosen.values()))
     met += cost <= goal.price_bound
@@ -63,8 +67,8 @@ def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, st
 
 
 def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
-    """Return whether a product is of the wanted kind: 1, or 0.5, 0.1 or 0 for one that is less and
-    less alike.
+    """Return how well a product matches the wanted type: 1, or 0.5, 0.1 or 0 for less and less
+    similar ones.
     """
     parts = [{part.strip() for part in each.product_category.split("\u203a")} for each in (wanted, bought)]
     names = nouns(wanted.title)
@@ -92,8 +96,8 @@ def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> in
     """Return how many options of a goal are met by chosen values.
 
     A value with a colour in it counts as that colour. The public code compares a synthetic option
-    as the pair of name and value, hence "size large" with "x-large", which differ; a human one is
-    the bare value, and "large" is met by "x-large".
+    as the pair of name and value, so that "size large" is not met by "x-large"; a human option is
+    the bare value, so that "large" is met by "x-large".
     """
     values = [normal_colour(value) for value in chosen]
     return sum(any(_alike(value, _option_text(name, wanted)) for value in values) for name, wanted in options)
@@ -107,8 +111,8 @@ def normal_colour(value: str) -> str:
 def _option_text(name: str, value: str) -> str:
     if not name:
         return normal_colour(value)
-    # Of a pair the public code asks whether it has the colour as a member, and compares the pair as
-    # Python writes it.
+    # For a pair, the public code checks whether the colour is a member of it, and otherwise
+    # compares the pair as Python writes it.
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
@@ -121,17 +125,17 @@ def _compared(text: str) -> str:
 
 
 def word_nouns(title: str) -> list[str]:
-    """Return the words of a title but for function words and numbers.
+    """Return the words of a title except function words and numbers.
 
-    Of titles, which are strings of names, a tagger calls most words nouns. This one also counts
-    adjectives and verbs.
+    Titles are strings of names, and a tagger calls most of their words nouns. This function also
+    counts adjectives and verbs.
     """
     return [word for word in _WORD.findall(title.lower()) if word not in _NO_NOUN]
 
 
 def spacy_nouns(model: str) -> Nouns:
     """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises
-    `ConfigError` without one.
+    `ConfigError` if the model cannot be loaded.
     """
     try:
         import spacy

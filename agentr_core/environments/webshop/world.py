@@ -45,7 +45,9 @@ that are wanted, then click[Buy Now], which ends the visit."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    """What all visits share: the catalogue, and the goals in their published order."""
+    """The data that all visits share: the catalogue, the goals in their published order, and the
+    splits.
+    """
 
     catalogue: Catalogue
     goals: tuple[Goal, ...]
@@ -61,19 +63,19 @@ class WebShop:
     Args:
         data_dir: the folder with `items_shuffle*.json`, `items_ins_v2*.json` and, for human goals,
             `items_human_ins.json`; empty means the shipped catalogue.
-        suffix: what stands before `.json` in the names of the first two, such as `_1000`.
-        limit: how many entries of the product file count, from its start; 0 means all.
-        goals: `synthetic`, one for each combination of a product's options, or `human`, what people
-            wrote.
+        suffix: the text before `.json` in the names of the first two, such as `_1000`.
+        limit: the number of entries of the product file that count, from its start; 0 means all.
+        goals: `synthetic`, one for each combination of a product's options, or `human`, those that
+            people wrote.
         split: `product` or `webshop`, see `split_goals`.
         ids_dir: a folder with AgentGym's `webshop_train.json` and `webshop_test.json`, which then
-            are the splits.
-        price_seed: prices within a range and price bounds are drawn with it.
+            define the splits.
+        price_seed: the seed for prices within a range and for price bounds.
         nouns: `words`, or the name of the spaCy model that finds the nouns of titles, as published
             `en_core_web_lg`.
         explain: whether an action that cannot be done is answered with a sentence before the page;
-            as published, the page comes again without a word.
-        cache_dir: where a catalogue that was read is kept with its search index.
+            as published, the page is shown again without one.
+        cache_dir: where a catalogue is kept with its search index once it has been read.
     """
 
     name = "webshop"
@@ -155,16 +157,16 @@ class WebShop:
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply.
 
         Without the label the whole reply counts if there is an action in it. What follows an action
-        on later lines is dropped; a text that is no action is returned as it is.
+        on later lines is dropped; a text that is not an action is returned as it is.
         """
         return replies.shopping_action(reply)
 
     def step(self, action: str) -> Transition:
-        """Return the page an action leads to; the reward comes with the purchase, which ends the
-        episode.
+        """Carry out an action and return the transition; the reward comes with the purchase, which
+        ends the episode.
 
-        An action that cannot be done leaves the page as it is; no action at all is answered as
-        AgentGym does.
+        An action that cannot be done leaves the page as it is; an empty action is answered as in
+        AgentGym.
         """
         following = pages.follow(self.shop.catalogue, self._visit, action)
         if following is None:
@@ -180,11 +182,11 @@ class WebShop:
         return self._goal, self._visit, self._reward
 
     def restore(self, snapshot: Any) -> None:
-        """Put the episode back to a snapshot."""
+        """Put the episode back into a snapshot."""
         self._goal, self._visit, self._reward = snapshot
 
     def depth(self, instance: Instance) -> int | None:
-        """Return how many options are to be chosen."""
+        """Return the number of options to be chosen."""
         return len(self.goal(instance).options)
 
     def expert(self, instance: Instance) -> Sequence[str] | None:

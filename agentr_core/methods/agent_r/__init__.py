@@ -1,6 +1,6 @@
 """Agent-R: tree search, the first error of each bad path, spliced revisions, supervised training.
 
-Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning, and nothing is searched.
+Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning without a search.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ RL: Learning = "rl"
 
 
 def phase_of(agent_r: AgentRConfig, iteration: int) -> Learning:
-    """Return what an iteration, counted from 1, does."""
+    """Return the phase of an iteration, counted from 1."""
     return agent_r.phases[min(iteration, len(agent_r.phases)) - 1]
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration does: which goes by its phase, and how its samples are made by
-    `data.use`.
+    """Return the plan of an iteration: its phase decides what it does, and `data.use` how its
+    samples are made.
     """
     if phase_of(recipe.agent_r, iteration) == RL:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
@@ -73,7 +73,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Splices that are played on are not counted."""
+    """Return the most replies, and tokens of each, by purpose; continuations are not counted."""
     groups = {"groups": sampled_groups(recipe)} if RL in recipe.agent_r.phases else {}
     return groups if _clones(recipe) else groups | _searched(recipe, train)
 

@@ -17,9 +17,9 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
     """Return how many steps of the bad path are kept, including the first error, or why the pair
     cannot be spliced.
 
-    Rejected are good paths with nothing left after the shared steps. Unless `config.impossible` is
-    `keep`, so are cuts that keep none of the bad path's own steps, and kept parts after which the
-    episode is over.
+    Good paths with nothing left after the shared steps are rejected. Unless `config.impossible` is
+    `keep`, so are cuts that keep none of the bad path's own steps, and kept parts that end the
+    episode.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":

@@ -20,8 +20,8 @@ Truth = dict[tuple[str, int], Verdict]
 
 
 def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
-    """Return how well the judge of an iteration agrees with the oracles of its worlds; None if
-    there is none.
+    """Return how well the judge of an iteration agrees with the oracles of its worlds; None if no
+    judged step has an oracle's verdict.
 
     Each judged node counts once; the first errors of paths are compared from the split on, pair by
     pair.
@@ -50,8 +50,8 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
 
 
 def _truth(place: Workplace, verdicts: Iterable[PairVerdict]) -> Truth:
-    """Return what the oracles of a run's worlds say of judged paths; what they had not been asked
-    is asked now and stored.
+    """Return the verdicts of a run's oracles on the steps of judged paths; missing ones are asked
+    for now and stored.
     """
     leaves = sorted({(one.tree_id, one.bad_leaf) for one in verdicts})
     truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))

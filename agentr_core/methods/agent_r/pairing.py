@@ -20,8 +20,8 @@ _Pair = tuple[Path, Path]
 
 
 def pair_id(pair: PathPair) -> str:
-    """Return the id of a pair, made of its leaves and its tree, whose id covers iteration, policy
-    and search.
+    """Return the id of a pair, made of its leaves and the id of its tree, which covers iteration,
+    policy and search.
     """
     return fingerprint("pair", pair.good.tree_id, pair.good.leaf, pair.bad.leaf)
 
@@ -57,11 +57,11 @@ def pairs_of_tree(
 
 
 def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
-    """Return all pairs such that bad paths, in a random order, take turns: each is used once before
-    any is used twice.
+    """Return all pairs in such an order that bad paths, shuffled, take turns: each is used once
+    before any is used twice.
 
-    Each takes the shortest good path that it has not had yet; equally short ones are in a random
-    order of its own.
+    Each takes the shortest good path that it has not had yet; good paths of equal length are
+    shuffled for each bad path.
     """
     choices = [
         (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
@@ -75,8 +75,8 @@ def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: ran
 
 
 def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
-    """Return all pairs in the order of the published code; equal rewards are in the order of their
-    leaves.
+    """Return all pairs in the order of the published code; paths of equal reward are in the order
+    of their leaves.
     """
     falling = sorted(paths, key=lambda path: -path.trajectory.reward)
     pairs = [(good, bad) for good in falling for bad in falling if _qualifies(good, bad, config, alpha)]
@@ -85,8 +85,8 @@ def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[
 
 
 def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair], list[Rejection]]:
-    """Return the first pairs that the caps allow, and the good paths that each bad path lost to
-    them.
+    """Return the first pairs that the caps allow, and rejections for the good paths that each bad
+    path lost to them.
     """
     by_bad: dict[int, list[Path]] = {}
     for good, bad in offered:
@@ -104,7 +104,7 @@ def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair],
 
 
 def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
-    """Return the different paths whose reward clears alpha, in the given order."""
+    """Return the distinct paths whose reward clears alpha, in the given order."""
     return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha, rule))
 
 

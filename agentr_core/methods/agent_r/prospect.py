@@ -1,7 +1,7 @@
-"""What a tree search of a recipe's size would make of a policy's experience.
+"""A forecast of what a tree search of a recipe's size would yield with a given policy.
 
-A dive is taken for an episode, whose outcome does not depend on the other dives of its tree; its
-last node draws `search.width` replies, so that it ends in as many paths.
+A dive is treated as an episode whose outcome is independent of the other dives of its tree; its
+last node draws `search.width` replies, so it ends in that many paths.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentr_core.search.expansion import sampling_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeSize:
-    """What of a recipe decides how much a tree makes.
+    """The settings of a recipe that decide how much a tree yields.
 
-    A tree gets no more than `give_up` dives if none of these won. A dive ends in `leaves` paths.
+    A tree is given up after `give_up` dives if none of them won. A dive ends in `leaves` paths.
     `per_tree` and `per_bad_leaf` are the caps of pairs, `good_per_tree` that of good paths. 0 means
-    none.
+    no limit.
     """
 
     dives: int
@@ -34,16 +34,16 @@ class TreeSize:
     good_per_tree: int
 
     def pairs(self, won: int, lost: int) -> int:
-        """Return the pairs of a tree in which so many dives won and so many lost."""
+        """Return the number of pairs of a tree with `won` won and `lost` lost dives."""
         good = won * self.leaves
         return _capped(lost * self.leaves * _capped(good, self.per_bad_leaf), self.per_tree)
 
     def good_paths(self, won: int) -> int:
-        """Return the good paths that are kept of a tree in which so many dives won."""
+        """Return the number of good paths that are kept of a tree with `won` won dives."""
         return _capped(won * self.leaves, self.good_per_tree)
 
     def outcomes(self, run: Run) -> Iterator[tuple[int, int, float]]:
-        """Yield how many dives of a tree win, how many lose, and the chance of it."""
+        """Yield the possible outcomes of a tree: dives won, dives lost, and their probability."""
         first = min(self.give_up or self.dives, self.dives)
         rest = self.dives - first
         yield 0, first, run(0, first)
@@ -53,7 +53,9 @@ class TreeSize:
             yield won, self.dives - won, ways * run(won, self.dives - won)
 
     def expected(self, run: Run, value: Callable[[int, int], float]) -> float:
-        """Return the mean over the outcomes of a tree of what so many won and lost dives make."""
+        """Return the mean of `value`, a function of won and lost dives, over the outcomes of a
+        tree.
+        """
         return sum(chance * value(won, lost) for won, lost, chance in self.outcomes(run))
 
 
@@ -63,7 +65,7 @@ def acting(recipe: Recipe) -> Acting:
 
 
 def tree_size(recipe: Recipe) -> TreeSize:
-    """Return what of a recipe decides how much its trees make."""
+    """Return the settings of a recipe that decide how much its trees yield."""
     search, pairs = recipe.search, recipe.pairs
     alone = search.method == "rollouts"
     return TreeSize(
@@ -77,8 +79,10 @@ def tree_size(recipe: Recipe) -> TreeSize:
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the trees of a first iteration would make, and whether Agent-R can learn from
-    it. Rewards are taken to be 0 and 1.
+    """Return what the trees of a first iteration would yield, and whether Agent-R can learn from
+    it.
+
+    Rewards are assumed to be 0 or 1.
     """
     size = tree_size(recipe)
 

@@ -1,7 +1,7 @@
 """Finds the steps of a good path that its outcome needs, by playing it without the others.
 
 A path that ends well need not be a good example: a sampled one contains refused actions, repeated
-looks at the inventory and detours, and training on it teaches them, too. As in verified splicing,
+looks at the inventory and detours, and training on it teaches them too. As in verified splicing,
 only the environment decides.
 """
 
@@ -15,13 +15,13 @@ from agentr_core.types import Instance
 
 
 def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
-    """Return the positions of the replies to keep: without any of them from `start` on, the final
-    reward would be lower.
+    """Return the positions of the replies to keep: from `start` on, leaving out any one of them
+    would lower the final reward.
 
     Replies are tried one by one, the last first, each time by playing the whole episode without
     them: a reply stays out if the episode still ends with the full reward. Replies after the end of
-    the episode are left out, too. n replies cost at most n + 1 episodes, and the environment must
-    be deterministic.
+    the episode are left out too. n replies cost at most n + 1 episodes, and the environment must be
+    deterministic.
 
     A step that only gathers information changes no reward and is left out. This suits worlds whose
     first observation tells everything, but not those in which an agent has to look for things.

@@ -35,14 +35,14 @@ ACKNOWLEDGEMENT = "ok."
 
 
 def voiced(reply: str) -> bool:
-    """Return whether a reply says one of the reflections, in whatever case and spacing."""
+    """Return whether a reply contains one of the reflections, whatever its case and spacing."""
     said = _plain(reply)
     return any(_plain(sentence) in said for sentence in REFLECTIONS)
 
 
 def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
-    """Return the text of a revision turn: one of the first so many reflections, drawn by the seed,
-    and an action.
+    """Return the text of a revision turn: one of the first `sentences` reflections, drawn by the
+    seed, and an action.
     """
     return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
 

@@ -30,16 +30,16 @@ def live(recorded: Step, outcome: Outcome) -> Step:
 
 
 def check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
-    """Raise `ReplayDiverged` if the kept steps of a bad path no longer lead where they were
-    recorded, compared as strictly as the environment promises to repeat itself.
+    """Raise `ReplayDiverged` if the kept steps of a bad path no longer give the recorded
+    observations, compared as strictly as the environment promises to repeat itself.
     """
     promise = repeatability_of(env)
     bad = pair.bad.trajectory
     seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
     known = [bad.first_observation, *(step.observation for step in bad.steps)]
     for number, (now, then) in enumerate(zip(seen, known, strict=False)):
-        # A world that promises nothing may begin with another text; a sample keeps the one that its
-        # steps followed on.
+        # A world that promises nothing may begin with another text; a sample keeps the text that
+        # its steps followed.
         free = number == 0 and promise is Repeatability.NEVER
         if not (free or repeats(now, then, promise)):
             raise diverged(
@@ -50,8 +50,8 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
 
 
 def divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
-    """Return the position where the live observations went wrong: at the first invalid action, or
-    else at the first difference.
+    """Return a message that says where the live observations went wrong: at the first invalid
+    action, or else at the first difference.
     """
     differing = [
         (position, outcome)
@@ -66,5 +66,5 @@ def divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int
 
 
 def at(position: int, step: Step) -> str:
-    """Return the name of a step in error messages."""
+    """Return the name of a step for error messages."""
     return f"step {position} ({quoted(step.action, _QUOTED)})"

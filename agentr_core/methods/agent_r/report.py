@@ -16,9 +16,7 @@ from agentr_core.store.queries.iterations import iteration_state
 
 
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage from trees to trained rows; nothing before there is
-    any.
-    """
+    """Return the counts of each stage from trees to trained rows; empty while there are none."""
     source, own = place.source_id(iteration), place.iteration_id(iteration)
     made = funnels.tree_counts(place.store, source)
     if made is None or iteration_state(place.store, own) is None:
@@ -38,11 +36,11 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return how splices and judge did; nothing where nothing was searched."""
+    """Return the sections on splices and on the judge; none without a search."""
     if not _searches(place, iteration):
         return ()
     judged = judge_record(place, iteration)
-    # After the judge's record, which asks the oracle what it had not been asked.
+    # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (
         report_sections.survival(survival_record(place, iteration)),
@@ -52,7 +50,7 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return how the judge did over all iterations up to one; none where none was asked."""
+    """Return the section on the judge over all iterations up to one; none if no path was judged."""
     found = {
         number: judging.path_audits(place.store, place.source_id(number))
         for number in range(1, iteration + 1)
@@ -63,14 +61,14 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return some revisions that were trained on; nothing where nothing was searched."""
+    """Return the section with some revisions that were trained on; none without a search."""
     if not _searches(place, iteration):
         return ()
     return (report_sections.revision_samples(examples(place, iteration, count=5)),)
 
 
 def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
-    """Return what became of the splices that were played; None where none is."""
+    """Return what became of the splices that were played; None in a splice mode that plays none."""
     if place.recipe.splice.mode not in ("verified", "continued"):
         return None
     source = place.source_id(iteration)
@@ -81,7 +79,7 @@ def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
 
 
 def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
-    """Return what the judge of an iteration said; None where it said nothing."""
+    """Return the record of an iteration's judge; None if it gave no verdict."""
     source = place.source_id(iteration)
     verdicts = judging.verdict_counts(place.store, source)
     if not verdicts:

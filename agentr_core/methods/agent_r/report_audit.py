@@ -1,5 +1,5 @@
-"""The judge beside the trees that it judges: whether it finds the first error where the tree's own
-values fall, and where the environment sees it.
+"""The audit of the judge: whether it finds the first error where the values of the tree fall, and
+where the environment's oracle sees it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _COMPARED: dict[str, Witnesses] = {
 
 
 def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
-    """Return the section that compares first errors of judged paths; none says that no path was
-    judged.
+    """Return the section that compares the first errors of judged paths; without paths, it says
+    that none was judged.
     """
     if not paths:
         return not_measured("audit", TITLE, "no path was judged in this iteration")
@@ -57,7 +57,7 @@ def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
 
 def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
     """Return the chance that a step judged bad lost more value than one judged good, ties counting
-    half: the area under the ROC curve. None where one of the two is missing.
+    half: the area under the ROC curve. None if either kind of step is missing.
     """
     bad, good = (
         sorted(one.value_drop for one in steps if one.verdict is verdict and one.value_drop is not None)
@@ -165,7 +165,7 @@ def _by_depth(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> 
 
 
 def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
-    """Yield how often each two witnesses name the same first error."""
+    """Yield, for each two witnesses, how often they name the same first error."""
     for name, pick in compared.items():
         pairs = [pick(one) for one in _known(name, paths)]
         same = rate([one == other for one, other in pairs]) if pairs else None

@@ -1,5 +1,5 @@
-"""Revision samples as the report shows them: each turn with its part, its verdict, and whether it
-is trained.
+"""Revision samples as the report shows them: each turn with its part, its verdict, and its train
+flag.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
     turns = []
     dropped = int(sample.provenance.extra.get("dropped", 0))
     for number, role, message in _numbered(sample):
-        # What a window left out lies between the first reply and the turn after it.
+        # Turns that a window left out lie between the first reply and the turn after it.
         position = (number - OPENING + 2 * dropped * (number > OPENING)) // 2
         reply = role == "assistant" and number >= OPENING
         verdict = verdicts.get(position) if reply and position < cut else None
@@ -70,10 +70,10 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
 
 
 def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
-    """Yield the turns of a sample with their numbers; the spans of a grown turn as if they were
+    """Yield the turns of a sample with their numbers; the spans of a grown turn are numbered like
     turns after an opening.
     """
-    # A system turn before the instruction has a number before the first.
+    # A system turn before the instruction has a negative number.
     before = 0 if any(message.spans for message in sample.messages) else opening_length(sample.messages) - OPENING
     for number, message in enumerate(sample.messages, start=-before):
         if message.spans:
@@ -88,6 +88,5 @@ def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
         return "opening"
     if position >= cut:
         return "revision" if position == cut else "good"
-    # A cut may lie in the shared steps: what follows it belongs to the turn of revision all the
-    # same.
+    # A cut may lie in the shared steps: what follows it still belongs to the revision turn.
     return "shared" if position < split else "bad"

@@ -11,8 +11,8 @@ from agentr_core.reports.records import Estimate, Tally
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceSurvival:
-    """How many splices, played in the environment, still cleared alpha; `died` counts the others by
-    reason.
+    """The number of splices that still cleared alpha when played in the environment; `died` counts
+    the others by reason.
     """
 
     tried: int
@@ -36,8 +36,8 @@ class OracleAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthCount:
-    """How many spliced pairs have the first error `steps` steps after the split (1: the first step
-    after it).
+    """The number of spliced pairs whose first error is `steps` steps after the split (1: the first
+    step after it).
 
     0 stands for an error in the steps that both paths share.
     """
@@ -48,8 +48,8 @@ class LengthCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRecord:
-    """What the judge said in an iteration. `verdicts` counts judged steps by class, unparsable ones
-    included.
+    """The record of the judge in an iteration. `verdicts` counts judged steps by class, unparsable
+    ones included.
     """
 
     verdicts: tuple[Tally, ...]

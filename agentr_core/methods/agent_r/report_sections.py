@@ -22,7 +22,7 @@ from agentr_core.reports.records import Estimate, Tally
 
 
 def survival(record: SpliceSurvival | None) -> Section:
-    """Return how many splices held when they were played; None says that none was."""
+    """Return the section on how many splices survived being played or, for None, that none was."""
     title = "Splice survival"
     if record is None:
         said = "splices were not played in the environment; the splice modes verified and continued do that"
@@ -37,7 +37,7 @@ def survival(record: SpliceSurvival | None) -> Section:
 
 
 def judge(record: JudgeRecord | None) -> Section:
-    """Return what the judge said; None says that none was asked."""
+    """Return the section on what the judge said or, for None, that no judge was asked."""
     title = "Judge"
     if record is None:
         return not_measured("judge", title, "no judge was asked in this iteration")
@@ -51,7 +51,7 @@ def judge(record: JudgeRecord | None) -> Section:
 
 
 def revision_samples(examples: tuple[RevisionExample, ...]) -> Section:
-    """Return samples turn by turn."""
+    """Return the section that shows samples turn by turn."""
     title = "Revision samples"
     if not examples:
         return not_measured("samples", title, "this iteration made no revision sample")
@@ -78,7 +78,7 @@ def _outcomes(record: SpliceSurvival) -> Table:
 
 
 def _rates(record: JudgeRecord) -> Table:
-    """Return the shares by which a judge is watched: unparsable replies and paths without an
+    """Return the shares by which a judge is monitored: unparsable replies and paths without an
     error.
     """
     steps = sum(verdict.count for verdict in record.verdicts)
@@ -116,7 +116,7 @@ def _rate(name: str, part: int, whole: int, unit: str) -> Row:
 
 
 def _centre(lengths: tuple[LengthCount, ...]) -> tuple[float, int]:
-    """Return mean and lower median of a histogram with at least one count."""
+    """Return the mean and the lower median of a histogram with at least one count."""
     total = sum(item.count for item in lengths)
     mean = sum(item.steps * item.count for item in lengths) / total
     seen = 0

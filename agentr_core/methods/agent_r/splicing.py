@@ -4,10 +4,10 @@ Agent-R section 3.2.
     opening, bad steps up to the first error | revision turn | "ok." | good steps after the split
     never trained                            | trained       | never | replies trained
 
-The good steps were recorded in the state where both paths part, not in the one the kept bad steps
-lead to, so the observations of a blind splice may be impossible. A verified splice is played and
-has the live observations; still its thoughts are those of another state. A continued one ends as
-the acting model played it from the revision turn on.
+The good steps were recorded in the state where the two paths part, not in the one that the kept bad
+steps lead to, so the observations of a blind splice may be impossible. A verified splice is played
+and has the live observations, but its thoughts are still those of another state. A continued splice
+ends with what the acting model played from the revision turn on.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from agentr_core.types import (
 
 
 def pair_stream(pair: PathPair) -> str:
-    """Return what the seeds of a pair are derived from; it is the same for the same pair in another
-    run's copy of the tree.
+    """Return the random stream of a pair, from which its seeds are derived; a pair has the same
+    stream in another run's copy of the tree.
     """
     return f"{pair.bad.seeded_by}:{pair.good.leaf}:{pair.bad.leaf}"
 
@@ -87,8 +87,8 @@ def splice(
 def turned_back(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
-    """Return the kept steps and the turn of revision as they are played, from which another try can
-    go on, or why there are none.
+    """Return the kept steps and the revision turn as played, for another try to go on from, or why
+    there are none.
 
     They are played in `env`, which may block.
     """
@@ -121,7 +121,7 @@ def continued(
 
     Args:
         begun: what `turned_back` returned for the pair.
-        tries: episodes that begin with it.
+        tries: episodes that begin with `begun`.
     """
     cut = len(begun) - 1
     cleared = [
@@ -183,8 +183,9 @@ def _verified(
     rule: AlphaRule,
     seed: int,
 ) -> Sample | Rejection:
-    """Play kept steps, revision turn and good steps. The dummy action is played as well, since an
-    agent will really send it.
+    """Return the sample of the kept steps, revision turn and good steps as played, or why it fails.
+
+    The dummy action is played as well, since an agent will really send it.
     """
     pause = _pause(pair, env, config, seed)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
@@ -240,7 +241,7 @@ def _failed(
 
 
 def _pause(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
-    """Return the turn of revision as a step that was not played."""
+    """Return the revision turn as a step that was not played."""
     reply = revision_text(derive_seed(seed, "reflection", pair_stream(pair)), config.action, config.reflections)
     reply = env.called(reply) if isinstance(env, Calling) else reply
     return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)

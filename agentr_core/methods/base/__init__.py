@@ -1,4 +1,4 @@
-"""No wheel: the tiny base model is made, which other recipes begin with."""
+"""No wheel: it makes the tiny base model that other recipes begin with."""
 
 from __future__ import annotations
 

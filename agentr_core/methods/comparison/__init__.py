@@ -1,4 +1,4 @@
-"""Comparison: one pool of trajectories, and each arm trained on what it takes of it.
+"""Comparison: one pool of trajectories, and each arm trained on what it takes from the pool.
 
 The run of the comparison makes the pool and trains nothing; the run of an arm makes nothing and
 trains on the pool.
@@ -45,7 +45,7 @@ FUNNEL_OF_POOL = replace(FUNNEL_OF_TREES, title="From the pool to training rows"
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what the one iteration does: of the comparison itself, or of an arm."""
+    """Return the plan of the one iteration of a comparison, or of one of its arms."""
     if not recipe.compare.pool:
         return Plan(stages=pool_stages(recipe), funnel=FUNNEL_OF_TREES)
     use = recipe.data.use
@@ -60,7 +60,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 
 def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
-    """Return the stages that make what the arms of a comparison are trained on, in their order."""
+    """Return the stages that make the pool on which a comparison trains its arms, in order."""
     uses = {arm.recipe.data.use for arm in arms_of(recipe)}
     made = recipe.eto.preferences
     paired = made.source if "preferences" in uses else None
@@ -79,11 +79,11 @@ def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
 
 
 def taking(use: Use) -> Callable[[Sample], bool]:
-    """Return what tells the samples of a pool that an arm trains on; none for preferences, which
-    are pairs.
+    """Return a test for the samples of a pool that an arm trains on; for preferences, which are
+    pairs, no sample passes.
 
-    A good path of a tree and a success of an explored episode are of one kind, and only the former
-    has a tree.
+    A good path of a tree and a success of an explored episode have the same kind, but only the
+    former has a tree.
     """
     wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
 
@@ -95,10 +95,10 @@ def taking(use: Use) -> Callable[[Sample], bool]:
 
 
 def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
-    """Whatever the arms may change says nothing about the pool."""
+    """Remove what the arms may change, which does not affect the pool."""
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
-        # Fields at their defaults are not named, so that ids stay what they were.
+        # Fields at their defaults are left out, so that existing ids stay the same.
         use, windowed = recipe.data.use, recipe.data.windowed
         plain["data"] = use if windowed == DataConfig().windowed else {"use": use, "windowed": windowed}
 

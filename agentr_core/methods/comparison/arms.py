@@ -1,9 +1,8 @@
-"""The arms of a comparison: a recipe of its own for each arm and seed, and what their pool must
-hold for them.
+"""The arms of a comparison: a recipe for each arm and seed, and what the pool must hold for them.
 
 The arms of method `compare` take their samples from one pool: the comparison's own run, in which
-they were made once. So they differ in what they are trained on and how, and in nothing else. Those
-of method `compare-runs` collect for themselves, each in a run of a method of its own.
+they were made once. So the arms differ only in what they are trained on and how. Those of method
+`compare-runs` collect for themselves, each in a run with a method of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both"})
 class Arm:
     """One training of a comparison: the recipe of its run.
 
-    `whole` tells a run that collects for itself from one that trains on the pool.
+    `whole` is true for a run that collects for itself, false for one that trains on the pool.
     """
 
     name: str
@@ -127,8 +126,8 @@ def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
 
 
 def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
-    """Return the recipe of an arm's run: the comparison's, without the sections that its method
-    does not read, and with its changes. Raises `ConfigError`.
+    """Return the recipe of an arm's run: the comparison's recipe with the arm's changes, without
+    the sections that the arm's method does not read. Raises `ConfigError`.
     """
     changes = recipe.compare.arms[name]
     chosen = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]

@@ -19,18 +19,18 @@ Played = Mapping[str, Sequence[Episode]]
 
 
 def played(place: Workplace, iteration: int) -> Played:
-    """Return the held-out episodes of an iteration's model, by each set that it played."""
+    """Return the held-out episodes of an iteration's model, by set."""
     names = (TEST, *place.recipe.evaluation.sets, REVISION)
     found = {name: counted_episodes(place, evaluation_id(place, iteration, name)) for name in names}
     return {name: episodes for name, episodes in found.items() if episodes}
 
 
 def differences(models: Mapping[str, Mapping[int, Played]]) -> tuple[Difference, ...]:
-    """Return the difference in success between each two models on each set.
+    """Return the difference in success between every two models on each set.
 
     Args:
-        models: by name, what the model of each seed played. Only seeds and episodes that two models
-            share count.
+        models: the episodes that each model played, by name and seed. Only seeds and episodes that
+            two models share count.
     """
     names = list(models)
     found = [
@@ -46,7 +46,8 @@ def _by_set(now: Mapping[int, Played], before: Mapping[int, Played]) -> dict[str
     found: dict[str, Estimate] = {}
     for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
         pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
-        # An instance that several seeds played is one cluster: its episodes are no new evidence.
+        # An instance that several seeds played is one cluster: its episodes are not independent
+        # evidence.
         estimate = finite(mean_gain(pairs))
         if estimate is not None:
             found[name] = estimate

@@ -34,7 +34,7 @@ TRAINED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evaluated:
-    """An arm with its run, and the last iteration of it that was trained."""
+    """An arm with its run, and the last trained iteration of that run."""
 
     arm: Arm
     place: Workplace
@@ -43,9 +43,7 @@ class _Evaluated:
 
 
 def build_comparison(place: Workplace) -> ComparisonReport:
-    """Return the report of the comparison whose run a workplace is of; arms may still be without
-    runs.
-    """
+    """Return the report of the comparison that a workplace belongs to; arms may still lack runs."""
     recipe = place.recipe
     arms = arms_of(recipe, place.run_id)
     begun = list(_begun(place, arms))
@@ -82,8 +80,8 @@ def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
 
 
 def _board_of_base(place: Workplace, begun: Sequence[_Evaluated]) -> Scoreboard | None:
-    """Return the scores of a run that evaluated the model which all arms begin with; whole runs do
-    so themselves.
+    """Return the scores of a run that evaluated the model which all arms begin with; with whole
+    runs, that is one of their own.
     """
     boards = [one.board for one in begun] if place.recipe.method == RUNS else [Scoreboard(place)]
     return next((board for board in boards if board.score(0) is not None), None)
@@ -118,8 +116,8 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float])
 
 
 def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
-    """Return the mean over seeds with its interval, which ends where the values themselves must
-    end.
+    """Return the mean over seeds with its interval, clipped to the range [`least`, `most`] of the
+    values.
     """
     estimate = over_seeds(list(values))
     if not estimate.n:
@@ -130,11 +128,10 @@ def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None
 
 
 def _trainings(place: Workplace) -> dict[str, str]:
-    """Return the runs that may be those of arms by what they ask for; of several that ask the same,
-    the last one.
+    """Return the ids of runs that may belong to arms, by what their recipes ask for; of several
+    that ask for the same, the last one.
 
-    Their ids are not computed again: a recipe of an earlier version has fewer fields, and so
-    another id.
+    Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id.
     """
     whole = place.recipe.method == RUNS
     configs = configs_of_all(place.store) if whole else configs_on_pool(place.store, place.run_id)
@@ -142,7 +139,7 @@ def _trainings(place: Workplace) -> dict[str, str]:
 
 
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
-    """Return what is known of the run of an arm, once its last model was evaluated."""
+    """Return the results of an arm's run; None until its last model is evaluated."""
     arm, here, board, last = one.arm, one.place, one.board, one.last
     score = board.score(last) if last else None
     if score is None or (arm.whole and last < arm.recipe.iterations):
@@ -191,7 +188,9 @@ def _told(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str
 
 
 def _measured(board: Scoreboard, iteration: int, metric: str) -> float | None:
-    """Return a measure of an iteration's model, of another set than the first as `set:name`."""
+    """Return a measure of an iteration's model; `set:name` is a measure of a set other than the
+    test set.
+    """
     held_out, _, name = metric.rpartition(":")
     found = board.measured(iteration, held_out or TEST).get(name)
     return None if found is None else found.mean

@@ -1,9 +1,9 @@
-"""A comparison of whole runs: each arm is a run of a method of its own, with each seed.
+"""A comparison of whole runs: each arm is a method of its own, run with each seed.
 
-Methods that collect for themselves cannot learn from one pool. What is equal here is the model
-that they begin with and the instances on which they are evaluated; how much each sampled and
-trained is told beside its scores. The run of an arm is an ordinary one, with iterations and reports
-of its own.
+Methods that collect for themselves cannot learn from one pool. Here the arms share the model that
+they begin with and the instances on which they are evaluated; how much each sampled and trained is
+reported beside its scores. The run of an arm is an ordinary one, with its own iterations and
+reports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentr_core.runtime.description import Method, Plan
 
 
 def _plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return no stages: the comparison itself collects, trains and evaluates nothing."""
+    """Return a plan without stages: the comparison itself does not collect, train or evaluate."""
     return Plan(stages=())
 
 

@@ -3,7 +3,7 @@
 Source: Chen, Dong and Dou (arXiv 2601.06860). In an iteration `rft`, a flywheel varies the policy's
 trajectories (`flywheel`), and those that qualify are used for fine-tuning (`rft`). An iteration
 `rl` is a stage of reinforcement learning (`curriculum`). Pure functions choose the questions that
-it trains on (`selection`), give an episode its reward among the others of its group (`reward`), and
+it trains on (`selection`), compute the reward of an episode within its group (`reward`), and
 measure behaviour (`behaviour`, `conciseness`).
 """
 
@@ -44,12 +44,12 @@ FUNNEL = Funnel(
 
 
 def phase_of(et_agent: EtAgentConfig, iteration: int) -> Calibration:
-    """Return what an iteration, counted from 1, does."""
+    """Return the phase of an iteration, counted from 1."""
     return et_agent.phases[min(iteration, len(et_agent.phases)) - 1]
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration does, which goes by its phase."""
+    """Return the plan of an iteration, which depends on its phase."""
     return (_rft if phase_of(recipe.et_agent, iteration) == "rft" else curriculum.plan)(recipe, iteration)
 
 
@@ -73,7 +73,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def most_members(recipe: Recipe) -> int:
-    """Return the most trajectories that a recipe's flywheel may make of a question."""
+    """Return the most trajectories that a recipe's flywheel may make for a question."""
     flywheel = recipe.et_agent.flywheel
     children, members = max(len(flywheel.correct), len(flywheel.incorrect)), flywheel.fresh
     for _ in range(flywheel.rounds):
@@ -87,7 +87,9 @@ def _reflects(et_agent: EtAgentConfig) -> bool:
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """What editor and reflector write is not counted."""
+    """Return the most replies, and tokens of each, by purpose; those of editor and reflector are
+    not counted.
+    """
     flywheel, phases = recipe.et_agent.flywheel, recipe.et_agent.phases
     found = curriculum.sampled(recipe, train) if "rl" in phases else {}
     if "rft" in phases:

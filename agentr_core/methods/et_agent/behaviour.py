@@ -1,8 +1,8 @@
 """How a policy behaves when it reasons with tools: not only whether it is right, but at what cost.
 
-Every metric comes with its interval at 95%, over clusters where a question was answered several
-times. Source: ET-Agent (arXiv 2601.06860), evaluation. Where ours differs from the published one, a
-field says so.
+Every metric has a 95% interval, clustered by question where one was answered several times. Source:
+ET-Agent (arXiv 2601.06860), evaluation. Where our metric differs from the published one, its
+description says so.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SOFT = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """An answered question, as far as behaviour goes.
+    """An attempt at a question, with what the metrics of behaviour need.
 
-    `question` is what attempts at one question share; `score` is their correctness in [0, 1].
-    `failed` counts calls whose status is not ok, `redundant` those that ask again what was asked
-    before. `reasoning_tokens` leave results out; None where they are not known. `concise` is the
-    word of a vote, None without one. `nudged_right` is whether a wrong answer became right when the
-    policy was told to think on; None for right answers, and where nobody told it to.
+    `question` identifies the question; `score` is the attempt's correctness in [0, 1]. `failed`
+    counts calls whose status is not ok, `redundant` those that repeat an earlier one.
+    `reasoning_tokens` excludes results; None where the number is unknown. `concise` is the outcome
+    of the votes, None without votes. `nudged_right` is whether a wrong answer became right when the
+    policy was told to think on; None for right answers, and where the policy was not told to.
     """
 
     question: str
@@ -46,14 +46,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """The metrics of a policy on some questions; an estimate is NaN where no attempt tells.
+    """The metrics of a policy on some questions; an estimate is NaN where no attempt has a value.
 
-    `performance` is the mean score, called P. `efficiency` is score by call. `tool_productivity`
+    `performance` is the mean score, called P. `efficiency` is score per call. `tool_productivity`
     is P * t / (t + 0.1) * 100 for a mean of t calls. `conciseness` is the share of concise
     attempts. `successful_execution` is score / (1 + failed calls); as published it is score /
-    max(failed calls, 1), so that the first failure costs nothing. `reasoning_length` is score by
-    1,000 tokens of reasoning. `redundant_calls` is their share of all calls. `nudged_right` is the
-    share of wrong answers that one nudge made right.
+    max(failed calls, 1), so that the first failure costs nothing. `reasoning_length` is score per
+    1,000 tokens of reasoning. `redundant_calls` is the redundant share of all calls. `nudged_right`
+    is the share of wrong answers that one nudge made right.
     """
 
     performance: Estimate
@@ -68,10 +68,10 @@ class Behaviour:
 
 
 def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls") -> Attempt:
-    """Return what an episode tells of behaviour, without what votes and nudges would.
+    """Return an episode as an attempt, without the results of votes and nudges.
 
-    Where steps are counted in place of calls, a step that the environment refused has failed, and
-    one that comes again with the same observation is redundant.
+    Where steps are counted in place of calls, a step that the environment refused counts as failed,
+    and one that recurs with the same observation as redundant.
     """
     calls, steps = tool_calls(trajectory), trajectory.steps
     by_calls = sum(call.status != "ok" for call in calls), redundant_calls(calls)
@@ -89,8 +89,8 @@ def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls")
 
 
 def redundant_calls(calls: Sequence[ToolCall]) -> int:
-    """Return how many calls ask for what an earlier one of the episode asked for, by tool, provider
-    and normalised query.
+    """Return how many calls repeat an earlier one of the episode, compared by tool, provider and
+    normalised query.
     """
     return len(calls) - len({(call.tool, call.provider, call.key) for call in calls})
 
@@ -112,8 +112,8 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
 
 
 def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[str, Estimate]:
-    """Return how far performance and efficiency lie above those of `before`, by name: the mean
-    difference over the questions that both answered, each paired with itself.
+    """Return the gains in performance and efficiency over `before`, by name: the mean difference
+    over the questions that both answered, paired by question.
     """
     return {
         "performance_gain_over_base": _gain(attempts, before, lambda one: one.score),
@@ -144,7 +144,7 @@ def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> E
 
 
 def _bounded(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
-    """Return the mean of values in [0, 1], whose interval ends there, too."""
+    """Return the mean of values in [0, 1], whose interval also stays within [0, 1]."""
     return clustered_share([value(one) for one in attempts], [one.question for one in attempts])
 
 
@@ -160,7 +160,7 @@ def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
 
     def part(one: Attempt) -> float:
-        # The delta method: the metric, moved by what this attempt moves the two means.
+        # The delta method: the metric plus its first-order change due to this attempt.
         return 100 * (score * weight + weight * (one.score - score) + score * slope * (one.calls - calls))
 
     return _mean(attempts, part)

@@ -1,6 +1,6 @@
-"""Whether an episode did without redundant calls and idle ones, by the votes of a model.
+"""Whether an episode avoided redundant and idle calls, by the votes of a model.
 
-Source of the vote: ET-Agent (arXiv 2601.06860), evaluation; the words are ours.
+Source of the vote: ET-Agent (arXiv 2601.06860), evaluation; the wording is ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ not matter. Is there a redundant or an idle call? Say <answer>yes</answer> or <a
 
 
 def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
-    """Return what a judge is asked in each of the `VOTES` votes, with a seed of its own each."""
+    """Return the question to the judge, which is asked in each of the `VOTES` votes with a seed of
+    its own.
+    """
     text = _QUESTION.format(
         question=trajectory.first_observation, golds=" or ".join(golds), text=text_of(trajectory).strip()
     )
@@ -37,15 +39,15 @@ def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
 
 
 def read_vote(reply: str) -> bool | None:
-    """Return whether a reply finds a redundant or idle call; None where it says neither yes nor
-    no. The last word counts.
+    """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no.
+    The last answer counts.
     """
     said = _VOTE.findall(reply)
     return said[-1].lower() == "yes" if said else None
 
 
 def is_concise(votes: Sequence[bool | None]) -> bool:
-    """Return whether not more votes found a redundant or idle call than found none; votes that
-    cannot be read count for neither.
+    """Return whether at least as many votes found no redundant or idle call as found one; votes
+    that cannot be read do not count.
     """
     return votes.count(True) <= votes.count(False)

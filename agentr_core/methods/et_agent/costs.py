@@ -12,18 +12,18 @@ from agentr_core.types import ToolCall, Trajectory
 
 
 def tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    """Return the calls of tools of an episode, in their order."""
+    """Return the tool calls of an episode, in order."""
     return [call for step in trajectory.steps for call in step.tool_calls]
 
 
 def cost(trajectory: Trajectory, counts: Counts) -> int:
-    """Return how many calls of tools an episode made, or how many steps it took."""
+    """Return the number of tool calls that an episode made, or of steps that it took."""
     return len(tool_calls(trajectory)) if counts == "calls" else len(trajectory.steps)
 
 
 def weighed_cost(trajectory: Trajectory, counts: Counts, weights: Mapping[str, float]) -> float:
-    """Return what `cost` does, with what a call costs by the name of its tool; 1 where none is
-    told.
+    """Return the cost as `cost` does, but with each call weighed by its tool; a tool without a
+    weight counts 1.
     """
     if counts == "steps" or not weights:
         return cost(trajectory, counts)

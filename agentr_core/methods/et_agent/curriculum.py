@@ -52,13 +52,13 @@ STAGES = (ROLLOUT, SELECT, REINFORCE_EFFICIENCY)
 
 
 def stage_of(recipe: Recipe, iteration: int) -> int:
-    """Return the number of the stage of the curriculum that an iteration `rl` is, from 1."""
+    """Return which stage of the curriculum an iteration `rl` is, counted from 1."""
     phases = recipe.et_agent.phases
     return sum(phases[min(before, len(phases)) - 1] == "rl" for before in range(1, iteration + 1))
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration `rl` does: there is no dataset."""
+    """Return the plan of an iteration `rl`, which has no dataset."""
     curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration) - 1
     reward = EfficiencyReward(
         sigma_calls=curriculum.sigma_calls[number],
@@ -112,8 +112,8 @@ def sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 
 def faults(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a recipe that has iterations `rl`, one sentence each; of one that
-    has none, what it has no use for.
+    """Return what is wrong with the settings for iterations `rl`, one sentence each; in a recipe
+    without such iterations, the sections that have no use.
     """
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}

@@ -1,16 +1,16 @@
-"""What ET-Agent measures of an evaluation, by name: rows of table metric besides those of
+"""ET-Agent's measures of an evaluation, by name: rows of table metric in addition to those of
 `stages.measures`.
 
 performance, efficiency, tool_productivity, successful_execution,
 successful_execution_as_published, reasoning_length, redundant_calls
                             see `behaviour.Behaviour`
 performance_gain_over_base, efficiency_gain_over_base
-                            how far they lie above the base's, paired by question
-f1                          word F1 of questions of knowledge, by rule
-judged                      the reward of questions of mathematics: by rule, then by the judge
+                            their gains over the base model, paired by question
+f1                          word F1 on knowledge questions, by rule
+judged                      the reward on mathematics questions: by rule, then by the judge
 exact_match                 the share of answers that are a gold one, word for word or in value
-conciseness, nudged_right   of the test set, where the recipe asks for them
-source-s/...                any of these, of one source of questions
+conciseness, nudged_right   on the test set, if the recipe asks for them
+source-s/...                any of these, for one source of questions
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Answered:
 
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
-    """Return what is measured of the episodes of an evaluation, and of those of each source."""
+    """Return the measures of the episodes of an evaluation, and of those of each source."""
     asked = Asked.of(place, iteration, [one.trajectory_id for one in episodes]) if name == TEST else Asked()
     answered = [
         replace(
@@ -73,8 +73,8 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked on the side of an evaluation: votes by trajectory, and whether a nudge made an
-    answer right, by instance and repeat.
+    """Answers to the side questions of an evaluation: votes by trajectory, and whether a nudge made
+    an answer right, by instance and repeat.
     """
 
     votes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Asked:
 
     @classmethod
     def of(cls, place: Workplace, iteration: int, trajectory_ids: Sequence[str]) -> Asked:
-        """Return what is stored of it."""
+        """Return the stored answers on the given trajectories of an evaluation."""
         played = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
         return cls(
             votes=load_replies(place.store, CONCISENESS, trajectory_ids),
@@ -90,7 +90,7 @@ class Asked:
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
-        """Return the word of the votes on an episode; None if there are none."""
+        """Return whether the votes find an episode concise; None without votes."""
         said = self.votes.get(trajectory_id)
         return is_concise([read_vote(reply) for reply in said.values()]) if said else None
 
@@ -102,8 +102,8 @@ class Asked:
 
 
 def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Answered]:
-    """Return episodes with the questions that they answer; what has no source of its own is of its
-    world.
+    """Return episodes with the questions that they answer; an episode without a question has its
+    world as source.
     """
     counts = place.recipe.et_agent.curriculum.counts
     found = []
@@ -124,7 +124,7 @@ def _measured(answered: Sequence[Answered]) -> dict[str, Estimate]:
 
 
 def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
-    """Return the scores of answers that do not ask what they cost."""
+    """Return the scores of answers that disregard cost."""
     known = [(one.trajectory, one.problem) for one in answered if one.problem is not None]
     keys = [trajectory.instance.key for trajectory, _ in known]
     math = [(t.instance.key, t.reward) for t, problem in known if problem.domain == "math"]

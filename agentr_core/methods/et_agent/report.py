@@ -1,4 +1,6 @@
-"""ET-Agent's part of a report: what the flywheel made, by operator, and what of it was fit."""
+"""ET-Agent's part of a report: what the flywheel made, by operator, and how much of that was fit
+for training.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return what each operator made; nothing where there was no flywheel."""
+    """Return the section on what each operator made; none without a flywheel."""
     counts = operator_counts(place.store, place.iteration_id(iteration))
     if not counts:
         return ()

@@ -19,7 +19,7 @@ _FRONTS = 6
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many questions were answered, could be trained on and were chosen, and what became
-    of the groups that were sampled of these.
+    of the groups that were sampled for the chosen ones.
     """
     found = load_selection(place.store, place.iteration_id(iteration))
     fit = [one for one in found if one.front is not None]
@@ -59,7 +59,7 @@ def _point(one: Selected) -> plots.Point | None:
 
 
 def _fronts(found: Sequence[Selected]) -> Table:
-    """Return the first fronts, the later ones together, and what was in none."""
+    """Return a table of the first fronts, the later ones together, and questions in no front."""
     groups: dict[str, list[Selected]] = {}
     for one in sorted(found, key=lambda one: (one.front is None, one.front or 0)):
         later = f"{_FRONTS + 1} and later"

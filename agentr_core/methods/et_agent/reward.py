@@ -1,5 +1,5 @@
-r"""What an episode is worth beside the others of its group: its correctness, weighed by how few
-calls it made and how briefly it reasoned.
+r"""The reward of an episode relative to its group: its correctness, weighed by how few calls it
+made and how briefly it reasoned.
 
     reward = correctness * cost(calls) * cost(z(length)) - penalty where the format is invalid
     cost(x) = A / (1 + exp(sigma * (x - mean over the group)))
@@ -111,7 +111,7 @@ def group_rewards(
     counts: Counts = "calls",
     call_costs: Mapping[str, float] = MappingProxyType({}),
 ) -> list[float]:
-    """Return the efficiency reward of each episode of a group, taking its present reward as its
+    """Return the efficiency reward of each episode of a group, with its present reward as its
     correctness.
 
     Raises `DataFault` for an episode without token ids, whose length is not known.
@@ -152,7 +152,7 @@ def sigma_at(sigmas: Sequence[float], stage: int, step: int, steps: int, *, deca
 
 
 def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:
-    # tanh overflows nowhere; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
+    # tanh never overflows; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
     weighed: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
     return weighed
 

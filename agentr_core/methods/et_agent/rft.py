@@ -1,8 +1,8 @@
 """Which episodes a policy is fine-tuned on before reinforcement learning: right answers in the
-strict format, without a call that failed.
+strict format, without a failed call.
 
-Source: ET-Agent (arXiv 2601.06860), action-space exploration. That no text comes twice, and that a
-question has only so many episodes, are ours.
+Source: ET-Agent (arXiv 2601.06860), action-space exploration. Dropping repeated texts and capping
+the episodes of a question are our additions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def fit_for_tuning(
     """Return the episodes to train on, in order, and a rejection with its reason for each of the
     others.
 
-    Reasons are `wrong-answer`, `format`, `failed-call`, `refused-call` (of a tool that was not
-    there, or not left), `duplicate` and `question-cap`.
+    Reasons are `wrong-answer`, `format`, `failed-call`, `refused-call` (of a tool that does not
+    exist or is used up), `duplicate` and `question-cap`.
 
     Args:
         per_question: the most episodes of an instance, drawn by `seed`; 0 keeps all. A draw keeps
-            long and short ones alike, since fine-tuning is to widen behaviour.
-        in_tags: the ids of those that have a format to keep, and no refused call; None: all. The
-            others are of worlds in turns, where an action that is refused is a step as any other.
+            long and short ones alike, since fine-tuning should widen behaviour.
+        in_tags: the ids of episodes that must keep the format and have no refused call; None: all.
+            The others are from worlds in turns, where a refused action is a step like any other.
     """
     sound: list[Episode] = []
     rejected: list[Rejection] = []
@@ -71,7 +71,7 @@ def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
 
 
 def _drawn(sound: Sequence[Episode], per_question: int, seed: int) -> set[str]:
-    """Return the ids of the episodes that the cap leaves, whatever order they are given in."""
+    """Return the ids of the episodes that the cap leaves, independent of their order."""
     by_question: dict[str, list[str]] = {}
     for name, trajectory in sound:
         by_question.setdefault(trajectory.instance.key, []).append(name)

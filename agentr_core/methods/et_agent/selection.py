@@ -2,10 +2,10 @@
 correctness and in the number of tool calls.
 
 The rollouts of a question are a group of K. Its two objectives, both to be maximised, are the
-dispersion of correctness and that of the number of calls over the group. Questions are taken front
-by front of the Pareto order; the front that would overflow is cut by crowding distance. Sources:
-ET-Agent (arXiv 2601.06860), section on group-wise Pareto sampling; NSGA-II (Deb et al. 2002) for
-fronts and crowding.
+dispersion of correctness and that of the number of calls over the group. Questions are taken by
+Pareto front, best front first; the front that would exceed the number wanted is cut by crowding
+distance. Sources: ET-Agent (arXiv 2601.06860), section on group-wise Pareto sampling; NSGA-II (Deb
+et al. 2002) for fronts and crowding.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Selection:
-    """What became of each question, in the order given.
+    """The outcome for each question, in the order given.
 
-    `correctness` and `calls` are the dispersions. `rank` counts fronts from 0, -1 for a question
-    that the filter left out. `crowding` is the distance within the front, infinite at its ends and
-    NaN for a question that was left out. `selected` marks the N questions.
+    `correctness` and `calls` are the dispersions. `rank` counts fronts from 0; it is -1 for a
+    question that the filter left out. `crowding` is the distance within the front, infinite at its
+    ends and NaN for a question that was left out. `selected` marks the N questions.
     """
 
     correctness: Floats
@@ -95,7 +95,7 @@ def draw(
     All questions that pass the filter are in front 0, and crowding is not known. Arguments and
     errors are those of `select`.
     """
-    # The selection of all has the dispersions, and says which the filter leaves.
+    # Selecting all questions gives the dispersions, and shows which the filter leaves.
     whole = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
     fit = sorted(np.flatnonzero(whole.selected).tolist(), key=lambda place: ids[place])
     chosen = np.random.default_rng(seed).permutation(len(fit))[:n]
@@ -117,13 +117,13 @@ def reasons(found: Selection, *, drawn: bool = False) -> list[str]:
 
 
 def dispersion(values: Floats) -> Floats:
-    """Return the standard deviation of each row, that of a population; permuted rows have the same.
+    """Return the population standard deviation of each row; it is the same for permuted rows.
 
-    The published code takes the variance, which gives the same fronts and other crowding distances.
+    The published code takes the variance, which gives the same fronts but other crowding distances.
     """
     if not values.size:
         return np.zeros(len(values))
-    # Sorted and counted from the least: whole numbers stay whole, and equal values give 0.
+    # Sorted and measured from the least: whole numbers stay whole, and equal values give 0.
     apart = np.sort(values, axis=1)
     apart = apart - apart[:, :1]
     size = values.shape[1]
@@ -133,7 +133,7 @@ def dispersion(values: Floats) -> Floats:
 
 
 def mixed(correctness: Floats, *, right_from: float = RIGHT_FROM) -> NDArray[np.bool_]:
-    """Return which rows have right answers (at least `right_from`) and wrong ones."""
+    """Return which rows have both right answers (at least `right_from`) and wrong ones."""
     right = correctness >= right_from
     found: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
     return found
@@ -143,16 +143,17 @@ def fronts(points: Floats) -> Ints:
     """Return the number of the front of each point, from 0, in O(n log n); both coordinates are to
     be maximised.
 
-    A point dominates another if it is at least as good in both and better in one. Front 0 is what
-    nothing dominates, front k what nothing but points of the fronts before it dominates.
+    A point dominates another if it is at least as good in both and better in one. Front 0 holds the
+    points that no point dominates, front k those that only points of earlier fronts dominate.
     """
     if not len(points):
         return np.zeros(0, dtype=np.int64)
     # Equal points share a front, and `unique` sorts: by the first coordinate, then by the second.
     different, place = np.unique(points, axis=0, return_inverse=True)
     ranks = np.empty(len(different), dtype=np.int64)
-    # Swept from the best first coordinate down, a point is dominated by a front if and only if some
-    # point of it is as high. The highest of each front so far fall from front to front.
+    # In a sweep from the best first coordinate down, a front dominates a point if and only if one
+    # of its points is at least as high. The highest points of the fronts so far decrease from front
+    # to front.
     lows: list[float] = []
     for position in range(len(different) - 1, -1, -1):
         low = -float(different[position, 1])
@@ -166,11 +167,11 @@ def fronts(points: Floats) -> Ints:
 
 
 def crowding(points: Floats) -> Floats:
-    """Return how lonely each point of a front is: the sum over coordinates of the distance between
-    its neighbours, in units of the range.
+    """Return the crowding distance of each point of a front: the sum over coordinates of the
+    distance between its neighbours, in units of the range.
 
-    The ends of a coordinate are infinite. A coordinate in which all are equal counts nothing. Of
-    equal values the earlier point comes first.
+    The distance at the ends of a coordinate is infinite. A coordinate in which all points are equal
+    adds nothing. Of equal values the earlier point comes first.
     """
     distance = np.zeros(len(points))
     for values in points.T:

@@ -40,7 +40,7 @@ _FUNNELS: dict[Phase, Funnel] = {
 
 
 def phase_of(eto: EtoConfig, iteration: int) -> Phase:
-    """Return what an iteration, counted from 1, trains on."""
+    """Return the phase of an iteration, counted from 1: what it trains on."""
     return eto.phases[min(iteration, len(eto.phases)) - 1]
 
 
@@ -51,7 +51,7 @@ def clones(eto: EtoConfig, iteration: int) -> bool:
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration does, which goes by its phase."""
+    """Return the plan of an iteration, which depends on its phase."""
     return Plan(
         stages=(*_made_by(recipe.eto, iteration), DATASET, TRAIN_ON_PAIRS, EVALUATE),
         training=_training(recipe, iteration),
@@ -90,7 +90,9 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Exploration from every step of the expert depends on the expert, and is not counted."""
+    """Return the most replies, and tokens of each; exploration from every step of the expert is not
+    counted, as it depends on the expert.
+    """
     explore = recipe.eto.explore
     return {"explore": (train * (explore.samples + explore.greedy) * explore.max_steps, explore.max_new_tokens)}
 

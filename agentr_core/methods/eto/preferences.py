@@ -1,5 +1,5 @@
-"""Which trajectories are held against each other, and what of each is trained on. Source: ETO
-section 3.2.
+"""Which trajectories are compared with each other, and which part of each is trained on. Source:
+ETO section 3.2.
 
     instruction, acknowledgement, observation, shared steps | later replies | later observations
     in both sides, never trained                            | trained       | never trained
@@ -38,8 +38,8 @@ Made = tuple[tuple[Preference, ...], tuple[Rejection, ...]]
 
 
 class Played(NamedTuple):
-    """A stored trajectory, by its id. Its first `forced` steps are the expert's, and the policy
-    took over there.
+    """A stored trajectory with its id. Its first `forced` steps are the expert's; then the policy
+    took over.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Played(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """What is trained of a trajectory: its steps from `shared` up to, not including, `end`."""
+    """The trained part of a trajectory: its steps from `shared` up to, not including, `end`."""
 
     played: Played
     shared: int
@@ -64,11 +64,12 @@ def preference_id(preference: Preference) -> str:
 def against_expert(
     expert: Played | None, explored: Sequence[Played], env: Environment, config: PreferencesConfig
 ) -> Made:
-    """Return what the episodes of one instance make when each is held against the expert's.
+    """Return the preferences that result from comparing each episode of an instance with the
+    expert's.
 
-    The higher reward is chosen: the expert's when the policy lost, the policy's when it won; a tie
-    makes nothing. With `config.level` `step` only the two replies at the fork are compared;
-    `mixture` makes both kinds.
+    The episode with the higher reward is chosen: the expert's when the policy lost, the policy's
+    when it won; a tie makes no preference. With `config.level` `step` only the two replies at the
+    fork are compared; `mixture` makes both kinds.
     """
     if expert is None:
         detail = "there is no expert trajectory of its instance"
@@ -114,8 +115,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
     reward.
 
     The best path through the best branch is chosen, the worst through the worst branch rejected;
-    what comes before the fork belongs to the prompt. A branch without an ended path counts for
-    nothing.
+    what comes before the fork belongs to the prompt. A branch without an ended path does not count.
 
     Args:
         paths: all leaf paths of one tree, whose id is `tree_id`.
@@ -147,7 +147,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
 
 
 def distinct(preferences: Iterable[Preference]) -> Made:
-    """Return the first of all preferences that read the same, and a rejection for each of the
+    """Return the first of any preferences that read the same, and a rejection for each of the
     others.
     """
     first: dict[tuple[str, str], Preference] = {}
@@ -188,7 +188,7 @@ def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
 
 
 def _unfit(expert: Played, played: Played, margin: float) -> Rejection | None:
-    """Return why an episode cannot be held against the expert's, or None."""
+    """Return why an episode cannot be compared with the expert's, or None."""
     if len(played.trajectory.steps) <= played.forced:
         return _reject(played.id, "no-agent-turn", f"the episode ended with {played.trajectory.stop} before any reply")
     if played.trajectory.first_observation != expert.trajectory.first_observation:

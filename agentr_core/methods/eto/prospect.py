@@ -1,6 +1,6 @@
-"""What an exploration of a recipe's size would make of a policy's experience.
+"""A forecast of what an exploration of a recipe's size would yield with a given policy.
 
-A pair needs two episodes of one instance with different rewards, which are taken to be 0 and 1.
+A pair needs two episodes of one instance with different rewards, which are assumed to be 0 and 1.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def acting(recipe: Recipe) -> Acting:
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the first exploration would make, and whether ETO can learn from it.
+    """Return what the first exploration would yield, and whether ETO can learn from it.
 
-    The expert is taken to win wherever the environment has one. Without one, pairs are the policy's
-    own. Pairs by steps, from trees or from a file are not foreseen: these are counted as whole
-    episodes of the exploration.
+    The expert is assumed to win wherever the environment has one. Without one, pairs are the
+    policy's own. Pairs by steps, from trees or from a file are not forecast: they are counted as
+    whole episodes of the exploration.
     """
     eto, rates = recipe.eto, headroom.rates
 

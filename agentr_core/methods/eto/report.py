@@ -28,13 +28,15 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def pair_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return what is known of the pairs of an iteration; nothing where none was looked for."""
+    """Return the section on the pairs of an iteration; none if it makes no pairs."""
     record = preference_record(place, iteration)
     return () if record is None else (preferences(record),)
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return pairs and their training over all iterations up to one; none without a pair."""
+    """Return the section on pairs and their training over all iterations up to one; none without a
+    pair.
+    """
     found = {number: preference_record(place, number) for number in range(1, iteration + 1)}
     records = {number: record for number, record in found.items() if record is not None}
     return (preferences_of_run(records),) if records else ()

@@ -10,7 +10,7 @@ from agentr_core.store.queries.preferences import preference_counts, preference_
 
 
 def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
-    """Return what is known of the pairs of an iteration; None where none was looked for."""
+    """Return the record of the pairs of an iteration; None if it makes no pairs."""
     if not place.plan(iteration).pairs:
         return None
     iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)

@@ -12,8 +12,8 @@ from agentr_core.store.queries.preferences import PreferenceTrainingStep
 class PreferenceRecord:
     """The preference pairs of an iteration, and how training on them went.
 
-    `margins` counts pairs by the tenth in which their margin of reward begins; `cut` counts those
-    whose rejected side was cut.
+    `margins` counts pairs by reward margin, in bins of a tenth named by their lower ends; `cut`
+    counts those whose rejected side was cut.
     """
 
     kinds: tuple[Tally, ...]

@@ -1,5 +1,5 @@
-"""The part of a report about preference pairs: how many, how far apart, and what training made of
-them.
+"""The part of a report about preference pairs: how many there are, how far apart their sides are,
+and how training on them went.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _training(steps: Sequence[PreferenceTrainingStep]) -> Iterator[Block]:
 
 
 def _milestones(steps: Sequence[PreferenceTrainingStep]) -> Table:
-    """Return the first and the last step and some between; batches differ, so single numbers
-    scatter.
+    """Return a table of the first and last steps and some in between; batches differ, so single
+    numbers scatter.
     """
     places = sorted({round(part * (len(steps) - 1) / 4) for part in range(5)})
     rows = (

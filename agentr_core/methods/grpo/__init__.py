@@ -22,7 +22,7 @@ from agentr_core.runtime.description import Method, Plan, imported
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return what an iteration does: there is no dataset."""
+    """Return the plan of an iteration, which has no dataset."""
     return Plan(
         stages=(REINFORCE, EVALUATE),
         training=reinforced(recipe, anew=recipe.training.start_from == "base"),

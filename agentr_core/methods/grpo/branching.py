@@ -1,13 +1,13 @@
-"""Episodes that branch where the policy became less sure than it was at its start.
+"""Episodes that branch where the policy becomes less sure than it was at the start.
 
 A group begins with a few episodes. After each observation an episode may branch: another one is
-played from the same steps on. The chance grows with the entropy of the reply before, less that of
-the first reply. What is missing of the group in the end is played from the start. Source: ARPO
-(arXiv 2507.19849).
+played from the same steps on. The chance grows with the entropy of the preceding reply minus that
+of the first reply. Episodes that the group still lacks in the end are played from the start.
+Source: ARPO (arXiv 2507.19849).
 
-Entropies are estimated: a sampler gives the log-probability of the tokens that it drew, and what
-these come to is that of the policy's whole distribution on average, while published code sums
-p * log p over the ten likeliest tokens.
+Entropies are estimated from the log-probabilities of the tokens that were drawn: minus their sum
+is, on average, the entropy of the policy's whole distribution. The published code sums p * log p
+over the ten likeliest tokens instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ OPERATOR = "branch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An episode of a group that was played, by the id of its trajectory. Its first step is its
-    parent's where it is a branch, and so is the entropy that later ones are held against.
+    """An episode of a group that was played, with the id of its trajectory.
+
+    The first step of a branch is its parent's, and so is the entropy with which later ones are
+    compared.
     """
 
     key: str
@@ -62,15 +64,17 @@ def entropy(step: Step, branching: BranchingConfig, vocabulary: int) -> float:
 
 
 def chance(rise: float, branching: BranchingConfig) -> float:
-    """Return the probability of a branch after a reply whose entropy is by `rise` above that of the
+    """Return the probability of a branch after a reply whose entropy is `rise` above that of the
     first one.
     """
     return min(1.0, max(0.0, branching.branch_probability + branching.entropy_weight * rise))
 
 
 def forks(members: Sequence[Member], branching: BranchingConfig, vocabulary: int, *, room: int) -> list[Fork]:
-    """Return where members branch: `room` places at most, the earliest in the episodes first. Each
-    observation that a member saw itself gives one try, which a seed of its own decides.
+    """Return where members branch: at most `room` places, the earliest in the episodes first.
+
+    Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
+    which a seed of its own decides.
     """
     tried = [
         Fork(parent=one, position=position)
@@ -82,7 +86,7 @@ def forks(members: Sequence[Member], branching: BranchingConfig, vocabulary: int
 
 
 def _open(one: Member) -> Iterator[int]:
-    """Yield the numbers of steps after which a member saw something and went on."""
+    """Yield the numbers of steps after which a member got an observation of its own and went on."""
     steps = one.trajectory.steps
     for position in range(len(one.plan.prefix) + 1, len(steps)):
         if steps[position - 1].observation:

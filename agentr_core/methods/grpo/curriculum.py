@@ -1,5 +1,5 @@
-"""Which instances a step draws: those whose groups are likely to have contrast, as far as their
-last episodes tell.
+"""Which instances a step draws: those whose groups are likely to have contrast, judging by their
+latest episodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ it had always won (`deployments/LOG.md`, "which instances have contrast").
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What is known of an instance: rewards won and missed, summed over its episodes; earlier ones
+    """The record of an instance: rewards won and missed, summed over its episodes; earlier ones
     count less.
     """
 
@@ -28,15 +28,15 @@ class Tally:
     missed: float = 0.0
 
     def after(self, *, episodes: int, reward: float, memory: float) -> Tally:
-        """Return the tally after a group with a mean reward in [0, 1]; what was known before counts
+        """Return the tally after a group with a mean reward in [0, 1]; earlier groups count
         `memory` times as much.
         """
         return Tally(won=memory * self.won + episodes * reward, missed=memory * self.missed + episodes * (1.0 - reward))
 
 
 def contrast(rate: float, size: int) -> float:
-    """Return the chance that of `size` episodes with this rate of success some succeed and some
-    fail, in [0, 1).
+    """Return the chance, in [0, 1), that some of `size` episodes succeed and some fail at this rate
+    of success.
     """
     return 1.0 - rate**size - (1.0 - rate) ** size
 
@@ -50,16 +50,16 @@ def choose(
     seed: int,
     avoid: Collection[str] = (),
 ) -> list[Instance]:
-    """Return `count` instances, those first whose groups of `size` episodes are likely to have
-    contrast; none twice.
+    """Return `count` instances, none twice, starting with those whose groups of `size` episodes are
+    likely to have contrast.
 
-    A rate of success is drawn for each, from the Beta distribution that its tally and a prior make,
-    and the highest chances of contrast win (Thompson sampling): an instance of which little is
-    known gets its turn, too, and so does one that was lost so far, for the policy improves. With
-    `known` None all have the same chance.
+    A rate of success is drawn for each, from the Beta distribution given by its tally and a prior,
+    and the highest chances of contrast win (Thompson sampling). So an instance of which little is
+    known gets its turn too, and so does one that was always lost so far, since the policy improves.
+    If `known` is None, all have the same chance.
 
-    Those to `avoid`, by key, come only when all others are chosen; where there are too few
-    instances altogether, they come again.
+    Instances to `avoid`, by key, are chosen only after all others; if there are fewer than `count`
+    instances, they repeat.
     """
     random = np.random.default_rng(seed)
     if known is None:
@@ -74,8 +74,8 @@ def choose(
 
 
 def tallies(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, Tally]:
-    """Return the tally of each instance after groups, in their order: instance, episodes and mean
-    reward.
+    """Return the tally of each instance after groups, each given in order as instance, episodes and
+    mean reward.
     """
     found: dict[str, Tally] = {}
     for key, episodes, reward in outcomes:

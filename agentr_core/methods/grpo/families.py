@@ -1,4 +1,4 @@
-"""A group while it is sampled: wave by wave, which episodes of an instance are to be played."""
+"""A group while it is sampled: which episodes of an instance to play, wave by wave."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Family:
     _forks: dict[str, Fork] = field(default_factory=dict)
 
     def next_wave(self, config: GrpoConfig, vocabulary: int) -> list[EpisodePlan]:
-        """Return the episodes to play next; none once there are as many as a group has.
+        """Return the episodes to play next; none once the group is full.
 
-        Without branching that is one wave. With it, a wave of fresh episodes is followed by waves
-        of branches of the last one; where none branches, fresh ones make the group full.
+        Without branching there is one wave. With it, a wave of fresh episodes is followed by waves
+        of branches from the last one; if none branches, fresh ones fill the group.
         """
         room, settings = config.num_generations - self.planned, config.branching
         if not room or settings is None:
@@ -46,8 +46,8 @@ class Family:
         return [self._branch(fork, config) for fork in found] or self._fresh(room)
 
     def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
-        """Take the episodes of a wave that were played, by the ids of their trajectories; return
-        what those were made of that do not begin at the start.
+        """Take the played episodes of a wave, by trajectory id; return the derivations of those
+        that do not begin at the start.
         """
         self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
         self.episodes |= {one.key: one.trajectory for one in self._newest}

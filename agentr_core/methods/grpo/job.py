@@ -29,10 +29,10 @@ gradients, all of them in up to twice the bytes that are stored.
 
 
 def job_of(place: Workplace, iteration: int) -> OnlineJob:
-    """Return the training of an iteration; its output folder has the name of the checkpoint that it
-    makes.
+    """Return the training job of an iteration; its output folder is named after the checkpoint that
+    it makes.
 
-    Raises `DataFault` when the policy that it starts from is not there.
+    Raises `DataFault` when the policy that it starts from is missing.
     """
     training = place.plan(iteration).training
     if training is None or not isinstance(training.objective, GroupRelative):
@@ -80,11 +80,11 @@ def publish_policy(job: OnlineJob, policy: Policy, history: list[TrainingStep], 
 
 @contextmanager
 def shared_folder(job: OnlineJob) -> Iterator[Path]:
-    """Lend a folder for files that processes share, in memory where the system has such files and
-    room for them, else beside the unfinished training.
+    """Lend a folder for files that processes share: in memory if the system supports that and has
+    room, else beside the unfinished training.
 
-    Its name is the checkpoint's, so that a rerun removes what a killed process left: memory that
-    nobody else would ever free.
+    Its name depends only on the checkpoint, so that a rerun removes what a killed process left:
+    memory that nothing else would ever free.
     """
     stored = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
     in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _COPIES * stored

@@ -12,8 +12,10 @@ from agentr_core.training.group.policy import Totals
 
 
 def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
-    """Return what the episodes of a step were like, and how the updates on them went, None where
-    there was none. How often a group succeeds goes by those that begin at the start.
+    """Return the measures of a step's episodes and of the updates on them, each None where it does
+    not apply.
+
+    Reward and success are measured over the groups that begin at the start.
     """
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]

@@ -1,4 +1,4 @@
-"""What groups of a recipe's size would make of a policy's experience."""
+"""A forecast of what groups of a recipe's size would yield with a given policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentr_core.recipes import Recipe
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what one group for each instance would make, and whether GRPO can learn from it.
+    """Return what one group for each instance would yield, and whether GRPO can learn from it.
 
     Groups that are all won or all lost have no advantage.
     """

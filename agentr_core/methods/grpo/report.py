@@ -31,7 +31,7 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section of an iteration's steps; none before there is a step."""
+    """Return the sections on an iteration's steps; none before the first step."""
     steps = group_steps(place.store, place.iteration_id(iteration))
     if not steps:
         return ()
@@ -51,8 +51,8 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return how reinforcement learning went over all iterations up to one; none where there are
-    fewer than two steps.
+    """Return the section on reinforcement learning over all iterations up to one; none for fewer
+    than two steps.
     """
     parts = {number: group_steps(place.store, place.iteration_id(number)) for number in range(1, iteration + 1)}
     steps = [one for some in parts.values() for one in some]
@@ -118,7 +118,9 @@ def _figure(series: dict[str, list[float]], caption: str) -> Figure:
 
 
 def _table(steps: Sequence[GroupStep], size: int) -> Table:
-    """Return the first and the last step and some between, without columns that have no value."""
+    """Return a table of the first and last steps and some in between, without columns that have no
+    value.
+    """
     places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
     columns = _columns([steps[place] for place in places], size)
     filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}

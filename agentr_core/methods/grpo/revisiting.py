@@ -3,7 +3,7 @@ after which of its steps.
 
 Agent-R splices a revision onto the beginning of a bad path and trains on it (arXiv 2501.11425,
 section 3.2). Here the policy itself goes on from such a beginning, as in the revision test, and is
-rewarded for what becomes of it.
+rewarded for the outcome.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ OPERATOR = "revision"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What the episodes of a group go on from: the first steps of the trajectory `parent`, an id;
-    with none of them they begin at the start.
+    """The steps that the episodes of a group go on from: the first ones of trajectory `parent`, an
+    id; without any, they begin at the start.
     """
 
     steps: tuple[Step, ...] = ()
@@ -31,9 +31,10 @@ class Beginning:
 def revisited(
     instances: Sequence[Instance], failed: Mapping[str, Sequence[str]], *, share: float, seed: int
 ) -> dict[str, str]:
-    """Return the failed episode to go on from for each instance that has one, by its key: for a
-    `share` of all `instances` at most, which the seed draws. One instance is always left out, so
-    that each step has episodes from the start.
+    """Return the failed episodes to go on from, by instance key: one for each of at most a `share`
+    of all `instances`, drawn by the seed.
+
+    At least one instance is always left out, so that each step has episodes from the start.
 
     Args:
         failed: the ids of failed episodes with at least two steps, by the key of their instance.
@@ -46,8 +47,8 @@ def revisited(
 
 
 def beginning(key: str, trajectory: Trajectory, *, seed: int) -> Beginning:
-    """Return the beginning of a trajectory, by its id: at least one step is kept, and at least one
-    is cut off, so that no beginning has ended the episode.
+    """Return a beginning of the trajectory with id `key`: at least one step is kept and at least
+    one is cut off, so that no beginning ends the episode.
     """
     cut = random.Random(derive_seed(seed, "cut", key)).randrange(1, len(trajectory.steps))
     return Beginning(steps=trajectory.steps[:cut], parent=key)

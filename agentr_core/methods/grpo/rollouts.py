@@ -1,6 +1,4 @@
-"""The episodes of a step: which are to be played, by whom, and what of them is in the store
-already.
-"""
+"""The episodes of a step: which to play, with which policy, and which are stored already."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ _LEAST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What plays the episodes of an iteration's steps. `reward` is that of the objective;
-    `vocabulary` is how many tokens there are.
+    """The player of the episodes of an iteration's steps. `reward` is that of the objective;
+    `vocabulary` is the number of tokens.
     """
 
     place: Workplace
@@ -54,10 +52,10 @@ class Rollouts:
     writer: Writer
 
     async def play(self, step: int, policy: Checkpoint, known: dict[str, Tally]) -> tuple[list[Group], Effort]:
-        """Return the groups of a step and what they took, each episode stored; those that are
-        stored already are not played again.
+        """Return the groups of a step and the effort that they took. Every episode is stored, and
+        stored ones are not played again.
 
-        Where groups have no contrast, others are drawn, `grpo.resample` times at most.
+        Where groups have no contrast, others are drawn, at most `grpo.resample` times.
 
         Raises `ErrorBudgetSpent` when more episodes fail for good than the recipe allows.
         """
@@ -109,7 +107,7 @@ class Rollouts:
     def _choose(
         self, step: int, draw: int, count: int, known: dict[str, Tally], drawn: set[str]
     ) -> list[tuple[int, Instance]]:
-        """Return the instances of a draw, each with how often it came before in this draw."""
+        """Return the instances of a draw, each with how often it was chosen before in this draw."""
         recipe = self.place.recipe
         chosen = choose(
             self.instances,
@@ -126,7 +124,7 @@ class Rollouts:
     ) -> tuple[list[Group], Effort]:
         config = self.place.recipe.grpo
         beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
-        # An instance may come again where there are few, and its episodes are others then.
+        # With few instances, one may be chosen again; its episodes then differ.
         families = [
             Family(
                 instance=instance,
@@ -157,8 +155,8 @@ class Rollouts:
         return groups, effort
 
     def _beginnings(self, step: int, draw: int, chosen: Sequence[Instance]) -> dict[str, Beginning]:
-        """Return what the groups of a draw go on from, by the key of their instance; those that
-        begin at the start are left out.
+        """Return the beginnings of the groups of a draw, by instance key; groups that begin at the
+        start are left out.
         """
         share, store = self.place.recipe.grpo.revision_share, self.place.store
         if not share:
@@ -180,7 +178,9 @@ class Rollouts:
     async def _wave(
         self, step: int, policy: Checkpoint, wanted: Sequence[tuple[Family, Sequence[EpisodePlan]]]
     ) -> Effort:
-        """Play what is missing of a wave, and give each family its own; return what it took."""
+        """Play the missing episodes of a wave and give each family its own; return the effort that
+        they took.
+        """
         store, iteration_id = self.place.store, self.place.iteration_id(self.iteration)
         ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in wanted for plan in plans}
         missing = set(store.missing("trajectory", list(ids.values())))
@@ -212,7 +212,7 @@ class Rollouts:
         return await self._played(shard, step)
 
     async def _played(self, shard: EpisodeShard, step: int) -> Effort:
-        """Play a shard to its end, and return what it took; its episodes are stored."""
+        """Play a shard to its end and store its episodes; return the effort that they took."""
         if not shard.plans:
             return Effort()
         steps = self.place.recipe.grpo.steps

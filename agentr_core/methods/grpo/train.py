@@ -1,4 +1,5 @@
-"""Training on groups: sampler, policy and optimizer are together for all steps of an iteration.
+"""Training on groups: sampler, policy and optimizer stay loaded together for all steps of an
+iteration.
 
 Each step samples with the weights of the one before it, and everything that was sampled is stored
 before it is trained on. After an interruption the steps since the last state are trained again from
@@ -52,13 +53,13 @@ from agentr_core.types import Instance
 
 
 async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Train the policy of an iteration on episodes that it samples meanwhile, or find the
+    """Train the policy of an iteration on episodes that it samples as it goes, or find the
     checkpoint that an earlier try published.
 
     Raises:
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
-        DataFault: training and test instances meet, or the policy is not there.
+        DataFault: training and test instances overlap, or the policy is missing.
     """
     instances = await trained_instances(place, iteration)
     job = job_of(place, iteration)
@@ -80,7 +81,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _train(place: Workplace, iteration: int, instances: Sequence[Instance], job: OnlineJob, clock: Clock) -> None:
-    """Do a training with what it needs beside it: a sampler, models of other roles and a writer."""
+    """Run a training together with the sampler, models of other roles and writer that it needs."""
     async with (
         place.sampling(job.model_dir) as sampler,
         Writer(place.store) as writer,
@@ -106,7 +107,7 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
 
 @dataclass(slots=True)
 class _Training:
-    """One training under way."""
+    """A training in progress."""
 
     rollouts: Rollouts
     job: OnlineJob
@@ -152,7 +153,7 @@ class _Training:
             await asyncio.to_thread(learner.close)
 
     async def _step(self, step: int, learner: Learner, worlds: Worlds) -> dict[str, float | None]:
-        """Sample and train a step, and return what was measured of it."""
+        """Sample and train a step, and return its measures."""
         place, job, iteration_id = self.rollouts.place, self.job, self.job.experience
         started = time.perf_counter()
         groups, effort = load_groups(place.store, iteration_id, step), Effort()
@@ -178,8 +179,8 @@ class _Training:
         return measured
 
     async def _validate(self, step: int, learner: Learner) -> dict[str, float | None]:
-        """Play the development set with the weights after a step where that was not done; return
-        how it went.
+        """Play the development set with the weights after a step, unless that was done; return its
+        success and reward.
         """
         started, store = time.perf_counter(), self.rollouts.place.store
         if validation_of(store, self.job.experience, step) is None:
@@ -191,13 +192,13 @@ class _Training:
         return {} if found is None else {"eval_success": found.success, "eval_reward": found.reward}
 
     async def _load(self, done: int, learner: Learner) -> Checkpoint:
-        """Have the sampler take the learner's weights, those after a step, and return them as the
-        policy that samples.
+        """Load the learner's weights after a step into the sampler, and return them as the policy
+        that samples.
         """
         model = self.rollouts.sampler.model
         assert isinstance(model, Reloading)
         if self.loaded != done:
-            # A new folder each time: the file before stays until all samplers have the new one.
+            # A new folder each time: the previous file stays until all samplers have the new one.
             file = self.folder / f"step-{done}" / "model.safetensors"
             file.parent.mkdir()
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
@@ -210,7 +211,9 @@ class _Training:
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
 
     async def _sample(self, step: int, learner: Learner) -> tuple[list[Group], Effort]:
-        """Return the groups of a step, sampled with the learner's weights, and what they took."""
+        """Return the groups of a step, sampled with the learner's weights, and the effort that they
+        took.
+        """
         place, grpo = self.rollouts.place, self.job.objective.grpo
         policy = await self._load(step - 1, learner)
         known = self._known(step)
@@ -233,8 +236,8 @@ class _Training:
         return groups, effort
 
     def _known(self, step: int) -> dict[str, Tally]:
-        """Return what is known of instances before a step, by their key. Variants of one instance,
-        such as goals under other names, have one tally.
+        """Return the tallies of instances before a step, by key. Variants of one instance, such as
+        goals under other names, share a tally.
         """
         store, instances = self.rollouts.place.store, self.rollouts.instances
         outcomes = load_outcomes(store, self.job.experience, until=step - 1)
@@ -277,8 +280,8 @@ class _Training:
 
 
 def _update(learner: Learner, rows: list[PolicyRow], job: OnlineJob, step: int) -> Totals:
-    """Train on the rows of a step, in minibatches that a seed shuffles; return what was
-    measured.
+    """Train on the rows of a step, in minibatches that a seed shuffles; return the totals of the
+    updates.
     """
     grpo, totals = job.objective.grpo, Totals()
     if not rows:

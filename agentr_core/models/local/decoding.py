@@ -3,12 +3,12 @@
 Transformers' `generate` has one random generator for a whole batch, so it cannot give each reply
 its own stream. This loop can, and it is built for many short replies to long, similar prompts:
 
-- Beginnings of prompts that were computed before are taken from a prefix cache, replies with them.
+- Prompt prefixes that were computed before, earlier replies included, come from a prefix cache.
 - The replies to one prompt share its keys and values: they are several queries on one row of the
   cache, and each is masked to the columns of the prompt and its own.
 - Keys and values are written in place; rows whose replies have ended are dropped as soon as a
   smaller shape suffices.
-- Layers with a sliding window are given little more than what they look at.
+- Layers with a sliding window get little more than the columns in that window.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentr_core.models.local.sampling import choose, log_probabilities, penalis
 from agentr_core.models.local.waves import Wave, padded_columns, padded_rows
 
 _COLUMNS_AHEAD = 64
-"""Decode steps for which a wave reserves columns at a time."""
+"""The number of decode steps for which a wave reserves columns at a time."""
 
 
 class Decoder:
@@ -64,10 +64,10 @@ class Decoder:
 
     @torch.no_grad()
     def take_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the model's parameters by those of the same names, and forget what was computed
-        with the old ones.
+        """Replace the model's parameters with those of the same names, and drop whatever was
+        computed with the old ones.
 
-        Raises `ModelFault` when names or shapes are others.
+        Raises `ModelFault` when names or shapes differ.
         """
         own = dict(self._model.named_parameters())
         strangers = [n for n in own.keys() | weights.keys() if _shape(own, n) != _shape(weights, n)]
@@ -86,8 +86,8 @@ class Decoder:
         # The last prompt token is fed by the first decode step, so that step is like all others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
         base = padded_columns(max(len(head) for head in heads))
-        # A wave that fails leaves its buffer behind: not-a-number in it would reach the next wave
-        # through the mask.
+        # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
+        # the mask.
         buffer, self._spare = self._spare or self._new_buffer(), None
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _COLUMNS_AHEAD * wave.width)
         self.prefill.fill(buffer, heads)
@@ -113,8 +113,8 @@ class Decoder:
             output = self._model(
                 input_ids=grid.tokens,
                 attention_mask=self._masks(grid, visible, slice(first, last)),
-                # Slots whose reply has ended go on counting; their output is not read, but must
-                # stay computable.
+                # Slots whose reply has ended keep advancing their position; their output is not
+                # read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
                 past_key_values=buffer.cache,
                 use_cache=True,
@@ -126,8 +126,8 @@ class Decoder:
                 grid.shrink(buffer, size)
 
     def _remember(self, buffer: LayeredKV, reply: Grown) -> None:
-        """Cache the blocks that a reply has completed: what follows it in its conversation begins
-        with them.
+        """Cache the blocks that a reply has completed: later prompts of its conversation begin with
+        them.
         """
         if not self._prefixes.max_bytes:
             return

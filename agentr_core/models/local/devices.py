@@ -8,7 +8,7 @@ from agentr_core.errors import ConfigError
 
 
 def torch_device(name: str, *, field: str = "model.device") -> torch.device:
-    """Return the device with a name; "auto" is CUDA if there is one. Raises `ConfigError` if the
+    """Return the device with a name; "auto" is CUDA if available. Raises `ConfigError` if the
     device does not exist.
 
     `field` is the name of the setting in error messages.

@@ -1,4 +1,4 @@
-"""The replies of a wave in the making, and the grid of slots in which they grow."""
+"""The replies of a wave while they are decoded, and the grid of slots in which they grow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from agentr_core.models.local.waves import Row, Wave
 
 @dataclass(slots=True)
 class Reply:
-    """One reply in the making. `limit` is the most tokens it may have; `ended` says that the model
-    ended it.
+    """One reply while it is decoded. `limit` is the most tokens it may have; `ended` says that the
+    model ended it.
     """
 
     prompt: int
@@ -43,12 +43,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """Where the keys and values of a reply that has ended are, in row `row` of the wave's buffer.
+    """The place of a finished reply's keys and values in row `row` of the wave's buffer.
 
-    They are those of `tokens`: its prompt, and itself without the last token, which was never fed.
-    The prompt but for its last token, `filled` tokens, was filled in from column 0 on, and stands
-    before column `base` in near layers. The others were fed one by one, the first one in column
-    `fed`, the next ones `width` columns further each.
+    `tokens` are those of the prompt, then those of the reply without its last one, which was never
+    fed. The first `filled` of them, all of the prompt but its last token, were filled in from
+    column 0 on; in near layers they end just before column `base`. The others were fed one by one:
+    the first into column `fed`, each of the next `width` columns further.
     """
 
     row: int
@@ -59,11 +59,11 @@ class Grown:
     width: int
 
     def columns(self, start: int, stop: int) -> list[int]:
-        """Return the columns of the tokens from number `start` to `stop` in far layers."""
+        """Return the columns in far layers of the tokens with numbers from `start` up to `stop`."""
         return [number if number < self.filled else self._fed(number) for number in range(start, stop)]
 
     def near_columns(self, start: int, stop: int) -> list[int]:
-        """Return those in near layers, before the buffer's shift."""
+        """Return the columns of the same tokens in near layers, before the buffer's shift."""
         before = self.base - self.filled
         return [before + number if number < self.filled else self._fed(number) for number in range(start, stop)]
 
@@ -72,8 +72,8 @@ class Grown:
 
 
 class Grid:
-    """The slots of a wave while it is decoded: who grows where, what is fed next, what each may
-    see.
+    """The slots of a wave while it is decoded: which reply grows where, what is fed next, what each
+    slot may see.
 
     Step t of a wave writes the columns `base + t * width ...`, one for each slot of a row; so
     columns mean the same in all rows, and a step's keys and values are stored with one slice.
@@ -98,7 +98,7 @@ class Grid:
         tokens = np.zeros((buffer.rows, wave.width), dtype=np.int64)
         positions = np.zeros_like(tokens)
         self.far = self._view(buffer, shift=0)
-        # Of a prompt's tokens; those of replies are added step by step.
+        # The positions of prompt tokens; those of reply tokens are added step by step.
         self.far.positions += torch.arange(buffer.columns, device=self._device)
         for place, row in enumerate(wave.rows):
             prompt = prompts[row.prompt]
@@ -122,7 +122,7 @@ class Grid:
         return sorted({place for place, _ in self._slots})
 
     def slots(self) -> Tensor:
-        """Return the flat indices [live] of the slots of `live`."""
+        """Return the flat indices [live] of the slots of the `live` replies."""
         return self._flat
 
     def open(self) -> None:
@@ -131,8 +131,8 @@ class Grid:
             view.open(self.column, self.positions)
 
     def draws(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return what `sampling.choose` takes after the logits: temperature, top-p and this step's
-        uniform number, and top-k and min-p where a live reply has one; each [live].
+        """Return the arguments of `sampling.choose` after the logits: temperature, top-p, this
+        step's uniform number, and top-k and min-p if any live reply has one; each [live].
         """
         step = len(self.live[0].tokens)
         numbers = [self._draws[i][step] if i in self._draws else 0.0 for i in self._numbers]
@@ -140,8 +140,8 @@ class Grid:
         return self._temperature, self._top_p, uniform, self._top_k, self._min_p
 
     def penalties(self) -> tuple[Tensor, Tensor] | None:
-        """Return what `sampling.penalised` takes after the logits: the penalties [live] and which
-        tokens each has seen [live, vocabulary]; None where no reply has a penalty.
+        """Return the arguments of `sampling.penalised` after the logits: the penalties [live] and
+        which tokens each reply has seen [live, vocabulary]; None if no reply has a penalty.
         """
         return None if self._seen is None else (self._penalty, self._seen[self._places])
 
@@ -151,8 +151,8 @@ class Grid:
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...]], bool],
     ) -> list[Grown]:
-        """Append one token to each live reply, and feed them in the next step; return the replies
-        that have ended.
+        """Append one token to each live reply, to be fed in the next step; return the replies that
+        have ended.
         """
         fed = torch.tensor(tokens, device=self._device)
         self.tokens.view(-1)[self._flat] = fed
@@ -187,7 +187,7 @@ class Grid:
         )
 
     def widen(self, more: int) -> None:
-        """Follow the growth of the buffer."""
+        """Add `more` columns, as the buffer did."""
         for view in self._views:
             view.widen(more)
 
@@ -214,8 +214,8 @@ class Grid:
     def _read(
         self, wave: Wave, prompts: Sequence[Sequence[int]], vocabulary: int
     ) -> tuple[Tensor | None, dict[int, int]]:
-        """Return which tokens stand in the prompts of replies with a penalty, and the line of each
-        such reply; all others share the last line.
+        """Return which tokens occur in the prompts of replies with a penalty, one line per reply,
+        and the line of each; all other replies share the last line.
         """
         numbers = [n for row in wave.rows for n in row.replies if self._replies[n].repetition_penalty != 1]
         if not numbers:
@@ -233,7 +233,7 @@ class Grid:
         return View(mask, torch.zeros((rows, columns), dtype=torch.long, device=self._device), shift)
 
     def _settle(self, buffer: LayeredKV, prompts: Sequence[int], base: int, window: int) -> View:
-        """Leave the near layers the last tokens of each prompt, and return what its slots see of
+        """Keep only the last tokens of each prompt in near layers, and return the slots' view of
         them.
         """
         kept = buffer.settle(prompts, base, window)

@@ -1,10 +1,10 @@
-"""Attention of models in which several query heads share keys and values, without a copy of these
-for each head.
+"""Attention for models whose query heads share keys and values, without a copy of these for each
+head.
 
 Transformers repeats keys and values for each query head as soon as a row has several queries and a
-mask: with 8 replies on one row it would write and read all of them once a head, layer by layer.
-Here the queries of the heads that share keys are laid side by side as queries of one head; the mask
-is repeated instead, which is smaller by far.
+mask: with 8 replies on one row it would write and read all of them once per head in every layer.
+Here the queries of the heads that share keys are laid side by side as queries of one head; only the
+mask is repeated, which is far smaller.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = "agentr_grouped"
 
 
 def use_grouped_attention(model: Any) -> bool:
-    """Let a model attend this way where it knows how to; return whether it does.
+    """Switch a model to grouped attention where possible; return whether it was switched.
 
-    A model that was loaded with another attention than Transformers' `sdpa`, such as one with
+    A model that was loaded with an attention other than Transformers' `sdpa`, such as one with
     capped scores, keeps it.
     """
     if model.config._attn_implementation != "sdpa":
@@ -43,10 +43,10 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what attention gives [rows, queries, heads, size]; called by the layers of a
+    """Return the output of attention [rows, queries, heads, size]; called by the layers of a
     Transformers model.
 
-    Masks are [rows or 1, 1, queries, columns]. Without one, or with a position bias of the model's,
+    Masks are [rows or 1, 1, queries, columns]. Without a mask, or if the model has a position bias,
     Transformers' own function is called.
     """
     groups = query.shape[1] // key.shape[1]

@@ -15,14 +15,14 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 Block = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Keys and values of some tokens in far layers, and in near layers those of the last ones: each
+"""Keys and values of some tokens in far layers, and of the last of these in near layers: each
 [layers, heads, tokens, head size].
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model's layers store for a token: equal for all layers."""
+    """The shape of what a model's layers store for a token, equal for all layers."""
 
     layers: int
     heads: int
@@ -37,7 +37,7 @@ class KVBuffer:
     reads and writes.
 
     Before a forward pass, `window` or `spread` names the columns it writes and those it may attend
-    to. Columns that hold no token of a row must be masked by the caller; they are finite numbers.
+    to. Columns that hold no token of a row must be masked by the caller; they hold finite numbers.
     """
 
     _rows: slice | Tensor
@@ -51,7 +51,7 @@ class KVBuffer:
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
-        """Forget everything and take another size. Memory is kept: fresh pages cost more than a
+        """Discard all contents and change the size. Memory is kept: fresh pages cost more than a
         decode step.
         """
         tokens = self.shape.layers * rows * self.shape.heads * columns
@@ -80,13 +80,14 @@ class KVBuffer:
         self.start, self.visible = start, visible
 
     def spread(self, rows: Sequence[int], columns: Tensor, seen: Tensor | int) -> None:
-        """Let the next forward pass, over `rows`, write each to columns of its own [rows, tokens].
+        """Let the next forward pass, over `rows`, write each row to its own `columns` [rows,
+        tokens].
 
-        It sees the columns `seen` of its row [rows, columns], below 0 nothing, or all up to a
-        number.
+        Each row sees its columns `seen` [rows, columns], where numbers below 0 stand for none; or,
+        if `seen` is one number, all columns up to that.
         """
         self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
-        # Neighbours are read in place; an index copies all that is visible.
+        # Adjacent rows are read in place; indexing would copy all that is visible.
         together = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
         self._rows = slice(rows[0], rows[-1] + 1) if together else self._lines[:, 0]
         self._written, self._seen = columns, slice(0, seen) if isinstance(seen, int) else seen.clamp(min=0)
@@ -101,10 +102,9 @@ class KVBuffer:
         self.values[:, :, :, : values.shape[3]] = values
 
     def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
-        """Shrink to `size` rows that hold the given rows, and return for each of them where it is
-        now.
+        """Shrink to `size` rows that include the given ones, and return the new number of each.
 
-        Rows that lie inside the new size stay; the others move into the gaps. Only `used` columns
+        Rows inside the new size stay; the others move into the gaps. Only the first `used` columns
         are moved.
         """
         staying = {row for row in rows if row < size}
@@ -120,7 +120,9 @@ class KVBuffer:
         return places
 
     def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return a copy of columns of a row: two tensors [layers, heads, columns, head size]."""
+        """Return a copy of some columns of a row: two tensors [layers, heads, columns, head
+        size].
+        """
         return self.keys[:, row, :, columns].clone(), self.values[:, row, :, columns].clone()
 
     def write(self, row: int, start: int, keys: Tensor, values: Tensor) -> None:
@@ -146,8 +148,8 @@ class KVBuffer:
         return stored[self._lines, :, self._seen].transpose(1, 2)
 
     def gather(self, columns: Tensor) -> None:
-        """Move columns to the front: column j of row i becomes what column `columns[i, j]` was;
-        [rows, at most all].
+        """Move columns to the front: column j of row i becomes the former column `columns[i, j]`;
+        `columns` is [rows, at most all columns].
         """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
         for numbers in (self.keys, self.values):
@@ -155,17 +157,18 @@ class KVBuffer:
             numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
 
     def _allocate(self, numbers: int) -> Tensor:
-        # Zeros, not just any memory: a masked NaN would still spoil the product of weights and
+        # Zeros, not uninitialised memory: a masked NaN would still spoil the product of weights and
         # values.
         return torch.zeros(numbers, dtype=self.shape.dtype, device=self.shape.device)
 
 
 class LayeredKV:
-    """What all layers of a model store: `far` for those that see everything, `near` for those that
-    see the last `window` tokens, itself included.
+    """The keys and values of all layers of a model: `far` for layers where a token sees all tokens
+    before it, `near` for those where it sees the last `window` tokens, itself included.
 
-    While prompts are filled in, both have the same columns. `settle` leaves `near` only the last
-    tokens of each prompt: `shift` columns fewer than `far` has before the first column of a reply.
+    While prompts are filled in, both have the same columns. `settle` keeps only the last tokens of
+    each prompt in `near`, which then has `shift` columns fewer than `far` before the first column
+    of a reply.
     """
 
     def __init__(self, shape: KVShape, near: frozenset[int], window: int | None) -> None:
@@ -183,7 +186,7 @@ class LayeredKV:
         )
 
     def reset(self, rows: int, columns: int) -> None:
-        """Forget everything and take another size."""
+        """Discard all contents and change the size."""
         self.shift = 0
         self.far.reset(rows, columns)
         self.near.reset(rows, columns)
@@ -197,10 +200,10 @@ class LayeredKV:
         return self.far.columns
 
     def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
-        """End the filling of prompts, and return the positions of what `near` keeps [rows,
-        columns]; below 0: nothing.
+        """End the filling of prompts, and return the positions of the tokens that `near` keeps
+        [rows, columns]; below 0 for none.
 
-        Row i has `prompts[i]` tokens, before column `base`.
+        Row i has `prompts[i]` tokens; all end before column `base`.
         """
         kept = min(window - 1, base)
         self.shift = base - kept
@@ -215,16 +218,16 @@ class LayeredKV:
         self.near.grow(columns)
 
     def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
-        """Shrink to `size` rows that hold the given ones, and return where they are now; `used`
-        columns are in use.
+        """Shrink to `size` rows that include the given ones, and return their new numbers; only the
+        first `used` columns are in use.
         """
         self.near.keep(rows, size, used - self.shift)
         return self.far.keep(rows, size, used)
 
     def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
         """Let the next forward pass, over some rows, fill in prompts at `positions` [rows, tokens],
-        those of a row one after the other; return the positions that far and near layers then see
-        [rows or 1, columns], below 0: nothing.
+        consecutive in each row; return the positions that far and near layers then see [rows or 1,
+        columns], below 0 for none.
         """
         device = self.shape.device
         everything = torch.arange(visible, device=device)[None]
@@ -238,22 +241,22 @@ class LayeredKV:
         return everything, seen
 
     def read(self, row: int, start: int, stop: int) -> Block:
-        """Return a copy of tokens of a prompt, before `settle`; of near layers those that a token
-        after them may see.
+        """Return a copy of the tokens of a prompt from `start` up to `stop`, before `settle`; in
+        near layers, only of those that a later token may see.
         """
         first = max(start, stop - self._before)
         return *self.far.read(row, slice(start, stop)), *self.near.read(row, slice(first, stop))
 
     def read_reply(self, row: int, columns: Sequence[int], near: Sequence[int]) -> Block:
-        """Return a copy of tokens in these columns of far layers, after `settle`, as `read` does;
-        `near` are their columns in near layers, before the shift.
+        """Return, as `read` does but after `settle`, a copy of the tokens in these columns of far
+        layers; `near` are their columns in near layers, before the shift.
         """
         device = self.shape.device
         last = torch.tensor(near[max(0, len(near) - self._before) :], dtype=torch.long, device=device) - self.shift
         return *self.far.read(row, torch.tensor(columns, device=device)), *self.near.read(row, last)
 
     def write(self, row: int, blocks: Sequence[Block]) -> None:
-        """Store what `read` returned of the blocks from the beginning of a row, one or more."""
+        """Store one or more blocks that `read` returned, at the beginning of a row."""
         keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
         self.far.write(row, 0, keys, values)
         size = blocks[0][0].shape[2]
@@ -263,7 +266,7 @@ class LayeredKV:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """What a layer of a Transformers model sees of the buffer."""
+    """The part of the buffer that a layer of a Transformers model sees."""
 
     def __init__(self, buffer: KVBuffer, number: int) -> None:
         super().__init__()
@@ -274,7 +277,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._buffer.update(self._number, key_states, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the buffer is allocated before the first pass."""
+        """Do nothing: the buffer is allocated before the first pass."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._buffer.visible, 0

@@ -27,7 +27,7 @@ from agentr_core.samples.rendering import Renderer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
-"""The largest difference of a log-probability that rounding explains."""
+"""The largest difference in a log-probability that rounding can explain, by number format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class LoadedModel:
     """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends
     a reply.
 
-    `shares_rows` says that several queries on one row cost no copy of its keys and values.
+    `shares_rows` says whether several queries on one row need no copy of its keys and values.
     """
 
     model: Any
@@ -54,8 +54,8 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     template prints.
 
     Raises:
-        ModelDirectoryError: files do not fit together, or the architecture is not attention, full
-            or sliding.
+        ModelDirectoryError: files do not fit together, or the architecture has layers other than
+            full or sliding attention.
         ConfigError: an unknown dtype or device, or a context longer than the model's.
     """
     if dtype not in _DTYPES:
@@ -85,8 +85,8 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
 
 
 def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return tokenizer and model of a directory, an adapter with the model that it belongs to."""
-    # Stages show their own progress.
+    """Return the tokenizer and the model of a directory; an adapter comes with its model."""
+    # The stages of a run show their own progress.
     transformers_logging.disable_progress_bar()
     base = adapter_base(path)
     try:
@@ -107,7 +107,9 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _with_adapter(model: Any, path: Path) -> Any:
-    """Return a model with the adapter of a PEFT directory in its layers, apart from its weights."""
+    """Return a model with the adapter of a PEFT directory in its layers, not merged into its
+    weights.
+    """
     # Slow to import, and most models have none.
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -130,11 +132,11 @@ def _context_length(path: Path, config: Any, wanted: int) -> int:
 
 
 def attention_of(path: Path, config: Any, context: int) -> Attention:
-    """Return what the layers of a text configuration see in a context of so many tokens.
+    """Return how far the layers of a text configuration look back in a context of `context` tokens.
 
-    Raises `ModelDirectoryError` for layers that are no attention, full or sliding.
+    Raises `ModelDirectoryError` for layers that are neither full nor sliding attention.
     """
-    # Without a list, a model that has a window has it in all layers.
+    # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
     if strange := kinds - {"full_attention", "sliding_attention"}:
@@ -158,7 +160,9 @@ def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 @torch.inference_mode()
 def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
-    """Return what the layers store, found by asking: configurations name it in many ways."""
+    """Return the shape of what the layers store, found by a trial pass: configurations name it in
+    many ways.
+    """
     output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
     layers = getattr(getattr(output, "past_key_values", None), "layers", [])
     stored = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
@@ -178,7 +182,7 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
 @torch.inference_mode()
 def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
     """Compare the decode loop with a plain forward pass: architectures with other position or mask
-    rules differ.
+    rules would differ.
     """
     decoder = Decoder(
         loaded.model,

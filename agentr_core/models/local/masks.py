@@ -1,6 +1,4 @@
-"""Additive masks for what the tokens of a model may look at: all tokens before them, or the nearest
-ones.
-"""
+"""Additive attention masks: tokens see all tokens before them, or only the nearest ones."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ import torch
 from torch import Tensor
 
 MaskInput = Tensor | dict[str, Tensor]
-"""What a Transformers model takes as `attention_mask`: one mask, or one for each kind of layer."""
+"""The `attention_mask` of a Transformers model: one mask, or one for each kind of layer."""
 _GRAIN = 16
-"""Columns by which the part that a window covers moves on: not every step has a shape of its
-own.
+"""The number of columns by which the part in reach of a window moves on, so that few shapes
+occur.
 """
 
 
@@ -24,8 +22,8 @@ class Attention:
     Args:
         window: the number of tokens, itself included, that a token sees in a near layer; None
             without such layers.
-        near: the numbers of the layers with a sliding window that matters; the others are far
-            layers.
+        near: the numbers of the layers with a sliding window shorter than the context; the others
+            are far layers.
         by_kind: the model has layers of both kinds and takes one mask for each; otherwise all
             layers are alike.
     """
@@ -50,7 +48,7 @@ class Attention:
         return first // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
 
     def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-        """Return a mask [rows, 1, queries, columns] without what lies before the window.
+        """Return a mask [rows, 1, queries, columns] that also hides the columns before the window.
 
         `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new
         tokens [rows, queries].
@@ -60,8 +58,8 @@ class Attention:
 
 
 class View:
-    """What the slots of a wave see of one buffer: a mask [rows, 1, width, columns], and the
-    columns' positions.
+    """The part of one buffer that the slots of a wave see: a mask [rows, 1, width, columns], and
+    the columns' positions.
 
     Column c of the wave is column c - `shift` of the buffer.
     """
@@ -79,7 +77,7 @@ class View:
         self.positions[:, start:stop] = positions
 
     def widen(self, more: int) -> None:
-        """Adjust to the growth of the buffer."""
+        """Add `more` columns, as the buffer did."""
         self.mask = torch.nn.functional.pad(self.mask, (0, more), value=-torch.inf)
         self.positions = torch.nn.functional.pad(self.positions, (0, more))
 

@@ -1,7 +1,8 @@
 """Fills the rows of a wave with the keys and values of their prompts.
 
-What a row has in the prefix cache is copied; the rest is computed, each row from its own column
-on, rows with about as much left together. Of rows that begin alike one computes what they share.
+The part of a row that is in the prefix cache is copied; the rest is computed, each row from its own
+column on, together with rows that have about as many tokens left. What several rows share at their
+beginning is computed once.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.waves import padded_columns
 
 BLOCK = 16
-"""Tokens of a block of the prefix cache. A prompt that goes on from a cached one is computed from
-the last whole block on, so half a block is computed again on average.
+"""The number of tokens in a block of the prefix cache. A prompt that continues a cached one is
+computed from the last whole block on, so half a block is computed again on average.
 """
 _PASS_LENGTHS = (16, 32, 48, 64, 96, 128)
-"""The lengths to which the rows of a forward pass are padded: few, since each shape costs."""
+"""The lengths to which the rows of a forward pass are padded: few, since every new shape costs
+time.
+"""
 _PASS_TOKENS = 1024
 
 
@@ -60,7 +63,7 @@ class Prefill:
     def fill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
         """Write the keys and values of `heads[i]` into row i of a buffer, from column 0 on.
 
-        The buffer needs some columns more than the longest head has tokens.
+        The buffer needs a few more columns than the longest head has tokens.
         """
         waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
         self.prompt_tokens += sum(map(len, heads))
@@ -71,7 +74,9 @@ class Prefill:
             self._compute(buffer, [filling for filling in now if filling.left])
 
     def _without_twins(self, waiting: Sequence[_Filling]) -> tuple[list[_Filling], list[_Filling]]:
-        """Return the rows to fill now, and those that wait for a block that one of these makes."""
+        """Return the rows to fill now, and those that wait for a block that one of the first
+        computes.
+        """
         now: list[_Filling] = []
         later: list[_Filling] = []
         promised: set[bytes] = set()
@@ -82,7 +87,7 @@ class Prefill:
         return now, later
 
     def _restore(self, buffer: LayeredKV, filling: _Filling) -> None:
-        """Copy the blocks from the beginning of a row that are cached."""
+        """Copy the cached blocks at the beginning of a row into the buffer."""
         blocks: list[Block] = []
         for name in filling.names:
             block = self._prefixes.get(name)
@@ -95,7 +100,7 @@ class Prefill:
             self.cached_tokens += filling.start
 
     def _compute(self, buffer: LayeredKV, fillings: Sequence[_Filling]) -> None:
-        """Compute what is left of rows, and cache their whole blocks."""
+        """Compute the rest of each row, and cache its whole blocks."""
         first = {filling.row: filling.start for filling in fillings}
         left = list(fillings)
         while left:
@@ -119,11 +124,11 @@ class Prefill:
         end = max(filling.start for filling in chunk) + length
         visible = min(padded_columns(end), buffer.columns)
         far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
-        # The body without the output layer: nobody reads a prompt's logits.
+        # The model without its output layer: a prompt's logits are never read.
         self._model.base_model(
             input_ids=torch.from_numpy(tokens).to(device),
             attention_mask=self._masks(far, near, positions, buffer.shape.dtype),
-            # What pads a row may lie beyond the last position; nobody reads it.
+            # Padding may lie beyond the last position; its output is never read.
             position_ids=positions.clamp(max=self._last_position),
             past_key_values=buffer.cache,
             use_cache=True,
@@ -133,7 +138,7 @@ class Prefill:
 
     def _masks(self, far: Tensor, near: Tensor, positions: Tensor, dtype: torch.dtype) -> MaskInput:
         """Return the masks [rows, 1, length, columns] of a pass over `positions`, whose layers see
-        those of `far` and `near`.
+        the positions `far` and `near`.
         """
         everything = causal_mask(far, positions, dtype)
         if self._attention.window is None:
@@ -152,8 +157,8 @@ def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _chunks(fillings: Sequence[_Filling]) -> list[tuple[int, list[_Filling]]]:
-    """Return rows with the length of their pass: together those of one length, as many as a power
-    of two; so shapes are few, and no row is padding.
+    """Return groups of rows, each with the length of its pass: rows of one length, a power of two
+    of them, so that shapes are few and no row is padding.
     """
     by_length: dict[int, list[_Filling]] = {}
     for filling in fillings:

@@ -1,8 +1,8 @@
-"""Keys and values of prompt beginnings that were computed before.
+"""Keys and values of prompt prefixes that were computed before.
 
-The turns of an episode, and the nodes of a tree, share almost all of their prompts. They are stored
-in blocks of fixed length. A block's keys and values depend only on the tokens up to its end, so a
-block is looked up by the hash of those tokens.
+The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prefixes are
+stored in blocks of fixed length. A block's keys and values depend only on the tokens up to its end,
+so a block is looked up by the hash of those tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
 
 
 class PrefixCache:
-    """The most recently used blocks, up to a number of bytes. Not thread-safe: one worker owns
-    it.
+    """A cache of the most recently used blocks, up to a number of bytes. Not thread-safe: one
+    worker owns it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -48,7 +48,7 @@ class PrefixCache:
         return name in self._blocks
 
     def put(self, name: bytes, block: Block) -> None:
-        """Store a block, unless it is there already. Nothing is evicted before `trim`."""
+        """Store a block, unless it is cached already. Nothing is evicted before `trim`."""
         if name not in self._blocks:
             self._blocks[name] = block
             self._bytes += _size(block)

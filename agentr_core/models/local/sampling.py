@@ -1,4 +1,4 @@
-"""How a token is drawn: one uniform number, from the reply's own stream, through the inverse
+"""Draws tokens: one uniform number each, from the reply's own stream, through the inverse
 distribution function.
 """
 
@@ -13,7 +13,7 @@ _WORD = (1 << 64) - 1
 
 
 def uniforms(seed: int, reply: int, count: int) -> NDArray[np.float64]:
-    """Return the first `count` numbers, in [0, 1), of the stream of a request's seed and a reply's
+    """Return the first `count` numbers, in [0, 1), of the stream for a request's seed and a reply's
     number.
 
     The generator is counter-based (Philox) and keyed by both, so streams need no state and do not
@@ -70,9 +70,10 @@ def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
     """Return the probabilities [rows, vocabulary] of logits at their temperature, 0 for tokens that
-    are filtered out; what is left does not sum to 1. Arguments as those of `choose`.
+    are filtered out; the rest does not sum to 1. Arguments are as in `choose`.
 
-    Like Transformers' warpers: top-k, of equals at its edge all; top-p of what top-k left; min-p.
+    As in Transformers' warpers: top-k, with all ties at its edge; then top-p on the rest; then
+    min-p.
     """
     if top_k is not None:
         scaled = _likeliest(scaled, top_k)
@@ -97,7 +98,7 @@ def _likeliest(scaled: Tensor, top_k: Tensor) -> Tensor:
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Return the probabilities with all but the fewest likeliest tokens that reach `top_p` set to
-    zero. A row with 1 keeps all, whatever its neighbours have.
+    zero. A row with `top_p` 1 keeps all, whatever the other rows have.
     """
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered

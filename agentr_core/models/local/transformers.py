@@ -27,14 +27,13 @@ _CACHED_PROMPTS = 4096
 
 
 class TransformersModel:
-    """A ChatModel on any causal language model that Transformers can run with attention, full or
-    sliding.
+    """A ChatModel on any causal language model that Transformers can run with full or sliding
+    attention.
 
-    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. What
-    still depends on the batch, and on what is in the prefix cache, is rounding, in the last bits of
-    the logits. In float32 the tokens came out the same in all tests. In bfloat16 a logit is known
-    to 0.4%, and two tokens that are nearly as likely can change places. Logits are turned into
-    probabilities in float64.
+    Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. Only
+    rounding, in the last bits of the logits, still depends on the batch and on the prefix cache. In
+    float32 the tokens were the same in all tests. In bfloat16 a logit is accurate to 0.4%, so two
+    almost equally likely tokens can change places. Logits are turned into probabilities in float64.
 
     Log-probabilities are the model's own, at temperature 1 and before any penalty or filter. Stop
     strings are looked for in the text without special tokens. All computing is done in one worker
@@ -85,12 +84,12 @@ class TransformersModel:
         Args:
             path: A Hugging Face model directory with safetensors, a tokenizer and a chat template.
             dtype: "float32" or "bfloat16".
-            device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
+            device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA if available.
             max_batch: The most replies decoded at once.
-            context_length: The most tokens of a prompt and its reply; 0 means what the model's
-                configuration says.
-            prefix_cache_bytes: Memory for keys and values of prompt beginnings that may be met
-                again; 0 keeps none.
+            context_length: The most tokens of a prompt and its reply; 0 means the limit in the
+                model's configuration.
+            prefix_cache_bytes: Memory for keys and values of prompt prefixes that may occur again;
+                0 keeps none.
             at: When the run started, for chat templates that print the date.
 
         Raises:
@@ -122,20 +121,20 @@ class TransformersModel:
         return len(self._prompt(request.messages))
 
     def cached_share(self) -> float:
-        """Return the part of the tokens of all different prompts of a batch that was in the prefix
-        cache, in [0, 1].
+        """Return the share of prompt tokens so far that came from the prefix cache, in [0, 1];
+        equal prompts of a batch count once.
         """
         filled = self._decoder.prefill if self._decoder else None
         return filled.cached_tokens / filled.prompt_tokens if filled and filled.prompt_tokens else 0.0
 
     async def reload(self, weights: Path) -> None:
-        """Replace the weights in place by those of a safetensors file. Raises `ModelFault` when it
-        does not have the same parameters, or after `close`.
+        """Replace the weights in place with those of a safetensors file. Raises `ModelFault` when
+        the file does not have the same parameters, or after `close`.
         """
         await asyncio.get_running_loop().run_in_executor(self._worker, self._reload, weights)
 
     async def close(self) -> None:
-        """Free the model once the work under way is done, and on CUDA its memory for other
+        """Free the model once the work under way is done; on CUDA, also release its memory to other
         processes.
         """
         await asyncio.to_thread(self._worker.shutdown)
@@ -143,9 +142,8 @@ class TransformersModel:
         if self._device.type == "cuda":
             import torch
 
-            # PyTorch keeps what was freed for itself, and the trainer, which has its own process,
-            # is next on this GPU. What holds itself in a circle is not freed before it is looked
-            # for.
+            # PyTorch keeps freed memory for itself, and the trainer, which has its own process,
+            # needs this GPU next. Reference cycles are only freed by the garbage collector.
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -179,7 +177,7 @@ class TransformersModel:
         ]
 
     def _asked_for(self, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[Reply]]:
-        """Return the different prompts of requests as token ids, and the replies to draw, in order.
+        """Return the distinct prompts of requests as token ids, and the replies to draw, in order.
 
         Raises `PromptTooLong`.
         """

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_WIDTH = 8
-"""The most replies that share one row: each adds a column a step that the others must skip."""
+"""The most replies that share one row: each adds one column per step that the others must skip."""
 _LEAST_SLOTS = 16
 _COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a wave: the number of its prompt, and of the replies that grow in it."""
+    """One row of a wave: the number of its prompt, and those of the replies that grow in it."""
 
     prompt: int
     replies: tuple[int, ...]
@@ -56,8 +56,8 @@ def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch:
 def padded_rows(rows: int, width: int) -> int:
     """Return the number of rows, idle ones included, with which `rows` rows are computed.
 
-    rows * width goes up to the next of 16, 32, 48, 64, 96, 128, 192, ... `width` is a power of two
-    up to 16.
+    rows * width is rounded up to the next of 16, 32, 48, 64, 96, 128, 192, ... `width` is a power
+    of two up to 16.
     """
     slots = rows * width
     size = _LEAST_SLOTS
@@ -71,6 +71,6 @@ def padded_rows(rows: int, width: int) -> int:
 
 def padded_columns(columns: int) -> int:
     """Return how many columns a pass reads to see the first `columns`: the next multiple of 64, so
-    that few shapes occur. Those beyond are masked.
+    that few shapes occur. Columns beyond `columns` are masked.
     """
     return -(-columns // _COLUMNS) * _COLUMNS

@@ -1,7 +1,7 @@
 """A worker process: `python -m agentr_core.models.local.worker DESCRIPTOR`, started by `workers`.
 
-It loads one model and answers what comes through a socket, one batch after the other. It ends when
-the process that started it does, or closes the socket.
+It loads one model and answers the batches that come through a socket, one after another. It ends
+when the process that started it ends or closes the socket.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from agentr_core.types import Request
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 0 when the socket was closed, 1 when the model could not be
-    loaded.
+    """Serve a model; return the exit status: 0 when the socket was closed, 1 when the model could
+    not be loaded.
     """
     end_with_parent()
     with importing():
-        # What a model's loading imports.
+        # This imports all that loading a model needs.
         import agentr_core.models.local.loading  # noqa: F401
     with Connection(int(arguments[0])) as connection:
         return asyncio.run(serve(connection))
 
 
 async def serve(connection: Connection) -> int:
-    """Load the model that the first message names, and answer batches until the socket is
-    closed.
+    """Load the model that the first message names, and answer batches until the socket is closed.
+    Return the exit status.
     """
     loading: Loading = connection.recv()
     if loading.device == "cpu":
@@ -63,5 +63,5 @@ async def _answer(model: TransformersModel, message: tuple[Request, ...] | Reloa
 
 
 if __name__ == "__main__":
-    # What is left of torch's threads has nothing to take down, and may take long to.
+    # Torch's remaining threads have nothing to clean up, but may take long to end.
     os._exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from agentr_core.types import Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What a worker loads: the arguments of `TransformersModel.load`."""
+    """An order to load a model: the arguments of `TransformersModel.load`."""
 
     path: Path
     dtype: str
@@ -37,7 +37,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a worker reports about the model that it has loaded."""
+    """A worker's report about the model that it has loaded."""
 
     name: str
     fingerprint: str
@@ -46,7 +46,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
-    """Weights that a worker is to take over; it answers None."""
+    """An order to take over the weights of a file; the worker answers None."""
 
     weights: Path
 

@@ -32,14 +32,15 @@ from agentr_core.types import Generation, Request
 
 _WORKER = "agentr_core.models.local.worker"
 _RESTARTS = 3
-"""How often a worker that died is restarted."""
+"""The most times that a dead worker is restarted."""
 _ENDING_SECONDS = 10.0
 _LEAST_BATCH = 32
 """The fewest replies at once for which `auto` adds a worker."""
 
 
 def load_local(loading: Loading, *, workers: int | Literal["auto"]) -> TransformersModel | Workers:
-    """Return a model in this process or, if there is more than one, in that many worker processes.
+    """Return a model in this process or, if `workers` is more than one, in that many worker
+    processes.
 
     `auto` means one for each GPU if the device is a GPU, otherwise one for each processor, as long
     as each decodes at least 32 replies at once. Raises as `TransformersModel.load`.
@@ -70,7 +71,7 @@ class Worker:
     The process ends with this one, even if this one is killed. Use `Workers.load`.
 
     Args:
-        loading: What it loads.
+        loading: The model that it loads.
         threads: The threads of its process on a CPU.
         renderer: The renderer of the model's directory, to count tokens with.
     """
@@ -87,7 +88,7 @@ class Worker:
         self._deaths = 0
         self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        # Only this thread speaks to the process.
+        # Only this thread talks to the process.
         self._speaker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"worker-{self.name}")
         self._start()
 
@@ -138,15 +139,15 @@ class Worker:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _WORKER, str(theirs.fileno())],
-                # Never written to: the worker sees the end of it when this process dies, however
+                # Never written to: the worker sees this pipe end when this process dies, however
                 # that happens.
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
                 env=self._environment(),
-                # An interrupt at the terminal is for this process, which then ends the worker in
-                # order.
+                # An interrupt at the terminal is for this process, which then shuts the worker
+                # down.
                 start_new_session=True,
             )
         self._connection = Connection(ours.detach())
@@ -226,10 +227,10 @@ class Worker:
 
 
 class Workers:
-    """A ChatModel that shares out requests among workers; all requests of a session go to the same
+    """A ChatModel that distributes requests among workers; all requests of a session go to the same
     one.
 
-    A reply for a seed is the same on any worker. Use `load`.
+    A seed gives the same reply on any worker. Use `load`.
     """
 
     def __init__(self, members: Sequence[Worker]) -> None:

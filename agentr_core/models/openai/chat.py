@@ -33,23 +33,23 @@ _CACHED_PROMPTS = 4096
 _BYTES_A_TOKEN = 3
 _TOKENS_A_TURN = 4
 _TEMPLATE_TOKENS = 64
-"""Left for what a server's template adds to ours: a date, a default system turn."""
+"""Tokens set aside for what a server's template adds to ours: a date, a default system turn."""
 _MOST_TEMPLATE_TOKENS = 1024
 _MOST_TOKENS_A_TURN = 16
 _LEAST_SHARE = 8
 _IDLE_SECONDS = 4.0
-"""Servers in Python close a connection that was idle for five."""
+"""Less than the five seconds after which Python servers close an idle connection."""
 
 
 class OpenAIModel:
     """A ChatModel on a server. Requests go out at once, at most `server.concurrency` at a time; the
-    server batches.
+    server batches them.
 
-    Whether a reply repeats for a seed, and does not depend on what else the server does, is the
-    server's promise. Replies carry token ids where the server gives them (`server.token_ids`), else
-    none, so that training renders their text. Without `server.tokenizer` prompt tokens are
-    estimated at three bytes a token, which is high for English; the server's own count decides what
-    fits. Use `connect`.
+    It is up to the server whether a seed always gives the same reply, whatever else the server
+    does. Replies carry token ids if the server returns them (`server.token_ids`); otherwise
+    training renders their text. Without `server.tokenizer`, prompt tokens are estimated at three
+    bytes per token, an overestimate for English; the server's own count decides what fits. Use
+    `connect`.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class OpenAIModel:
         self.fingerprint = fingerprint("openai", where.url, server.model, server.send_seed, server.extra_body)
         self.context_length = context_length
         self._where = where
-        # The fingerprint has the names of the variables, not their values: a new key makes no other
-        # model.
+        # The fingerprint has the names of the variables, not their values: a new key does not make
+        # another model.
         self._server = replace(server, extra_body=filled(server.extra_body, where.variables))
         self._policy = RetryPolicy(retries=server.max_retries, seconds=server.retry_seconds)
         self._renderer = renderer
@@ -76,18 +76,18 @@ class OpenAIModel:
 
     @classmethod
     def connect(cls, where: Endpoint, server: ServerConfig, *, context_length: int = 0) -> OpenAIModel:
-        """Return the model of a server that was asked whether it has it. Blocks.
+        """Return the model of a server, after asking the server whether it has that model. Blocks.
 
         Args:
-            context_length: the most tokens of a prompt and its reply, if fewer than the server
-                says; 0 means what it says.
+            context_length: the most tokens of a prompt and its reply, if fewer than the server's
+                limit; 0 means that limit.
 
         Raises as `endpoint.context_length`, and `ModelDirectoryError` when `server.tokenizer`
         cannot be loaded.
         """
         length = endpoints.context_length(where, server, context_length)
-        # It only counts: a date has as many tokens on any day, or nearly so, and the server prints
-        # its own.
+        # The renderer only counts tokens: every date has about as many, and the server prints its
+        # own.
         now = datetime.now(UTC)
         renderer = load_renderer(Path(server.tokenizer), at=now) if server.tokenizer else None
         return cls(where, server, context_length=length, renderer=renderer)
@@ -95,17 +95,17 @@ class OpenAIModel:
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies; when one request fails for good, the others are cancelled.
 
-        Near the end of the context the server is first asked for a reply of one token, which tells
-        the length of the prompt by its own template; then for as many tokens as are left.
+        Near the end of the context the server is first asked for a reply of one token, which
+        reveals the prompt's length in its own template; then for as many tokens as are left.
 
         Raises:
             PromptTooLong: a prompt fills the context, by `server.tokenizer` or by the server's
-            count.
+                count.
             ModelUnavailable, MalformedReply: the server gave no usable reply within
                 `server.max_retries` further tries.
-            EndpointError: it refuses the key or the model's name, or the account is empty.
-            ModelFault: it refuses the request, or says of a short one that it is too long; or the
-                model is closed.
+            EndpointError: the server refuses the key or the model's name, or the account is empty.
+            ModelFault: the server refuses the request, or calls a short one too long; or the model
+                is closed.
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; connect again")
@@ -136,8 +136,8 @@ class OpenAIModel:
         return await self._replies_that_fit(request, wanted // 2 if refused and left >= wanted else min(wanted, left))
 
     async def _replies_that_fit(self, request: Request, limit: int) -> list[Generation]:
-        """Return replies of at most `limit` tokens, or of half as many if those are refused, and so
-        on.
+        """Return replies of at most `limit` tokens, which is halved as long as the server
+        refuses.
         """
         refusal = None
         while limit > 0:
@@ -156,11 +156,11 @@ class OpenAIModel:
         return await self._ask(body, lambda payload: read_completion(payload, request, n=body["n"], limit=limit))
 
     async def _measure(self, request: Request) -> int:
-        """Return how many tokens the server counts in a prompt; where it does not tell, our own
-        count.
+        """Return the server's count of the tokens in a prompt, or our own if the server does not
+        tell.
 
-        Raises `PromptTooLong` when it refuses a reply of one token, and so long a prompt may be;
-        else `ModelFault`.
+        Raises `PromptTooLong` when the server refuses a reply of one token and the prompt may be
+        too long; `ModelFault` when it cannot be.
         """
         (body,) = bodies(replace(request, n=1, sampling=Sampling(max_new_tokens=1)), self._server, 1)
         try:
@@ -186,20 +186,20 @@ class OpenAIModel:
         return tokens
 
     def _share(self, tokens: int) -> int:
-        """Return what is set aside for a template that is not known: `tokens`, but little of a
-        short context.
+        """Return the number of tokens set aside for an unknown template: `tokens`, but at most an
+        eighth of the context.
         """
         return min(tokens, self.context_length // _LEAST_SHARE)
 
     def _most_tokens(self, request: Request) -> int:
-        """Return more tokens than a conversation can have by any tokenizer, whose tokens have a
-        byte at least.
+        """Return an upper bound on the tokens of a conversation for any tokenizer: a token has at
+        least one byte.
         """
         turns = sum(_MOST_TOKENS_A_TURN + len(message.text.encode()) for message in request.messages)
         return turns + self._share(_MOST_TEMPLATE_TOKENS)
 
     async def _ask(self, body: dict[str, Any], read: Callable[[bytes], T]) -> T:
-        """Return what is read from the answer to one HTTP request, tried as often as the policy
+        """Return what `read` makes of the answer to one HTTP request, tried as often as the policy
         allows.
         """
         from openai import OpenAIError
@@ -231,7 +231,7 @@ class OpenAIModel:
     def _count_uncached(self, messages: tuple[Message, ...]) -> int:
         if self._renderer is None:
             return sum(_TOKENS_A_TURN - -len(message.text.encode()) // _BYTES_A_TOKEN for message in messages)
-        # The server is sent texts, and tokenises them anew.
+        # The server gets text, and tokenises it again.
         return len(self._renderer.render_prompt([_as_text(message) for message in messages]))
 
 

@@ -1,5 +1,5 @@
-"""Where an OpenAI-compatible server is, whether it can be used, and what its errors mean. No error
-repeats the key.
+"""The address of an OpenAI-compatible server, whether it can be used, and what its errors mean. No
+error repeats the key.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class Endpoint:
         return {"base_url": self.url, "api_key": self.key or "none", "timeout": timeout, "max_retries": 0}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the key and the values of variables, should a server have repeated
+        """Return a text without the key and the values of variables, in case a server repeated
         one.
         """
-        # Shorter values are no secrets, and would take letters out of words.
+        # Shorter values are not secrets, and removing them would damage words.
         values = [value for value in self.variables.values() if len(value) >= _SHORTEST_SECRET]
         for secret in sorted(filter(None, (self.key, *values)), key=len, reverse=True):
             text = text.replace(secret, MASK)
@@ -85,8 +85,8 @@ class Endpoint:
 
 
 def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
-    """Return where a recipe's server is. Raises `EndpointError` when an environment variable it
-    needs is not set.
+    """Return the endpoint of a recipe's server. Raises `EndpointError` when an environment variable
+    that it needs is not set.
     """
     url = server.base_url or environment.get(server.base_url_env, "")
     if not url:
@@ -94,7 +94,7 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
             f"model {server.model} has no address; set server.base_url in the recipe, or the environment variable "
             f"{server.base_url_env or 'that server.base_url_env names'}"
         )
-    # Looked at without the key first: an address may hold a secret, and no error repeats it.
+    # The address is checked without the key first: it may hold a secret, which no error repeats.
     address = Endpoint(url=url.rstrip("/"), key="").url
     key = environment.get(server.api_key_env, "") if server.api_key_env else ""
     if server.api_key_env and not key:
@@ -112,16 +112,17 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
 
 
 def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
-    """Return the context length of a served model: what the server says, or less if so configured.
-    Blocks.
+    """Return the context length of a served model: the server's number, or `configured` if that is
+    less. Blocks.
 
-    In any case the server is asked which models it has; one that has no such list is believed to
-    have the model.
+    The server is always asked which models it has; a server without such a list is assumed to have
+    the model.
 
     Raises:
-        EndpointError: it has no such model, or refuses the key.
-        ConfigError: the context length is neither configured nor told.
-        ModelUnavailable, MalformedReply, ModelFault: it does not answer, or not as it should.
+        EndpointError: the server has no such model, or refuses the key.
+        ConfigError: the context length is neither configured nor given by the server.
+        ModelUnavailable, MalformedReply, ModelFault: the server does not answer, or not as it
+            should.
     """
     from openai import APIStatusError, OpenAI, OpenAIError
 
@@ -145,8 +146,8 @@ def context_length(where: Endpoint, server: ServerConfig, configured: int) -> in
 
 
 def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrError:
-    """Return our error for one of the client's; it is `Transient` exactly if the same request may
-    succeed later.
+    """Return our error for an error of the client; it is `Transient` exactly if the same request
+    may succeed later.
     """
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
@@ -166,7 +167,7 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
 
 
 def retry_after(error: Exception) -> float | None:
-    """Return the seconds after which a server wants to be asked again, or None where it does not
+    """Return the seconds that a server asks us to wait before the next try, or None if it does not
     say.
     """
     from openai import APIStatusError
@@ -194,7 +195,7 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
             f"{where.url} knows no model {server.model!r}, or is not such a server ({said}); correct server.model "
             "or the address, which usually ends with /v1"
         )
-    # A closed list cannot be had: a refusal in other words is a fault, which costs its episode and
+    # The list cannot be complete: a refusal in other words is a fault, which costs its episode and
     # ends no path.
     told = {error.code, error.type} & set(_CONTEXT_CODES)
     if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):

@@ -1,7 +1,7 @@
-"""Native tool calls between our turns and the fields that OpenAI's protocol has for them.
+"""Translates native tool calls between our turns and the fields of OpenAI's protocol.
 
-Our turns hold a call as text, as `episodes.native_calls` reads it. The protocol has it as
-`tool_calls` of the assistant's message, each with an id that the message of its result repeats.
+Our turns hold a call as text, which `episodes.native_calls` reads. The protocol has calls in
+`tool_calls` of the assistant's message, each with an id that the message with its result repeats.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from agentr_core.types import Message
 
 
 class ToldCall(NamedTuple):
-    """A call as a server tells it; its arguments are JSON, or what the model took for it."""
+    """A call as a server reports it; its arguments are JSON, or the model's attempt at it."""
 
     name: str
     arguments: str
 
 
 def offered(messages: Sequence[Message]) -> dict[str, Any]:
-    """Return the fields of a request that offer the tools of a conversation; none where it has
-    none.
+    """Return the fields of a request that offer the tools of a conversation; none if it has no
+    tools.
     """
     if not messages or messages[0].role != "tools":
         return {}
@@ -32,7 +32,7 @@ def offered(messages: Sequence[Message]) -> dict[str, Any]:
 
 def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages of a request. A call that cannot be read, or whose result a window left
-    out, is the text that it is; so is a result without its call.
+    out, is sent as plain text; so is a result without its call.
     """
     turns = [message for message in messages if message.role != "tools"]
     made: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
-    """Return a reply as the text that the world reads: what it says, then its calls."""
+    """Return a reply as the text that the world reads: its content, then its calls."""
     text = content.strip() if (told := list(calls)) else content
     for name, arguments in told:
         text = call_text(name, arguments.strip() or "{}", beside=text)
@@ -63,7 +63,7 @@ def _calling(call: NativeCall, name: str) -> dict[str, Any]:
 
 
 def _id(position: int) -> str:
-    """Return the id of the call in the message at a position; some servers want nine letters and
+    """Return the id of the call in the message at a position; some servers require nine letters and
     digits.
     """
     return f"call{position:05}"

@@ -1,5 +1,5 @@
-"""Requests and replies in OpenAI's chat-completions form. Pure: what is sent and received is the
-caller's business.
+"""Requests and replies in OpenAI's chat-completions form. Pure: sending and receiving is up to the
+caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
 class _Strict(BaseModel):
-    """What a server says is believed as it stands: no text is made a number, and NaN is none."""
+    """A part of a server's answer, read strictly: text is not converted to numbers, and NaN is
+    refused.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -91,12 +93,12 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
     """Return the bodies of the HTTP requests that together ask for the `request.n` replies, in
     order.
 
-    There is one, unless `server.n_per_request` is smaller than `n`. The first carries the request's
-    seed, each further one a seed derived from it and the number of its first reply. `limit` is the
-    most tokens of a reply.
+    There is one body, unless `server.n_per_request` is smaller than `n`. The first carries the
+    request's seed, each further one a seed derived from it and the number of its first reply.
+    `limit` is the most tokens of a reply.
 
     Raises `ConfigError` if the request continues a turn, keeps stop strings or has settings beyond
-    OpenAI's protocol, and the recipe does not say that the server can do so.
+    OpenAI's protocol, and the recipe does not say that the server supports this.
     """
     sampling = request.sampling
     continues = bool(request.messages[-1].spans)
@@ -134,7 +136,9 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
 
 
 def _beyond_protocol(sampling: Sampling, server: ServerConfig) -> dict[str, float]:
-    """Return the settings that the server knows beyond the protocol, those of no effect, too."""
+    """Return the settings beyond the protocol that the server supports, including those of no
+    effect.
+    """
     told = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
     plain = Sampling()
     if strange := [n for n in told if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields]:
@@ -142,7 +146,7 @@ def _beyond_protocol(sampling: Sampling, server: ServerConfig) -> dict[str, floa
             f"OpenAI's protocol does not know {', '.join(strange)}; leave it out or, if the server of {server.model} "
             "has a field of this name as vLLM does, name it in server.sampling_fields"
         )
-    # All servers take -1 for no limit, and some take no 0.
+    # All servers accept -1 for no limit, but some do not accept 0.
     told["top_k"] = sampling.top_k or -1
     return {name: value for name, value in told.items() if name in server.sampling_fields}
 
@@ -150,14 +154,14 @@ def _beyond_protocol(sampling: Sampling, server: ServerConfig) -> dict[str, floa
 def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> list[Generation]:
     """Return the `n` replies in a response body, in the order of their indices.
 
-    Where a server gives token ids, they say how many tokens each reply has. Otherwise the total
-    that it counted is shared out: `limit` to each reply that was cut there, the rest by length of
-    text. Sums are always the server's.
+    If the server returns token ids, they give the token count of each reply. Otherwise the server's
+    total is divided: `limit` to each reply that was cut there, the rest by length of text. Sums are
+    always the server's.
 
     Raises:
-        MalformedReply: the body is cut or not what the protocol says, has another number of
-            replies, or an empty one. A reply is only taken to be empty by the model's choice when
-            token ids prove that the model spoke.
+        MalformedReply: the body is cut off or breaks the protocol, or has a wrong number of replies
+            or an empty reply. An empty reply is accepted as the model's choice only when token ids
+            prove that the model generated it.
         ModelFault: the model refused, was filtered, or called a tool.
     """
     try:
@@ -202,7 +206,7 @@ def read_prompt_tokens(payload: bytes) -> int:
 
 
 def read_models(payload: bytes) -> dict[str, int | None]:
-    """Return the context length, where it is told, of each model that a server lists. Raises
+    """Return the context length of each model that a server lists, None where it gives none. Raises
     `MalformedReply`.
     """
     try:
@@ -212,8 +216,8 @@ def read_models(payload: bytes) -> dict[str, int | None]:
 
 
 def _check(choice: _Choice, usage: _Usage, *, tools: bool) -> None:
-    """Raise unless a choice is a whole reply of the model; `tools` is whether it was offered
-    any.
+    """Raise unless a choice is a whole reply of the model; `tools` says whether any tools were
+    offered.
     """
     if choice.message.refusal or choice.finish_reason == "content_filter":
         raise ModelFault(f"the server withheld a reply: {choice.message.refusal or 'its content filter cut it'}")
@@ -235,7 +239,7 @@ def _check(choice: _Choice, usage: _Usage, *, tools: bool) -> None:
 def _text(choice: _Choice, sampling: Sampling) -> str:
     text = _said(choice)
     ended_by = choice.stop_reason
-    # A server that keeps a stop string to itself all the same says which one it was.
+    # A server that nevertheless omits the stop string says which one it was.
     if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
         text += str(ended_by)
     return cut_at_stop(text, sampling)

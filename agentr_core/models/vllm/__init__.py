@@ -1,1 +1,1 @@
-"""vLLM servers that are started, watched and asked from here."""
+"""vLLM servers: starting, watching and querying them."""

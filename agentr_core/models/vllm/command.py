@@ -1,5 +1,5 @@
-"""How one replica is started, as pure functions: its command line, its variables, and what its log
-says.
+"""How one replica is started, as pure functions: its command line, its environment variables, and
+the cause of its end in its log.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Launch:
     context_length: int
     settings: VllmConfig
     implementation: str = "auto"
-    """Whose implementation of the model vLLM runs, as in its option `model-impl`."""
+    """Which implementation of the model vLLM runs, as in its option `model-impl`."""
     adapter: Adapter | None = None
     key: str = field(default="", repr=False)
-    """What a request must have to be answered; who has it may replace the weights. Empty: anybody
-    on this machine is answered, and the weights stay.
+    """The key that a request must have; its holder may replace the weights. Empty: anybody on this
+    machine is answered, and the weights stay.
     """
 
     @property
@@ -81,7 +81,7 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     words += _weights(launch)
     words += ["--host", HOST, "--port", str(port), "--dtype", launch.dtype]
     words += ["--max-model-len", str(launch.context_length), "--seed", "0"]
-    # Else the sampling defaults in a model's generation_config.json would join in.
+    # Otherwise the sampling defaults in a model's generation_config.json would apply.
     words += ["--generation-config", "vllm", "--enable-prefix-caching"]
     if launch.eager:
         words.append("--enforce-eager")
@@ -89,7 +89,7 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
         words += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     elif settings.seeds:
-        # A seeded request whose prefill is cut in two kills the engine on a CPU.
+        # A seeded request whose prefill is split in two crashes the engine on a CPU.
         words.append("--no-enable-chunked-prefill")
     if launch.key:
         module = Path(agentr_weights.__file__).stem
@@ -128,7 +128,7 @@ def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict
         kept |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
     settings = launch.settings
     if launch.device == "cpu":
-        # Bound to cores by vLLM itself, all replicas would share the first one.
+        # If vLLM itself bound replicas to cores, all would share the first one.
         return kept | {
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -159,7 +159,7 @@ def check_ports(ports: Sequence[int]) -> None:
     """Raise `ConfigError` when a port is in use."""
     for port in ports:
         with socket.socket() as probe:
-            # As servers do, so that connections of an earlier server that linger do not count.
+            # As servers do, so that lingering connections of an earlier server do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
@@ -170,7 +170,7 @@ def check_ports(ports: Sequence[int]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that nobody listens on now."""
+    """Return distinct ports that nobody listens on now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -182,7 +182,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def cause(log: str) -> str:
-    """Return what a log says about the end of its program: the first exception, then the last
+    """Return the cause of a program's end according to its log: the first exception, then the last
     lines.
     """
     lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]

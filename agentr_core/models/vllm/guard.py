@@ -1,9 +1,8 @@
-"""Runs a program and ends it, with all its children, as soon as standard input ends: then whoever
-wanted it is gone.
+"""Runs a program and ends it, with all its children, as soon as standard input ends: then the
+process that wanted the program is gone.
 
-`python models/vllm/guard.py COMMAND...`, with nothing but the standard library. The program does
-not hear of a Ctrl-C at the terminal; its end is ordered by the end of the input, or by SIGTERM to
-this guard.
+`python models/vllm/guard.py COMMAND...` uses only the standard library. The program does not
+receive a Ctrl-C at the terminal; it is ended by the end of the input, or by SIGTERM to this guard.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import time
 from contextlib import suppress
 
 GRACE = 10.0
-"""Seconds for an orderly end before the program is killed."""
+"""Seconds for an orderly exit before the program is killed."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def main(command: list[str]) -> int:
-    """Return the program's exit status, 128 + the signal if one ended it."""
+    """Run the program; return its exit status, or 128 + the signal that ended it."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_guard)
     signal.signal(signal.SIGTERM, lambda *_: _in_background(_end, child.pid))
     _in_background(_end_with_input, child.pid)
@@ -33,7 +32,8 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_input(group: int) -> None:
-    # Past Python's own buffer, whose lock a thread must not hold when the interpreter ends.
+    # This bypasses Python's own buffer, whose lock a thread must not hold when the interpreter
+    # exits.
     while os.read(sys.stdin.fileno(), 1):
         pass
     _end(group)
@@ -55,7 +55,7 @@ def _in_background(function, *arguments) -> None:  # type: ignore[no-untyped-def
 
 
 def _end_with_guard() -> None:
-    # Should the guard itself be killed.
+    # In case the guard itself is killed.
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 

@@ -16,7 +16,7 @@ _UNSERVED = {
     "modules_to_save": "has modules that were trained whole",
     "trainable_token_indices": "has tokens that were trained whole",
     "lora_bias": "has biases",
-    # These two are silently ignored, and then the replies are another model's.
+    # vLLM ignores these two silently, and the replies are then another model's.
     "rank_pattern": "has another rank in some modules",
     "alpha_pattern": "has another lora_alpha in some modules",
 }
@@ -31,7 +31,7 @@ _VARIANTS = (
     "use_bdlora",
     "use_qalora",
 )
-"""PEFT settings that vLLM does not read, and that change how an adapter is computed."""
+"""PEFT settings that change how an adapter is computed, but that vLLM does not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

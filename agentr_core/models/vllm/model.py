@@ -26,21 +26,23 @@ from agentr_core.types import Generation, Message, Request
 _CACHED_PROMPTS = 4096
 _POLL_SECONDS = 0.25
 _CONNECTIONS = 8192
-"""For so many requests under way there are files; how many there are is the caller's business."""
+"""The number of requests under way for which files may be opened; the caller limits the
+requests.
+"""
 _IDLE_SECONDS = 2.0
 """Less than the five seconds after which vLLM's server closes an idle connection."""
 
 
 class VllmModel:
-    """A ChatModel on the replicas of a fleet, which it closes with itself.
+    """A ChatModel on the replicas of a fleet; closing the model closes the fleet.
 
-    All requests of a session go to one replica, whose prefix cache has what the session has said.
-    Requests are sent all at once; the engine batches them. With `model.vllm.seeds`, reply i of a
-    request is drawn from (seed, i) whatever else the engine does; only rounding still depends on
-    its batch. Log-probabilities are the model's own, at temperature 1.
+    All requests of a session go to one replica, whose prefix cache holds the earlier turns of the
+    session. All requests are sent at once; the engine batches them. With `model.vllm.seeds`, reply
+    i of a request is drawn from (seed, i) whatever else the engine does; only rounding still
+    depends on its batch. Log-probabilities are the model's own, at temperature 1.
 
     With a launch that has a key, the weights can be replaced in place. Each request says which
-    weights it is for, so that a replica that was started anew, or failed to take them, refuses it.
+    weights it is for, so that a replica that was restarted, or failed to load them, refuses it.
 
     Args:
         launch: What the fleet serves; the tokenizer is that of `launch.model`.
@@ -63,10 +65,10 @@ class VllmModel:
         self._end_ids = end_ids(launch.model, self._tokenizer) | {self.renderer.end_of_turn}
         self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
         self._closed = False
-        # Empty until the replicas answer, and from a failed request until they do again.
+        # Empty until the replicas answer, and after a failed request until they answer again.
         self._addresses: tuple[str, ...] = ()
         self._looking = asyncio.Lock()
-        # What the replicas shall have instead of the weights that they start with, by version.
+        # The weights that are to replace those the replicas start with, and their version.
         self._weights: Path | None = None
         self._version, self._versions = "", 0
         allow_connections(_CONNECTIONS)
@@ -75,8 +77,7 @@ class VllmModel:
             api_key=launch.key or "none",
             max_retries=0,
             timeout=Timeout(launch.settings.request_timeout, pool=None),
-            # The servers are on this machine: a proxy that the environment names must not come
-            # between.
+            # The servers are on this machine: a proxy that the environment names must not be used.
             http_client=DefaultAsyncHttpxClient(trust_env=False, limits=limits(None, idle_seconds=_IDLE_SECONDS)),
         )
 
@@ -85,7 +86,7 @@ class VllmModel:
         those that died are restarted.
 
         Raises `ModelServerError` if one does not start, and `ModelFault` if one has died too often,
-        does not take the weights, or after `close`.
+        does not load the weights, or after `close`.
         """
         async with self._looking:
             while not self._addresses:
@@ -100,10 +101,10 @@ class VllmModel:
 
     async def reload(self, weights: Path) -> None:
         """Have all replicas take over the weights of a safetensors file, without a restart, once
-        the replies under way are done. What they computed with the old ones is forgotten.
+        the replies under way are done. Whatever they computed with the old ones is dropped.
 
         Raises `ConfigError` if the replicas are not ours alone or serve an adapter, `ModelFault` if
-        the file does not have the parameters of the model, or a replica does not take them.
+        the file does not have the parameters of the model, or if a replica does not load them.
         """
         if not self._launch.key:
             raise ConfigError(
@@ -125,8 +126,8 @@ class VllmModel:
         """Return the replies.
 
         Raises `PromptTooLong` before anything is sent, `ModelUnavailable` (transient) if a replica
-        does not answer or answers with a fault of its own, and what `ready` raises. A fault ends
-        the requests sent with it.
+        does not answer or answers with a fault of its own, and what `ready` raises. A fault cancels
+        the requests sent together with the failed one.
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; load it again")
@@ -150,7 +151,7 @@ class VllmModel:
         await asyncio.to_thread(self._fleet.close)
 
     async def _reply(self, request: Request, prompt: tuple[int, ...], addresses: tuple[str, ...]) -> list[Generation]:
-        # Without a session, requests that begin alike share a cache.
+        # Without a session, requests that begin alike go to one replica and share its cache.
         address = addresses[replica_of(request.session or request.messages[0].text, len(addresses))]
         asked = body(
             request,
@@ -182,8 +183,8 @@ class VllmModel:
             raise ModelFault(said) from error
 
     async def _bring(self, addresses: Sequence[str]) -> bool:
-        """Have those replicas take the right weights that do not have them; return whether all have
-        them now. Raises `ModelFault` when one answers that it cannot.
+        """Make the replicas that lack the right weights load them; return whether all have them
+        now. Raises `ModelFault` when one answers that it cannot.
         """
         if self._weights is None:
             return True

@@ -30,7 +30,7 @@ _ENDING_SECONDS = guard.GRACE + 5.0
 
 
 class Fleet(Protocol):
-    """Replicas as seen by those who send them requests. Its methods block for a few seconds at
+    """A group of replicas as their clients see them. Its methods block for a few seconds at
     most.
     """
 
@@ -44,8 +44,8 @@ class Fleet(Protocol):
         ...
 
     def suspect(self, address: str) -> None:
-        """Report that a request to a replica failed; the next `advance` checks whether it still
-        works.
+        """Report that a request to a replica failed; the next `advance` checks whether the replica
+        still works.
         """
         ...
 
@@ -76,11 +76,11 @@ class Replicas:
     """A Fleet of child processes. None outlives this process, even if it is killed. Thread-safe.
 
     Args:
-        launch: What they serve, and how; `launch.settings` says how many.
+        launch: What the replicas serve, and how; `launch.settings` says how many.
         python: The interpreter of the engine's environment.
         logs: The folder of `replica-N.log`.
-        ports: One for each replica; none means free ones. A replica keeps its port when it is
-            restarted.
+        ports: One for each replica; if empty, free ones are chosen. A replica keeps its port when
+            it is restarted.
         tell: Called with a line when a replica is restarted.
         make_command: Makes the command line of a replica from the interpreter, the launch and a
             port.
@@ -144,7 +144,7 @@ class Replicas:
 
     def serve(self, launch: Launch) -> None:
         """Serve another model in the same way on the same ports: stop the replicas, and let
-        `advance` start them.
+        `advance` start new ones.
         """
         with self._lock:
             self._stop_all()
@@ -190,7 +190,7 @@ class Replicas:
             try:
                 replica.process = subprocess.Popen(
                     [sys.executable, "-I", guard.__file__, *line],
-                    # Its end tells the guard that we are gone.
+                    # The end of this pipe tells the guard that we are gone.
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -218,7 +218,7 @@ class Replicas:
         return False
 
     def _stop_all(self) -> None:
-        # First tell them all, then wait for each: an end takes seconds.
+        # First signal all of them, then wait for each: ending takes seconds.
         for replica in self._replicas:
             _tell_to_end(replica)
         for replica in self._replicas:
@@ -243,7 +243,7 @@ def _stop(replica: _Replica) -> None:
 
 
 def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
-    """Return whether a server reports that it is well. No proxy is used: http.client never uses
+    """Return whether a server reports that it is healthy. No proxy is used: http.client never uses
     one.
     """
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:

@@ -79,8 +79,8 @@ def make_launch(path: Path, model: ModelConfig) -> Launch:
 
 
 def implementation_of(path: Path) -> str:
-    """Return whose implementation of a model vLLM is to run: that of Transformers if its own
-    refuses the model, otherwise its default.
+    """Return which implementation of a model vLLM is to run: that of Transformers if vLLM's own
+    refuses the model, otherwise vLLM's default.
     """
     config = read_json((adapter_base(path) or path) / "config.json")
     mixed = len(set(config.get("layer_types") or ())) > 1

@@ -1,4 +1,4 @@
-"""Whether a file can replace the weights of a server, since vLLM only warns of those it misses."""
+"""Checks whether a file can replace the weights of a server: vLLM only warns about missing ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agentr_core.errors import ModelFault
 from agentr_core.models.files import read_json, weight_files
 
 _TIED = "lm_head.weight"
-"""A checkpoint may hold it although it is the embedding."""
+"""A checkpoint may hold it even when it is tied to the embedding."""
 _SHOWN = 3
 
 
 def check_replacement(weights: Path, model: Path) -> None:
-    """Return if a file, alone in its folder, has all parameters of a model directory by their names
-    and shapes, and no others. What vLLM loads whole from the one, it loads whole from the other.
+    """Check that a file, alone in its folder, has the parameters of a model directory, by name and
+    shape, and no others. Then vLLM loads the file completely if it loads the directory completely.
 
-    Raises `ModelFault`.
+    Raises `ModelFault` otherwise.
     """
     try:
         new, own = _shapes([weights]), _shapes(weight_files(model))

@@ -70,11 +70,11 @@ def body(
     if sampling.include_stop:
         made["include_stop_str_in_output"] = True
     if sampling.logprobs:
-        # None of the other candidates, only the sampled token.
+        # Only the sampled token, without other candidates.
         made["logprobs"] = 0
     if seeds and sampling.temperature > 0:
-        # vLLM draws reply i from seed + i. Hashed, and halved against overflow, near seeds share no
-        # stream.
+        # vLLM draws reply i from seed + i. The seed is hashed, so that nearby seeds share no
+        # stream, and halved against overflow.
         made["seed"] = derive_seed("vllm", request.seed) >> 1
     return made
 

@@ -1,3 +1,3 @@
-"""Care for a whole store: what takes room in it, and writing it anew: smaller, with the rows of
-others, without those of some runs.
+"""Maintenance of a whole store: its sizes, and rewriting it to compact it, to merge other stores
+into it, or to prune runs.
 """

@@ -1,4 +1,4 @@
-"""The rows of other stores, such as those of other machines, taken into one."""
+"""Merging the rows of other stores, such as those of other machines, into one."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     "run": ("workspace",),
     "checkpoint": ("path",),
     "tree": ("writer",),
-    # A chat, say, that two runs train on: as within one store, it is of the iteration that had it
-    # first, and counted with the tokenizer of that one.
+    # Two runs may train on the same chat, say: as within one store, it belongs to the iteration
+    # that had it first, and is counted with the tokenizer of that iteration.
     "sample": ("iteration_id", "num_tokens", "num_trained_tokens"),
-    # Of two answers of a tool to one question, either will do.
+    # Of two answers of a tool to the same call, either will do.
     "answered_call": ("provider", "status", "milliseconds", "output_id"),
 }
-"""Columns that may differ between machines: the row that is there already stays."""
+"""Columns that may differ between machines: the existing row stays."""
 _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"), "checkpoint": ("parent_id",)}
-"""Columns that one store may know and another does not: what is known counts."""
+"""Columns that may be known in one store and unknown in another: the known value counts."""
 
 
 def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
-    """Take the rows of other stores into one, each row once, and return what that changed.
+    """Merge the rows of other stores into one, each row once, and return what changed.
 
     Only rows are taken: the weights, datasets and reports that they name stay where they are.
 
     Raises:
-        StoreError: two stores have a row of one id with different content, one of them is the
-            store itself, or as `rewrite`. Nothing has changed then.
+        StoreError: two stores have rows of the same id with different content, one of the others is
+            the store itself, or as for `rewrite`. Nothing is changed then.
     """
     for other in others:
         if other.path.resolve() == store.path.resolve():
             raise StoreError(f"{other.path} is the store itself; name another one to merge")
-        # One of an older version is migrated first.
+        # A store of an older version is migrated first.
         with other.reading():
             pass
 
@@ -69,7 +69,7 @@ def _take(con: Any, path: Path) -> None:
 
 
 def _check(con: Any, path: Path, table: str, same: Sequence[str], later: Sequence[str]) -> None:
-    """Raise `StoreError` where a row is in both stores and differs."""
+    """Raise `StoreError` if a row is in both stores and differs."""
     key = TABLES[table].key
     differs = {
         **{name: f"s.{name} is distinct from o.{name}" for name in same},

@@ -1,7 +1,8 @@
-"""A store without some of its runs, in which the lineage of all that stays is whole.
+"""Pruning runs from a store, so that the lineage of everything that stays is complete.
 
-What stays is decided by iterations: all of the other runs, and of the pruned ones those that made
-something that the others are made of, however far back. Such an iteration stays with all its rows.
+Iterations stay or go as a whole: all iterations of the other runs stay, and those iterations of the
+pruned runs that made something from which the others were made, however far back. Such an iteration
+stays with all its rows.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from agentr_core.store.tables import TABLES
 
 
 class Pruned(NamedTuple):
-    """What pruning changed.
+    """The changes that pruning made.
 
-    `needed` are the iterations of the pruned runs that stay, since other runs need them, as run
-    and number; `unnamed` the folders of weights that no row names any longer.
+    `needed` are the iterations of the pruned runs that stay because other runs need them, as run
+    and number; `unnamed` are the folders of weights that no row names any longer.
     """
 
     rewritten: Rewritten
@@ -28,13 +29,13 @@ class Pruned(NamedTuple):
 
 
 def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Pruned:
-    """Write a store anew without some runs, and return what that changed.
+    """Rewrite a store without some runs, and return what changed.
 
     Args:
-        keep: whether to do it; else it is only looked at.
+        keep: whether the rewritten file replaces the old one; otherwise this is a dry run.
 
     Raises:
-        StoreError, StoreBusy, CorruptStore: as `rewrite`. Nothing has changed then.
+        StoreError, StoreBusy, CorruptStore: as for `rewrite`. Nothing is changed then.
     """
 
     def fill(con: Any) -> tuple[list[Any], list[Any]]:
@@ -42,13 +43,13 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         for name, sql in _KEPT_BY.items():
             con.execute(f"create temp table {name} as {sql}")
         copy_rows(con, CONDITIONS)
-        # After all that may point at them.
+        # After all rows that may refer to them.
         for table, columns in _POINTED_AT.items():
             named = " union ".join(
                 f"select {column} from store.{other}" for other, column in con.execute(_POINTERS, [columns]).fetchall()
             )
             con.execute(_ADD_POINTED_AT.format(table=table, key=TABLES[table].key[0], named=named))
-        # What an instance is a variant of is one, too.
+        # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
         return con.execute(_NEEDED, [list(run_ids)]).fetchall(), con.execute(_UNNAMED).fetchall()
 
@@ -104,8 +105,8 @@ union select 'r' || s.run_id, t.maker from old.revision_state s join played t us
 union select 'r' || r.run_id, 'i' || i.iteration_id from old.run r join old.iteration i
     on i.run_id in (r.config->>'$.compare.pool', r.config->>'$.evaluation.revision_test.states')
 """
-"""What needs what: iterations (`i` and id), runs (`r`), checkpoints that no iteration made (`c`).
-What an iteration made stands for the iteration."""
+"""Pairs of a thing and one that it needs: iterations (`i` and id), runs (`r`), checkpoints that no
+iteration made (`c`). A thing that an iteration made is represented by the iteration."""
 _KEPT = f"""
 create temp table kept as
 with recursive edges as materialized ({_EDGES}),
@@ -133,7 +134,7 @@ _KEPT_BY: Mapping[str, str] = MappingProxyType(
         "kept_judgement": "select tree_id, node_index from old.judgement semi join kept_iteration using (iteration_id)",
     }
 )
-"""Queries for the ids that stay, in an order in which each needs only earlier ones."""
+"""Queries for the ids that stay, ordered so that each needs only earlier ones."""
 
 
 def _kept(column: str) -> str:
@@ -166,20 +167,22 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         "metric": "case scope when 'run' then scope_id in (select run_id from kept_run) "
         "when 'iteration' then scope_id in (select iteration_id from kept_iteration) "
         "else scope_id in (select evaluation_id from kept_evaluation) end",
-        # Any later run may use what a tool answered.
+        # Any later run may reuse the answer of a tool.
         "answered_call": "true",
         "text": "false",
         "instance": "false",
     }
 )
-"""Which rows of each table are copied. Texts and instances come after all that points at them."""
+"""The condition on the rows of each table that are copied. Texts and instances come after all rows
+that refer to them.
+"""
 _POINTED_AT: Mapping[str, list[str]] = MappingProxyType(
     {
         "text": ["text_id", "reply_id", "observation_id", "first_observation_id", "output_id"],
         "instance": ["instance_id"],
     }
 )
-"""The columns that name rows of texts and instances."""
+"""The columns that refer to rows of texts and instances."""
 _POINTERS = """
 select table_name, column_name from duckdb_columns() join duckdb_tables() using (database_name, table_name)
 where database_name = 'store' and column_name in (select unnest(?)) and table_name not in ('text', 'instance')

@@ -1,6 +1,6 @@
-"""A store written anew: into a new file, which takes the place of the old one once it is whole.
+"""Rewriting a store into a new file, which replaces the old one once it is complete.
 
-Whatever ends the work before that, a full disk, Ctrl-C, a kill, the old file stays as it is.
+If a full disk, Ctrl-C or a kill ends the work before that, the old file stays as it is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agentr_core.writing import sync
 
 T = TypeVar("T")
 OLD = "old"
-"""What the old file is called in the connection to the new one, which is called `store`."""
+"""The name of the old file in the connection to the new one, which is named `store`."""
 _NOTHING: Mapping[str, str] = {}
 
 
 class Rewritten(NamedTuple):
-    """The size of the file before and after, in bytes, and how many rows of each table went."""
+    """The size of the file before and after, in bytes, and how many rows each table lost."""
 
     before: int
     after: int
@@ -33,23 +33,24 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(store: Store, fill: Callable[[Any], T], *, keep: bool = True) -> tuple[Rewritten, T]:
-    """Write a store anew and return what changed, and what `fill` returned.
+    """Rewrite a store; return what changed, and what `fill` returned.
 
     Args:
         fill: fills the tables of the new file, `store`, from those of the old one, `old`.
-        keep: whether the new file takes the place of the old one; else it is only looked at.
+        keep: whether the new file replaces the old one; otherwise this is a dry run.
 
     Raises:
-        StoreError: there is no store, the new file would have references that point nowhere, or
-            the disk is full. Nothing has changed then.
-        StoreBusy, CorruptStore: as `Store.transaction`.
+        StoreError: there is no store, the new file would have dangling references, or the disk is
+            full. Nothing is changed then.
+        StoreBusy, CorruptStore: as for `Store.transaction`.
     """
     store.checkpoint()
     deadline = time.monotonic() + store.wait_s
     draft = store.path.with_name(f"{store.path.name}.rewritten")
     with lock.held(store.path, exclusive=True, deadline=deadline), storage_faults(store.path):
         with connected(store.path, deadline, read_only=False) as con:
-            # Others may have written since; what is in the log would be lost with the old file.
+            # Other processes may have written since; rows in the log would be lost with the old
+            # file.
             con.execute("checkpoint")
         try:
             _remove(draft)
@@ -63,14 +64,16 @@ def rewrite(store: Store, fill: Callable[[Any], T], *, keep: bool = True) -> tup
 
 
 def copy_rows(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
-    """Copy all rows of the old file, or of some tables those that fulfil a condition in SQL."""
+    """Copy all rows of the old file; for tables in `conditions`, only rows that meet the SQL
+    condition.
+    """
     for table in TABLES:
         con.execute(_COPY.format(table=table, condition=conditions.get(table, "true")))
 
 
 def compact(store: Store) -> Rewritten:
-    """Write a store anew without what lies idle in its file, and return what that changed. Raises
-    as `rewrite`.
+    """Rewrite a store without the unused space in its file, and return what changed. Raises as
+    `rewrite` does.
     """
     found, _ = rewrite(store, copy_rows)
     return found
@@ -78,8 +81,8 @@ def compact(store: Store) -> Rewritten:
 
 @contextmanager
 def attached(con: Any, path: Path, name: str) -> Iterator[None]:
-    """Have the file at a path in a connection, for reading, under a name. The caller holds its
-    lock.
+    """Attach the file at a path to a connection for the body, for reading, under a name. The caller
+    holds its lock.
     """
     quoted = str(path.absolute()).replace("'", "''")
     con.execute(f"attach '{quoted}' as {name} (read_only)")
@@ -93,7 +96,7 @@ def _filled(store: Store, draft: Path, fill: Callable[[Any], T], deadline: float
     with storage_faults(draft), connected(draft, deadline, read_only=False) as con:
         migrations.migrate(con, draft, migrations.available())
         with attached(con, store.path, OLD):
-            # When each migration was done is part of the story of the old file.
+            # The times of the migrations belong to the history of the old file.
             con.execute(_VERSIONS)
             result = fill(con)
             _check_references(con, store.path)
@@ -103,8 +106,8 @@ def _filled(store: Store, draft: Path, fill: Callable[[Any], T], deadline: float
 
 
 def _check_references(con: Any, path: Path) -> None:
-    """Raise `StoreError` where the new file has a reference that points nowhere and the old one has
-    it not.
+    """Raise `StoreError` if the new file has a dangling reference that the old one does not
+    have.
     """
     new = con.execute(_ORPHANS).fetchall()
     if new:
@@ -115,7 +118,7 @@ def _check_references(con: Any, path: Path) -> None:
 
 
 def _take_over(draft: Path, path: Path) -> None:
-    """Give a finished file the name of the old one, both safe on the disk."""
+    """Replace the old file with a finished one, and sync the file and its new name to the disk."""
     log = path.with_name(f"{path.name}.wal")
     if log.exists() and log.stat().st_size:
         raise StoreError(f"{log} has rows that are not in {path} yet; try again when nobody else writes")

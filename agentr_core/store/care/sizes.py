@@ -1,4 +1,4 @@
-"""What takes room in a store."""
+"""The sizes of the tables of a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentr_core.store.tables import TABLES
 
 
 class TableSize(NamedTuple):
-    """How many rows a table has, and the bytes of the blocks that hold them."""
+    """The number of rows of a table, and the bytes of the blocks that hold them."""
 
     table: str
     rows: int
@@ -17,17 +17,17 @@ class TableSize(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The tables of a store, the largest first, and the bytes that lie idle in its file."""
+    """The tables of a store, the largest first, and the unused bytes in its file."""
 
     tables: tuple[TableSize, ...]
     idle: int
 
 
 def sizes(store: Store) -> Sizes:
-    """Return what takes room in the file of a store; what is only in its log is not counted yet.
+    """Return the sizes in the file of a store; rows that are only in its log are not counted yet.
 
     A block has 256 KiB, and small tables may share one: then each counts it. Raises as
-    `Store.reading`.
+    `Store.reading` does.
     """
     with store.reading() as con:
         ((block, idle),) = con.execute(_BLOCKS).fetchall()

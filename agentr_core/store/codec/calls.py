@@ -1,4 +1,4 @@
-"""Tool calls and model questions of steps, and grades after the last one, to rows and back.
+"""Tool calls and model questions of steps, and grades after the last step, to rows and back.
 
 They are addressed like a generation: by the table of the step (node or step), its owner (a tree or
 a trajectory) and its position there.
@@ -18,13 +18,13 @@ from agentr_core.types import Answer, Grading, Step, ToolCall
 
 Kind = Literal["node", "step"]
 Purpose = str
-"""`step`, `grade`, or a word of the method that asks about a finished episode."""
+"""`step`, `grade`, or a word chosen by the method that asks about a finished episode."""
 
 
 def call_rows(kind: Kind, owner_id: str, steps: Iterable[tuple[int, Step]], *, given: int = 0) -> Rows:
-    """Return the rows of what steps, each given with its position, called and asked.
+    """Return the rows of the tool calls and answers of steps, each given with its position.
 
-    The first `given` steps were recorded before: nothing of theirs was called or asked for again.
+    The first `given` steps were recorded earlier: none of their calls and questions was repeated.
     """
     steps = list(steps)
     return {
@@ -47,7 +47,7 @@ def call_rows(kind: Kind, owner_id: str, steps: Iterable[tuple[int, Step]], *, g
 
 
 def grade_rows(kind: Kind, owner_id: str, position: int, grading: Grading) -> Rows:
-    """Return the rows of a grade given after the step at `position`, with the model's words."""
+    """Return the rows of a grade given after the step at `position`, with the model's reply."""
     answer = grading.answer
     row = {
         "kind": kind,
@@ -67,7 +67,7 @@ def grade_rows(kind: Kind, owner_id: str, position: int, grading: Grading) -> Ro
 
 def answer_rows(owner_id: str, position: int, purpose: Purpose, number: int, answer: Answer) -> Rows:
     """Return the rows of a model's reply about a finished trajectory, as answer `number` for a
-    purpose; `position` is that of its last step.
+    purpose; `position` is that of the trajectory's last step.
     """
     return {
         "text": text_rows([answer.text]),
@@ -76,8 +76,8 @@ def answer_rows(owner_id: str, position: int, purpose: Purpose, number: int, ans
 
 
 def load_replies(store: Store, purpose: Purpose, owner_ids: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return what models replied about trajectories for a purpose, by trajectory and number. Raises
-    as `Store.reading`.
+    """Return the replies of models about trajectories for a purpose, by trajectory and number.
+    Raises as `Store.reading` does.
     """
     found: dict[str, dict[int, str]] = {}
     for owner_id, number, text in store.rows(_REPLIES, purpose, list(owner_ids)):
@@ -140,7 +140,7 @@ def _call_row(kind: Kind, owner_id: str, position: int, number: int, call: ToolC
 
 
 def answered_columns(call: ToolCall) -> Row:
-    """Return the columns of what a call asked and what came of it, for any table that stores it."""
+    """Return the columns of a call and its result, for any table that stores them."""
     return {
         "tool": call.tool,
         "provider": call.provider,

@@ -1,5 +1,5 @@
-"""What an iteration works on, to rows and back: the instances chosen for it, and the episodes it
-means to play.
+"""The plan of an iteration, to rows and back: the instances chosen for it, and the episodes it is
+to play.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentr_core.types import Instance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRollout:
-    """An episode that an iteration means to play, whether or not it was played."""
+    """An episode that an iteration plans to play, whether or not it was played."""
 
     trajectory_id: str
     instance: Instance
@@ -30,7 +30,9 @@ class PlannedRollout:
 
 
 def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> Rows:
-    """Return the rows that name the instances of an iteration, by what they are chosen for."""
+    """Return the rows that name the instances of an iteration, by the purpose they are chosen
+    for.
+    """
     return {
         "chosen_instance": [
             {"iteration_id": iteration_id, "name": name, "position": position, "instance_id": instance.key}
@@ -41,8 +43,8 @@ def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> 
 
 
 def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
-    """Return the instances of an iteration in order, by what they are chosen for; empty before they
-    are chosen. Raises as `Store.reading`.
+    """Return the instances of an iteration in order, by the purpose they are chosen for; empty
+    before they are chosen. Raises as `Store.reading` does.
     """
     found: dict[str, list[Instance]] = {}
     for name, environment, split, index in store.rows(_CHOSEN, iteration_id):
@@ -51,7 +53,7 @@ def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ..
 
 
 def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
-    """Return the rows of all episodes that an iteration means to play, in their order."""
+    """Return the rows of all episodes that an iteration plans to play, in their order."""
     return {
         "planned_rollout": [
             {
@@ -68,8 +70,8 @@ def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
 
 
 def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
-    """Return the episodes that an iteration means to play, in their order. Raises as
-    `Store.reading`.
+    """Return the episodes that an iteration plans to play, in their order. Raises as
+    `Store.reading` does.
     """
     return [
         PlannedRollout(

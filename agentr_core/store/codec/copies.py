@@ -12,22 +12,24 @@ from agentr_core.store.tables import Rows
 
 
 def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
-    """Return rows with a hash, for each stage of a run, of what determines its replies."""
+    """Return a row for each stage of a run, with the hash of the inputs that determine its
+    replies.
+    """
     return {
         "stage_input": [{"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in inputs.items()]
     }
 
 
 def knows_inputs(store: Store, run_id: str) -> bool:
-    """Return whether a run was begun by a version that stores what determines its replies. Raises
-    as `Store.reading`.
+    """Return whether a run was begun by a version that stores the inputs of its stages. Raises as
+    `Store.reading` does.
     """
     return bool(store.rows("select true from stage_input where run_id = ? limit 1", run_id))
 
 
 def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
     """Return the other runs with the same inputs of a stage, the oldest first. Raises as
-    `Store.reading`.
+    `Store.reading` does.
     """
     return [run for (run,) in store.rows(_ALIKE, run_id, stage)]
 
@@ -36,7 +38,7 @@ def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str)
     """Copy finished trees as trees of an iteration; return the ids of the copies.
 
     A tree that is already stored under its new id, finished or not, is left as it is. Raises as
-    `Store.transaction`.
+    `Store.transaction` does.
 
     Args:
         originals: the id of the tree to copy, by the id of its copy.
@@ -56,7 +58,7 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
     of nodes.
 
     Trees are the same if one is a copy of the other, or both are copies of a third. Raises as
-    `Store.transaction`.
+    `Store.transaction` does.
     """
     with store.transaction() as con:
         rows = con.execute(_JUDGEMENTS_TO_COPY, [run_id, list(tree_ids)]).fetchall()
@@ -71,7 +73,7 @@ def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: s
     """Copy stored rollouts as rollouts of an iteration; return the ids of the copies.
 
     A rollout that is already stored under its new id is left as it is. Raises as
-    `Store.transaction`.
+    `Store.transaction` does.
 
     Args:
         originals: the id of the trajectory to copy, by the id of its copy.

@@ -53,7 +53,7 @@ class StoredPair:
 
 def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
     """Return the pairs of an iteration by tree, in the order in which they were made. Raises as
-    `Store.reading`.
+    `Store.reading` does.
     """
     pairs: dict[str, list[StoredPair]] = {}
     for tree_id, good_leaf, bad_leaf, shared_steps in store.rows(
@@ -67,8 +67,8 @@ def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJudgement:
-    """The judge's word on one node: the majority of `votes`, each read from the reply of the draw
-    at its place.
+    """The judge's verdict on one node: the majority of `votes`, each read from the reply of the
+    draw at the same place.
     """
 
     verdict: Verdict
@@ -96,7 +96,7 @@ def judgement_rows(tree_id: str, node: int, judgement: StoredJudgement, *, itera
 
 
 def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, StoredJudgement]]:
-    """Return the stored judgements by tree and node. Raises as `Store.reading`."""
+    """Return the stored judgements by tree and node. Raises as `Store.reading` does."""
     records = store.rows(
         "select tree_id, node_index, verdict, votes, dropped_steps from judgement "
         "where tree_id in (select unnest(?)) order by tree_id, node_index",
@@ -124,7 +124,7 @@ def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
 
 
 def load_oracle(store: Store, tree_ids: Sequence[str]) -> dict[tuple[str, int], Verdict]:
-    """Return the stored true verdicts by tree and node. Raises as `Store.reading`."""
+    """Return the stored true verdicts by tree and node. Raises as `Store.reading` does."""
     rows = store.rows(
         "select tree_id, node_index, verdict from oracle_verdict where tree_id in (select unnest(?))", list(tree_ids)
     )
@@ -160,7 +160,7 @@ def critique_rows(
 
 
 def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]:
-    """Return those of the critiques that are stored, by pair id in the order given.
+    """Return the stored critiques of pairs, by pair id in the order given.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.

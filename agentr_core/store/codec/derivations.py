@@ -1,4 +1,4 @@
-"""What methods derived from what, to rows and back."""
+"""Derivations of trajectories from others, to rows and back."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def derivation_rows(derivations: Iterable[Derivation], *, iteration_id: str) -> 
 
 
 def load_derivations(store: Store, children: Sequence[str]) -> dict[str, tuple[Derivation, ...]]:
-    """Return what some trajectories were made of, by child and ordered by parent.
+    """Return the derivations of some trajectories, by child and ordered by parent.
 
-    What was made of nothing is left out. Raises as `Store.reading`.
+    Trajectories that were derived from none are left out. Raises as `Store.reading` does.
     """
     found: dict[str, tuple[Derivation, ...]] = {}
     for child, parent, operator, position, prompt_hash, seed, round_ in store.rows(_DERIVATIONS, list(children)):

@@ -1,4 +1,4 @@
-"""Families of a flywheel, and what models were asked to make them, to rows and back."""
+"""Families of a flywheel, and the model answers that made them, to rows and back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from agentr_core.store.tables import Rows
 from agentr_core.types import Answer, Instance, Trajectory
 
 FLYWHEEL = "flywheel"
-"""The source of its trajectories."""
+"""The source of a flywheel's trajectories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEdit:
-    """A stored answer with its id, the instance in whose family it was asked for, and for what."""
+    """A stored answer with its id, the instance in whose family it was asked for, and its
+    subject.
+    """
 
     edit_id: str
     subject: str
@@ -29,7 +31,7 @@ class StoredEdit:
 def edit_rows(
     edit_id: str, answer: Answer, *, subject: str, prompt: str, instance: Instance, iteration_id: str
 ) -> Rows:
-    """Return the rows of what a model was asked to make a child, and what it answered."""
+    """Return the rows of the question that asked a model to make a child, and of its answer."""
     return {
         "instance": [instance_row(instance)],
         "text": text_rows([answer.text]),
@@ -54,7 +56,7 @@ def edit_rows(
 
 
 def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
-    """Return what models answered in an iteration's flywheel. Raises as `Store.reading`."""
+    """Return the answers of models in an iteration's flywheel. Raises as `Store.reading` does."""
     return [
         StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer_of(columns))
         for edit_id, subject, instance_id, *columns in store.rows(_EDITS, iteration_id)
@@ -85,15 +87,15 @@ def family_rows(
 
 
 def load_members(store: Store, iteration_id: str) -> dict[str, Trajectory]:
-    """Return the trajectories of an iteration's flywheel by id. Raises as `Store.reading`."""
+    """Return the trajectories of an iteration's flywheel by id. Raises as `Store.reading` does."""
     return load_trajectories(store, iteration_id=iteration_id, source=FLYWHEEL)
 
 
 def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int]:
     """Return how many tokens were drawn for each trajectory, without those of the recorded steps
-    that it goes on from.
+    that it continues.
 
-    Trajectories for which none were drawn are left out. Raises as `Store.reading`.
+    Trajectories for which none were drawn are left out. Raises as `Store.reading` does.
     """
     return {key: int(tokens) for key, tokens in store.rows(_TOKENS, list(trajectory_ids))}
 

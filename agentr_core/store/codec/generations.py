@@ -1,4 +1,4 @@
-"""What a sampler produced for replies, to rows and back."""
+"""The generations of a sampler, to rows and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Draw:
 
 
 def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
-    """Return the row of a reply; its text is to be stored with it."""
+    """Return the row of a reply; store its text with it."""
     generation = draw.generation
     return {
         "kind": kind,
@@ -46,8 +46,8 @@ def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
 
 
 def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterator[Row]:
-    """Yield the row of a step of which no more is known than its tokens and why it ended, or none
-    without these.
+    """Yield the row of a step of which only the tokens and the finish reason are known; none if
+    these are not known.
     """
     if has_tokens(step):
         yield {

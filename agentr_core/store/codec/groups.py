@@ -20,13 +20,13 @@ VALIDATION = "validation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one instance in a step, by the ids of their trajectories and in their order.
+    """The episodes of one instance in a step, by the ids of their trajectories, in order.
 
-    `number` counts the groups of the step from 0; `draw` is how often groups had been drawn again
-    when it was drawn; `policy` names what sampled. `prefix` is how many steps of each episode were
-    given, the beginning of a failed one; `given` says so of single episodes, by their ids,
-    among them branches of others. `shaped` is what each episode is worth to the training,
-    None where that is its reward.
+    `number` counts the groups of the step from 0; `draw` is the number of redraws before it was
+    drawn; `policy` names the policy that sampled it. `prefix` is the number of given steps in each
+    episode, the beginning of a failed one; `given` is this number for single episodes, by id, such
+    as branches of others. `shaped` is the worth of each episode to the training, None if that is
+    its reward.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def compared(self) -> tuple[float, ...]:
-        """What is compared within the group: what each episode is worth."""
+        """The worth of each episode, which is compared within the group."""
         return self.rewards if self.shaped is None else self.shaped
 
     @property
@@ -55,14 +55,14 @@ class Group:
 
     @property
     def wins(self) -> int:
-        """How many episodes succeeded."""
+        """The number of episodes that succeeded."""
         return sum(episode.success for episode in self.episodes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """How an instance did in a step or in a search: mean reward of so many episodes. `origin` is
-    what it is a variant of, or its own id.
+    """The result of an instance in a step or a search: the mean reward of `episodes` episodes.
+    `origin` is the id of the instance it is a variant of, or its own.
     """
 
     origin: str
@@ -82,8 +82,9 @@ def group_rows(
     """Return the rows of a group and of the place of each episode in it; they are one unit.
 
     Args:
-        advantages: that of each episode.
-        of_steps: those of the steps of each episode; None where they are the episode's.
+        advantages: the advantage of each episode.
+        of_steps: the advantages of the steps of each episode; None if they are those of the
+            episodes.
     """
     where = {"iteration_id": iteration_id, "step": step, "number": group.number}
     return {
@@ -129,7 +130,7 @@ def rl_step_rows(iteration_id: str, step: int, measures: Mapping[str, float | No
 
 def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     """Return the groups of a step in their order; none before all of them are stored. Raises as
-    `Store.reading`.
+    `Store.reading` does.
     """
     rows = store.rows(
         "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position "
@@ -160,22 +161,22 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
 
 
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
-    """Return how instances did so far, the earliest first: in finished searches and in groups of
-    the run's earlier iterations, and in this iteration's groups up to a step. Groups that went on
-    from a failed episode do not count.
+    """Return the results of instances so far, the earliest first: from finished searches and groups
+    of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
+    continued a failed episode do not count.
 
-    Raises as `Store.reading`.
+    Raises as `Store.reading` does.
     """
     rows = store.rows(_OUTCOMES, iteration_id, until)
     return [GroupOutcome(origin=origin, episodes=n, reward=reward) for origin, n, reward in rows]
 
 
 def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
-    """Return the failed episodes of each instance's last group that began at the start and has any:
-    ids of trajectories of at least two steps, by the key of the instance. It looks at the groups of
-    the run's earlier iterations, and at this iteration's up to a step.
+    """Return the failed episodes of at least two steps in each instance's latest group that has
+    any, as ids of trajectories by the key of the instance. Only groups that began at the start
+    count, those of the run's earlier iterations and this iteration's up to a step.
 
-    Raises as `Store.reading`.
+    Raises as `Store.reading` does.
     """
     found: dict[str, list[str]] = {}
     for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):

@@ -1,5 +1,4 @@
-"""Rows of the records about a run: what ran, what was turned away, what went wrong, what it
-measured.
+"""Rows of the records about a run: what ran, what was rejected, what went wrong, what was measured.
 
 Each function returns rows by table that are one unit.
 """
@@ -18,8 +17,8 @@ from agentr_core.store.tables import Rows
 from agentr_core.types import Rejection
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
-"""`evaluating`: there is nothing of the run but `agentr eval`, which is under way or was
-interrupted. `collecting`: there is nothing of it but what was gathered.
+"""`evaluating`: the run consists only of `agentr eval`, which is under way or was interrupted.
+`collecting`: the run consists only of gathered episodes.
 """
 Part = Literal["generate", "environment", "train", "store", "other"]
 SCORES = ("chosen_logps", "rejected_logps", "chosen_rewards", "rejected_rewards", "reward_accuracy")
@@ -39,10 +38,10 @@ def run_rows(
     finished_at: datetime | None = None,
 ) -> Rows:
     """Return the row of a run. `recipe` is the recipe's name, `config` the resolved recipe; times
-    are aware.
+    are timezone-aware.
 
     The order of the recipe's fields is kept. Stored again for the same run, only `config`, `status`
-    and `finished_at` take effect: a run may go on with more iterations, or on other machines.
+    and `finished_at` take effect: a run may continue with more iterations, or on other machines.
     """
     return {
         "run": [
@@ -62,15 +61,15 @@ def run_rows(
 
 
 def started_at(store: Store, run_id: str) -> datetime | None:
-    """Return when a run was first stored, in UTC; None when it is not. Raises as
-    `Store.reading`.
+    """Return when a run was first stored, in UTC; None if it is not stored. Raises as
+    `Store.reading` does.
     """
     rows = store.rows("select started_at from run where run_id = ?", run_id)
     return next((in_utc(moment) for (moment,) in rows), None)
 
 
 def in_utc(stored: datetime | None) -> datetime | None:
-    """Return a stored moment with its time zone, which the store leaves out; None for none."""
+    """Return a stored time with its time zone, which the store leaves out; None for None."""
     return None if stored is None else stored.replace(tzinfo=UTC)
 
 
@@ -161,7 +160,7 @@ def evaluation_rows(
 
 
 def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Rows:
-    """Return the rows of what a filter turned away."""
+    """Return the rows of the rejections of a filter."""
     return {
         "rejection": [
             {
@@ -177,8 +176,8 @@ def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Row
 
 
 def load_rejections(store: Store, iteration_id: str) -> list[Rejection]:
-    """Return what was turned away in an iteration, by stage, subject and reason. Raises as
-    `Store.reading`.
+    """Return the rejections of an iteration, sorted by stage, subject and reason. Raises as
+    `Store.reading` does.
     """
     rows = store.rows(
         "select stage, subject, reason, detail from rejection where iteration_id = ? order by all", iteration_id
@@ -216,7 +215,7 @@ def event_rows(
     iteration_id: str | None = None,
     level: Literal["info", "warning", "error"] = "error",
 ) -> Rows:
-    """Return the row of something that went wrong with `subject` while `phase` was done, with its
+    """Return the row of something that went wrong with `subject` during `phase`, with its
     traceback.
     """
     at = datetime.now(UTC)

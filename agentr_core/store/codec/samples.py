@@ -28,9 +28,9 @@ def sample_rows(
     """Return the rows of a sample and its messages; they are one unit.
 
     Args:
-        pair_id: the pair a revision was made of.
+        pair_id: the pair a revision was made from.
         trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
-        splice.
+            splice.
         num_tokens, num_trained_tokens: its length, and how many of its tokens carry loss.
     """
     return {
@@ -82,7 +82,8 @@ def dataset_rows(
 def load_samples(
     store: Store, ids: Sequence[str] | None = None, *, iteration_id: str | None = None
 ) -> dict[str, Sample]:
-    """Return stored samples by id: of the given ids in their order, or of an iteration by id.
+    """Return stored samples by id: those of the given ids in their order, or those of an iteration
+    sorted by id.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.
@@ -106,7 +107,7 @@ def load_samples(
 
 
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
-    """Return the sample ids and samples of a dataset in their order; a sample may come more than
+    """Return the sample ids and samples of a dataset in their order; a sample may occur more than
     once.
 
     Raises:
@@ -152,7 +153,7 @@ def _message(record: tuple[Any, ...], spans: tuple[Span, ...]) -> Message:
 
 
 def _part(record: Sequence[Any]) -> dict[str, Any]:
-    """Return what a turn and a span have in common."""
+    """Return the fields that a turn and a span have in common."""
     text, train, token_ids, finish_reason, tokenizer = record
     return {
         "text": text,

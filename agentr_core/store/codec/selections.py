@@ -1,4 +1,4 @@
-"""Which instances a stage of the curriculum trains on, to rows and back."""
+"""The selection of the instances that a stage of the curriculum trains on, to rows and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from agentr_core.store.tables import Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """What became of an instance, as in table selection; see the comments of its columns."""
+    """The outcome of the selection for one instance, as in table selection; see the comments of its
+    columns.
+    """
 
     instance_id: str
     episodes: int
@@ -27,7 +29,7 @@ class Selected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOutcome:
-    """What a planned rollout came to; all None where it was not played."""
+    """The outcome of a planned rollout; all None if it was not played."""
 
     instance_id: str
     reward: float | None
@@ -41,8 +43,8 @@ def selection_rows(iteration_id: str, selected: Iterable[Selected]) -> Rows:
 
 
 def load_selection(store: Store, iteration_id: str) -> list[Selected]:
-    """Return what became of each instance, by id; none before the selection. Raises as
-    `Store.reading`.
+    """Return the outcome for each instance, by id; none before the selection. Raises as
+    `Store.reading` does.
     """
     return [
         Selected(
@@ -64,8 +66,8 @@ def load_selection(store: Store, iteration_id: str) -> list[Selected]:
 
 
 def load_rollout_outcomes(store: Store, iteration_id: str) -> list[RolloutOutcome]:
-    """Return what the rollouts came to that an iteration planned, in their order. Raises as
-    `Store.reading`.
+    """Return the outcomes of the rollouts that an iteration planned, in their order. Raises as
+    `Store.reading` does.
     """
     return [
         RolloutOutcome(instance_id=key, reward=reward, calls=calls, steps=steps)

@@ -1,4 +1,4 @@
-"""Steps, which nodes of trees and trajectories have alike, to columns and back."""
+"""Steps, which both nodes of trees and trajectories have, to columns and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ COLUMNS = """
     r.text, s.action, s.matched, s.valid, o.text, s.reward, s.terminated, s.success, s.disaster, s.dropped,
     g.token_ids, g.logprobs, g.finish_reason, g.tokenizer
 """
-"""What `read_step` reads: of `s`, its reply `r`, its observation `o` and its generation `g`."""
+"""The columns that `read_step` reads: from `s`, its reply `r`, its observation `o` and its
+generation `g`.
+"""
 _WRITTEN = (
     "reply_id",
     "action",
@@ -31,7 +33,7 @@ _WRITTEN = (
 
 def step_columns(step: Step | None) -> Row:
     """Return the columns of a step, all of them empty for the root of a tree; texts are stored
-    apart.
+    separately.
     """
     if step is None:
         return dict.fromkeys(_WRITTEN)

@@ -23,8 +23,8 @@ def text_rows(texts: Iterable[str]) -> list[Row]:
 
 
 def instance_row(instance: Instance, depth: int | None = None, origin: Instance | None = None) -> Row:
-    """Return the row of table `instance`; `depth` is its difficulty class, `origin` what it is a
-    variant of, if any.
+    """Return the row of table `instance`; `depth` is its difficulty class, `origin` the instance it
+    is a variant of, if any.
 
     The first row of an instance stays: store those with a depth before anything refers to them.
     """

@@ -50,12 +50,12 @@ def trajectory_rows(
     """Return the rows of a trajectory; they are one unit.
 
     Args:
-        source: where it comes from: tree, rollout, episode, splice, expert, or a word of the method
-            that made it.
-        tree_id, leaf: the path of a tree that it is.
-        draws: where the replies come from, by step position.
-        grading: the grade of a trajectory that a grader gave its reward.
-        given: how many of its first steps were recorded before; their calls were not made again.
+        source: where it comes from: tree, rollout, episode, splice, expert, or a word chosen by the
+            method that made it.
+        tree_id, leaf: the tree and the last node, if it is a path of a tree.
+        draws: the draws that the replies come from, by step position.
+        grading: the grade of a trajectory whose reward a grader gave.
+        given: how many of its first steps were recorded earlier; their calls were not made again.
     """
     replies_from = draws or {}
     rows: Rows = {
@@ -135,8 +135,8 @@ def load_trajectories(
     iteration_id: str | None = None,
     source: str | None = None,
 ) -> dict[str, Trajectory]:
-    """Return stored trajectories by id: of the given ids in their order, or of an iteration and a
-    source by id.
+    """Return stored trajectories by id: those of the given ids in their order, or those of an
+    iteration and a source sorted by id.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.
@@ -168,7 +168,7 @@ def load_trajectories(
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
     """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as
-    `Store.reading`.
+    `Store.reading` does.
     """
     if not store.path.exists():
         return []

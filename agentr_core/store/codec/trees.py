@@ -1,4 +1,4 @@
-"""Search trees to rows and back; a half-grown tree goes on from its rows."""
+"""Search trees to rows and back; a half-grown tree resumes from its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentr_core.types import Generation, Grading, Instance, Node, StopReason, T
 
 
 class NodeDraw(Protocol):
-    """One sampled reply, and the node that stands for it."""
+    """One sampled reply, and the node that represents it."""
 
     @property
     def node(self) -> int: ...
@@ -32,7 +32,9 @@ class NodeDraw(Protocol):
 
 
 class Growth(Protocol):
-    """What one expansion did to a tree: `agentr_core.search.tree.Expansion` is one."""
+    """The changes that one expansion made to a tree, such as
+    `agentr_core.search.tree.Expansion`.
+    """
 
     @property
     def created(self) -> Sequence[Node]: ...
@@ -48,10 +50,10 @@ class Growth(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeHead:
-    """What does not change while a tree grows. `checkpoint_id` is the policy that searches,
-    `config` plain data.
+    """The facts about a tree that do not change while it grows. `checkpoint_id` is the policy that
+    searches, `config` plain data.
 
-    `writer` marks the process that stores the rows; those of another are refused.
+    `writer` marks the process that stores the rows; rows of another process are refused.
     """
 
     tree_id: str
@@ -65,10 +67,10 @@ class TreeHead:
 
 
 def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
-    """Make a writer the one that grows those of the trees that are begun; rows of an earlier one
-    are refused then.
+    """Make `writer` the only process that may grow those of the trees that are stored; from then
+    on, rows of an earlier writer are refused.
 
-    Raises as `Store.transaction`.
+    Raises as `Store.transaction` does.
     """
     with store.transaction() as con:
         con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
@@ -89,9 +91,9 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
     """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose
     statistics changed.
 
-    They are one unit. Stored after each expansion, a loaded tree is the one after some expansion,
-    whenever the process was killed. The tree itself, with its root, must have been stored before
-    (`tree_rows`).
+    They are one unit. If they are stored after each expansion, a loaded tree is as it was after
+    some expansion, whenever the process was killed. The tree itself, with its root, must have been
+    stored before (`tree_rows`).
     """
     return merge(
         [
@@ -103,19 +105,19 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
 
 
 def finished_rows(head: TreeHead, tree: Tree) -> Rows:
-    """Return the row that says that the search is done with a tree whose nodes are stored."""
+    """Return the row that marks a tree as finished; its nodes must have been stored before."""
     return {"tree": [_tree_row(head, tree.dives_done, finished=True)]}
 
 
 def load_tree(store: Store, tree_id: str) -> Tree | None:
-    """Return the tree as it was stored last, or None when nothing of it is stored. Raises as
-    `Store.reading`.
+    """Return the tree as last stored, or None if nothing of it is stored. Raises as `Store.reading`
+    does.
     """
     return load_trees(store, [tree_id]).get(tree_id)
 
 
 def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
-    """Return those of the trees that are stored, finished or not, by id in the order given.
+    """Return the trees among `tree_ids` that are stored, finished or not, by id in the order given.
 
     Raises:
         StoreBusy, CorruptStore, StoreError: as `Store.reading`.
@@ -144,8 +146,8 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
 
 
 def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return the trees whose search is not done, or not begun, in the order given. Raises as
-    `Store.reading`.
+    """Return the ids of the trees whose search is not finished, or not begun, in the order given.
+    Raises as `Store.reading` does.
     """
     rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
     finished = {tree_id for (tree_id,) in rows}
@@ -153,8 +155,8 @@ def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
 
 
 def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:
-    """Return the trees that a policy grew in an iteration and whose search is done, by instance.
-    Raises as `Store.reading`.
+    """Return the ids of the finished trees that a policy grew in an iteration, sorted by instance.
+    Raises as `Store.reading` does.
     """
     rows = store.rows(
         "select t.tree_id from tree t join instance i using (instance_id) "
@@ -167,7 +169,7 @@ def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[
 
 
 def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
-    """Return the trees of a run whose search is done, by id. Raises as `Store.reading`."""
+    """Return the ids of the finished trees of a run, sorted. Raises as `Store.reading` does."""
     rows = store.rows(
         "select t.tree_id from tree t join iteration i using (iteration_id) "
         "where i.run_id = ? and t.finished order by t.tree_id",
@@ -177,7 +179,9 @@ def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
 
 
 def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
-    """Return those of the trees that are stored, finished or not. Raises as `Store.reading`."""
+    """Return the ids among `tree_ids` of stored trees, finished or not. Raises as `Store.reading`
+    does.
+    """
     rows = store.rows("select tree_id from tree where tree_id in (select unnest(?))", list(tree_ids))
     return frozenset(tree_id for (tree_id,) in rows)
 
@@ -198,7 +202,7 @@ def _tree_row(head: TreeHead, dives_done: int, finished: bool) -> Row:
 
 
 def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *, drawn: Sequence[NodeDraw]) -> Rows:
-    # Of siblings that were merged into one node, its step is made of the first.
+    # The step of a node that was merged from siblings is made from the first of them.
     made_of: dict[int, int] = {}
     for draw in drawn:
         made_of.setdefault(draw.node, draw.number)

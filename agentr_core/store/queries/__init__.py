@@ -1,3 +1,3 @@
-"""What the program asks of the store, a module for each subject. Records come back, not rows; where
-there is no store yet, there is nothing to find.
+"""The program's queries of the store, a module for each subject. They return records, not rows; if
+there is no store yet, nothing is found.
 """

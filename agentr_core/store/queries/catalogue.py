@@ -1,4 +1,6 @@
-"""The schema as the database has it: tables and views, their columns, and what refers to what."""
+"""The schema as the database has it: tables and views, their columns, and the references between
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _REFERENCE = re.compile(
 
 
 class Column(NamedTuple):
-    """A column; `about` is empty where its name says all."""
+    """A column; `about` is empty if its name says everything."""
 
     name: str
     kind: str
@@ -39,8 +41,8 @@ class Reference(NamedTuple):
 
 
 def relations(store: Store) -> list[Relation]:
-    """Return tables, then views, each in the order of their names; views that only keep what an
-    earlier migration made are left out.
+    """Return tables, then views, each in the order of their names; views kept only from an earlier
+    migration are left out.
     """
     found: dict[tuple[bool, str, str], list[Column]] = {}
     for view, name, about, column, kind, key, what in store.rows(_COLUMNS):
@@ -49,7 +51,7 @@ def relations(store: Store) -> list[Relation]:
 
 
 def references(store: Store) -> list[Reference]:
-    """Return what refers to what, as view v_orphans checks it, sorted."""
+    """Return the references between tables, as view v_orphans checks them, sorted."""
     views = [sql for (sql,) in store.rows("select sql from duckdb_views() where starts_with(view_name, 'v_orphans')")]
     tables = {name for (name,) in store.rows("select table_name from duckdb_tables()")}
     found = {Reference(*match) for sql in views for match in _REFERENCE.findall(sql)}

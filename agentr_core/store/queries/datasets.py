@@ -12,14 +12,14 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDataset:
-    """A dataset's content hash, and what it is made of."""
+    """The content hash and the composition of a dataset."""
 
     hash: str
     counts: dict[str, Any]
 
 
 class SampleHead(NamedTuple):
-    """What is known of a sample besides its messages."""
+    """What is known about a sample besides its messages."""
 
     sample_id: str
     run_id: str | None
@@ -40,7 +40,7 @@ class SampleHead(NamedTuple):
 
 
 class DatasetHead(NamedTuple):
-    """A dataset and the iteration that it is of; `counts` is what it is made of, as JSON."""
+    """A dataset and the iteration that it belongs to; `counts` is its composition, as JSON."""
 
     dataset_id: str
     hash: str
@@ -53,19 +53,19 @@ class DatasetHead(NamedTuple):
 
 
 def sample_head(store: Store, sample_id: str) -> SampleHead | None:
-    """Return what is known of a sample; None if it is not stored."""
+    """Return what is known about a sample; None if it is not stored."""
     return sample_heads(store, [sample_id]).get(sample_id)
 
 
 def sample_heads(store: Store, sample_ids: Sequence[str]) -> dict[str, SampleHead]:
-    """Return what is known of samples, by id; those that are not stored are left out."""
+    """Return what is known about samples, by id; those that are not stored are left out."""
     heads = (SampleHead(*row) for row in store.rows(_HEADS, list(sample_ids)))
     return {head.sample_id: head for head in heads}
 
 
 def calls_behind(store: Store, sample_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the calls of tools in the episodes that samples are made of, in their order, by
-    sample; those without any are left out.
+    """Return the tool calls in the episodes that samples are made from, in order, by sample;
+    samples without any are left out.
     """
     return {key: json.loads(calls) for key, calls in store.rows(_CALLS, list(sample_ids))}
 
@@ -83,7 +83,7 @@ class GroupedInstance(NamedTuple):
 
 def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
     """Return the instances of groups whose iteration's or run's id begins with a prefix, each once
-    an iteration, in the order of iterations and of the first group of each.
+    per iteration, in the order of iterations and of the first group of each instance.
     """
     return [GroupedInstance(*row) for row in store.rows(_GROUPED, prefix)]
 
@@ -96,13 +96,13 @@ def datasets_beginning(store: Store, prefix: str) -> list[DatasetHead]:
 
 
 def stored_dataset(store: Store, dataset_id: str) -> StoredDataset | None:
-    """Return what is known of a dataset; None if it is not stored."""
+    """Return what is known about a dataset; None if it is not stored."""
     rows = store.rows("select hash, counts from dataset where dataset_id = ?", dataset_id)
     return _dataset(rows)
 
 
 def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
-    """Return the dataset of an iteration, of several the last one; None if there is none."""
+    """Return the dataset of an iteration, the last one if it has several; None if it has none."""
     rows = store.rows(
         "select hash, counts from dataset where iteration_id = ? order by created_at desc limit 1", iteration_id
     )
@@ -110,8 +110,8 @@ def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
 
 
 def trained_revisions(store: Store, iteration_id: str) -> list[tuple[str, str | None]]:
-    """Return the ids of the revision samples in an iteration's dataset, each with that of its pair,
-    sorted.
+    """Return the ids of the revision samples in an iteration's dataset, each with the id of its
+    pair, sorted.
     """
     rows = store.rows(
         "select distinct s.sample_id, s.pair_id from dataset d join dataset_row w using (dataset_id) "

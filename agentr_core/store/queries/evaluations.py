@@ -1,4 +1,4 @@
-"""Evaluations that are finished, and what was measured of them."""
+"""Evaluations that are finished, and their metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _finished(store: Store, where: str, *params: str | int) -> list[StoredEvalua
 
 
 def evaluation_metrics(store: Store, evaluation_id: str) -> list[StoredMetric]:
-    """Return what is stored of a finished evaluation by name; none while it is not finished."""
+    """Return the metrics of a finished evaluation; none while it is not finished."""
     rows = store.rows(
         "select m.name, m.value, m.low, m.high, m.n from metric m join evaluation e on e.evaluation_id = m.scope_id "
         "where m.scope = 'evaluation' and e.evaluation_id = ? and e.finished",

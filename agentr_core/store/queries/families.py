@@ -1,4 +1,4 @@
-"""What a flywheel made, by operator."""
+"""The trajectories that a flywheel made, by operator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCount:
-    """What an operator made in an iteration; `fresh` are the trajectories before the first round.
+    """The counts of what an operator made in an iteration; `fresh` made the trajectories before the
+    first round.
 
-    `saved` is how many calls of tools fewer than their parents the right children have on average;
-    None if there are none. `samples` counts those that are fit to be trained on.
+    `saved` is how many fewer tool calls right children have than their parents, on average; None if
+    there are none. `samples` counts the trajectories that became samples.
     """
 
     operator: str
@@ -24,7 +25,7 @@ class OperatorCount:
 
 
 def operator_counts(store: Store, iteration_id: str) -> list[OperatorCount]:
-    """Return what each operator made, `fresh` first, then by name."""
+    """Return the counts of each operator, `fresh` first, then by name."""
     return [
         OperatorCount(operator=operator, children=children, right=right, calls=calls, saved=saved, samples=samples)
         for operator, children, right, calls, saved, samples in store.rows(_OPERATORS, iteration_id)

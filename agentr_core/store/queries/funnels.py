@@ -1,4 +1,6 @@
-"""How many came out of each stage of data construction, and how many were turned away and why."""
+"""The counts of each stage of data construction: how many items passed, and how many were rejected
+and why.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeCounts:
-    """What an iteration that grows trees made."""
+    """The counts of what an iteration that grows trees made."""
 
     trees: int
     leaves: int
@@ -21,14 +23,14 @@ class TreeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeCounts:
-    """How many episodes of one source an iteration has, and how many of them succeeded."""
+    """The number of episodes of one source that an iteration has, and of successes among them."""
 
     played: int
     solved: int
 
 
 def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
-    """Return what an iteration made of its trees; None before it has begun."""
+    """Return the counts of what an iteration made from its trees; None before it has begun."""
     rows = store.rows(
         "select trees, leaves, pairs, critiques, spliced, verified from v_funnel where iteration_id = ?",
         iteration_id,
@@ -81,8 +83,8 @@ def count_trained_rows(store: Store, iteration_id: str) -> int:
 
 
 def rejection_counts(store: Store, iteration_id: str) -> dict[str, dict[str, int]]:
-    """Return how many were turned away in an iteration by stage and reason, the most frequent
-    reason first.
+    """Return the number of rejections in an iteration by stage and reason, the most frequent reason
+    first.
     """
     found: dict[str, dict[str, int]] = {}
     for stage, reason, count in store.rows(

@@ -10,13 +10,13 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """How many groups and episodes an iteration sampled."""
+    """The numbers of groups and episodes that an iteration sampled."""
 
     groups: int
     mixed: int
     """Groups whose rewards differ: those that are trained on."""
     alike_with_wins: int
-    """Of the other groups, those with a success."""
+    """Groups whose rewards do not differ, with a success."""
     episodes: int
     trained_episodes: int
 
@@ -32,16 +32,16 @@ class GroupStep(NamedTuple):
     episode_tokens: float
     cut_share: float
     tokens_per_second: float | None
-    """None where its episodes were in the store already."""
+    """None if its episodes were already in the store."""
     entropy: float | None
-    """None, as what follows, where the step trained nothing."""
+    """None, like the next fields, if the step trained nothing."""
     sampler_kl: float | None
     kl: float | None
     clip_share: float | None
     shaped: float | None
-    """Mean of what the episodes are worth; None where that is their reward."""
+    """The mean worth of the episodes; None if that is their reward."""
     recovered: float | None
-    """None where no episode went on from a failed one."""
+    """None if no episode continued a failed one."""
 
 
 class Validation(NamedTuple):
@@ -92,7 +92,7 @@ def group_rollouts(store: Store, iteration_id: str, step: int, number: int) -> l
 
 
 def group_counts(store: Store, iteration_id: str) -> GroupCounts:
-    """Return what an iteration sampled."""
+    """Return the numbers of groups and episodes that an iteration sampled."""
     ((groups, mixed, won, episodes, trained),) = store.rows(_COUNTS, iteration_id) or [(0,) * 5]
     return GroupCounts(
         groups=groups,

@@ -14,7 +14,7 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationState:
-    """How an iteration stands; `finished_at` is in UTC, None while it goes on."""
+    """The state of an iteration; `finished_at` is in UTC, None while it goes on."""
 
     status: Status
     finished_at: datetime | None
@@ -22,7 +22,7 @@ class IterationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """A checkpoint that an iteration made, and what it was made of."""
+    """A checkpoint that an iteration made, and what it was made from."""
 
     checkpoint_id: str
     path: Path
@@ -33,8 +33,8 @@ class StoredCheckpoint:
 
 
 class Promotion(NamedTuple):
-    """What goes on after an iteration: one row of view v_promotions, see the comments of its
-    columns.
+    """The model with which a run goes on after an iteration: one row of view v_promotions; see the
+    comments of its columns.
     """
 
     iteration: int
@@ -51,13 +51,13 @@ class StoredTraining:
     checkpoint_id: str
     dataset_hash: str
     counts: dict[str, Any]
-    """What its dataset is made of."""
+    """The composition of its dataset."""
     trained_tokens: int
     seconds: float
 
 
 def iteration_state(store: Store, iteration_id: str) -> IterationState | None:
-    """Return how an iteration stands; None for one that has not begun."""
+    """Return the state of an iteration; None if it has not begun."""
     rows = store.rows("select status, finished_at from iteration where iteration_id = ?", iteration_id)
     for status, ended in rows:
         return IterationState(status=status, finished_at=in_utc(ended))
@@ -65,28 +65,30 @@ def iteration_state(store: Store, iteration_id: str) -> IterationState | None:
 
 
 def checkpoint_made(store: Store, iteration_id: str) -> StoredCheckpoint | None:
-    """Return the checkpoint that an iteration made, of iteration 0 the model its run begins with;
+    """Return the checkpoint that an iteration made, for iteration 0 the model its run begins with;
     None before there is one.
     """
     return _checkpoint(store, iteration_id, promoted=False)
 
 
 def checkpoint_promoted(store: Store, iteration_id: str) -> StoredCheckpoint | None:
-    """Return the checkpoint that an iteration promoted, where its recipe has the best one go on;
-    None before it did.
+    """Return the checkpoint that an iteration promoted, if its recipe goes on with the best one;
+    None before the promotion.
     """
     return _checkpoint(store, iteration_id, promoted=True)
 
 
 def promotion_of(store: Store, run_id: str, iteration: int) -> Promotion | None:
-    """Return what goes on after an iteration of a run; None before there is anything."""
+    """Return the model with which a run goes on after an iteration; None before there is one."""
     for row in store.rows(_PROMOTION, run_id, iteration):
         return Promotion(*row)
     return None
 
 
 def last_promotion(store: Store, run_id: str) -> Promotion | None:
-    """Return what goes on after the last iteration of a run; None before the run is finished."""
+    """Return the model with which a run ended after its last iteration; None before the run is
+    finished.
+    """
     for row in store.rows(_LAST_PROMOTION, run_id):
         return Promotion(*row)
     return None

@@ -1,4 +1,4 @@
-"""What the judge said about the pairs of an iteration."""
+"""The judge's verdicts on the pairs of an iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentr_core.types import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairVerdict:
-    """The judge's word on one step of the bad path of a pair."""
+    """The judge's verdict on one step of the bad path of a pair."""
 
     pair_id: str
     tree_id: str
@@ -24,8 +24,8 @@ class PairVerdict:
 
 
 class PathAudit(NamedTuple):
-    """The first error of a judged path by three witnesses, each a position from 0, or None for
-    none; one row of view v_critic_audit, see the comments of its columns.
+    """The first error of a judged path according to judge, tree and oracle, each a position from 0,
+    or None for none; one row of view v_critic_audit; see the comments of its columns.
     """
 
     depth: int | None
@@ -36,15 +36,15 @@ class PathAudit(NamedTuple):
 
 
 class JudgedStep(NamedTuple):
-    """A judged step and what the tree says of it; one row of view v_critic_steps."""
+    """A judged step and what the tree says about it; one row of view v_critic_steps."""
 
     verdict: Verdict
     value_drop: float | None
-    """What its siblings are worth more than it; None where it has none that was visited."""
+    """How much the value of its siblings exceeds its own; None if no sibling was visited."""
 
 
 def path_audits(store: Store, iteration_id: str) -> list[PathAudit]:
-    """Return what is known of the first errors of the judged paths of an iteration."""
+    """Return what is known about the first errors of the judged paths of an iteration."""
     return [PathAudit(*row) for row in store.rows(_AUDITS, iteration_id)]
 
 
@@ -77,9 +77,9 @@ def first_errors(store: Store, iteration_id: str) -> list[int | None]:
 
 
 def revision_lengths(store: Store, iteration_id: str) -> dict[int, int]:
-    """Return how many revised pairs keep how many steps of the bad path's own, by that number.
+    """Return the number of revised pairs by how many unshared steps of the bad path they keep.
 
-    An error within the shared steps leaves none of them.
+    With an error within the shared steps, none of these are kept.
     """
     return dict(store.rows(_LENGTHS, iteration_id))
 

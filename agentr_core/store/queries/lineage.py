@@ -1,4 +1,4 @@
-"""What a stored thing was made of, back to the model and the instance that it began with."""
+"""The lineage of a stored thing, back to the model and the instance that it began with."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ where t.trajectory_id = $1""",
     "evaluation": """
 select name, split, finished, checkpoint_id as "checkpoint: of" from evaluation where evaluation_id = $1""",
 }
-"""The query for each kind of entity. A column named `kind: relation` has the id, or the ids, of
-what it was made of; all others are facts."""
+"""The query for each kind of entity. A column named `kind: relation` has the id, or the ids, of the
+entities it was made from; all other columns are facts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A row of the store that others were made of, or that was made of others.
+    """A row of the store that others were made from, or that was made from others.
 
     `kind` is its table; the id of a node is that of its tree, `#` and its number.
     """
@@ -89,8 +89,8 @@ class Entity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """One line of an ancestry: how deep it stands, what the line above made of it, and what is
-    known of it. `seen` tells that it stands further up already, with its own ancestors.
+    """One line of an ancestry: its depth, its relation to its descendant, and the facts about it.
+    `seen` says that the entity already appears further up, with its own ancestors.
     """
 
     depth: int
@@ -123,8 +123,8 @@ def entities_beginning(store: Store, prefix: str, *, limit: int) -> list[Entity]
 
 
 def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
-    """Return an entity and all that it was made of, each after what was made of it; empty where it
-    is not stored.
+    """Return an entity and all that it was made from, each after its descendant; empty if it is not
+    stored.
     """
     return list(_walk(store, Entity(kind, key), "", 0, set()))
 

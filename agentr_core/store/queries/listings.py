@@ -1,4 +1,4 @@
-"""Long lists of what is stored, narrowed by filters and read page by page."""
+"""Long lists of stored rows, narrowed by filters and read page by page."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A list that can be asked for in pages."""
+    """A list that can be read page by page."""
 
     columns: str
     source: str
-    """Tables and joins that decide which rows there are."""
+    """Tables and joins that determine the rows."""
     details: str = ""
     """Joins that only add columns to the rows of a page, which they read as `page`."""
     order: str
     filters: Mapping[str, str]
-    """The condition of each filter; `$value` stands for what is asked for."""
+    """The condition of each filter; `$value` stands for the requested value."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """For filters with few values: the query that lists them."""
     always: tuple[str, ...] = ()
-    """Filters without which there is no list."""
+    """Filters that are required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A page of a list: its rows by column, and how many there are on all pages."""
+    """A page of a list: its rows by column, and the number of rows on all pages."""
 
     rows: list[dict[str, Any]]
     total: int
 
 
 def listed(store: Store, listing: Listing, wanted: Mapping[str, str], *, offset: int, limit: int) -> Listed:
-    """Return the rows of a list that pass the filters, from one row on; none where a filter is
+    """Return the rows of a list that pass the filters, from row `offset` on; none if a filter is
     missing that the list needs.
 
     Raises `KeyError` for a filter that the list does not have.
@@ -192,4 +192,4 @@ LISTINGS: Mapping[str, Listing] = {
     "rejections": REJECTIONS,
     "differences": DIFFERENCES,
 }
-"""What can be listed, by name."""
+"""The lists by name."""

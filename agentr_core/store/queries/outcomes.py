@@ -10,7 +10,7 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCount:
-    """How often an error of one class struck in one phase, and how many units it cost for good."""
+    """The number of errors of one class in one phase, and of the units that were lost for good."""
 
     error: str
     phase: str
@@ -20,8 +20,8 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTraits:
-    """What an environment says about an instance; `origin` is the key of what it is a variant of,
-    or its own.
+    """What an environment says about an instance; `origin` is the key of the instance it is a
+    variant of, or its own.
     """
 
     depth: int | None
@@ -54,7 +54,7 @@ def error_counts(store: Store, iteration_id: str) -> list[ErrorCount]:
 
 
 def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
-    """Return what an error of a stage happened to in an iteration, by name."""
+    """Return the names of the subjects that had an error in a stage of an iteration."""
     rows = store.rows("select distinct subject from event where iteration_id = ? and stage = ?", iteration_id, stage)
     return [subject for (subject,) in rows]
 
@@ -78,7 +78,7 @@ def rejected_subjects(store: Store, *, stage: str, reason: str, prefix: str) -> 
 
 
 def instance_traits(store: Store, keys: Sequence[str]) -> dict[str, InstanceTraits]:
-    """Return what is stored of instances, by their key."""
+    """Return the stored traits of instances, by their key."""
     rows = store.rows(
         "select instance_id, depth, coalesce(origin_id, instance_id) from instance "
         "where instance_id in (select unnest(?))",

@@ -22,7 +22,7 @@ class RunLine(NamedTuple):
 
 
 class IterationLine(NamedTuple):
-    """An iteration of a run, and how many of each kind of row it made."""
+    """An iteration of a run, and the number of rows of each kind that it made."""
 
     iteration_id: str
     iteration: int
@@ -65,7 +65,7 @@ class EventLine(NamedTuple):
     phase: str
     times: int
     message: str
-    """Of one of them."""
+    """The message of one of them."""
 
 
 def run_lines(store: Store) -> list[RunLine]:
@@ -89,7 +89,7 @@ def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
 
 
 def event_lines(store: Store, run_id: str) -> list[EventLine]:
-    """Return what went wrong in a run, the most frequent first."""
+    """Return the errors of a run, the most frequent first."""
     return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
 
 

@@ -14,7 +14,7 @@ class PathStep(NamedTuple):
     """
 
     position: int
-    """From 0; in the path of a tree, too."""
+    """From 0, also in the path of a tree."""
     node: int | None
     reply: str
     action: str
@@ -26,16 +26,16 @@ class PathStep(NamedTuple):
     dropped: int | None
     """Exchanges that were left out of its prompt."""
     tokens: int | None
-    """Of the reply."""
+    """Tokens of the reply."""
     finish_reason: str | None
     visits: int | None
     value: float | None
     advantage: float | None
-    """Of the step in group RL, where steps have their own."""
+    """The step's own advantage in group RL, if steps have one."""
 
 
 class TrajectoryHead(NamedTuple):
-    """What is known of a trajectory as a whole."""
+    """What is known about a trajectory as a whole."""
 
     trajectory_id: str
     source: str
@@ -57,7 +57,7 @@ class TrajectoryHead(NamedTuple):
     group_number: int | None
     advantage: float | None
     relatives: int
-    """How many trajectories it was made of, or were made of it."""
+    """The number of trajectories that it was made from, or that were made from it."""
 
 
 class ToolCall(NamedTuple):
@@ -73,7 +73,7 @@ class ToolCall(NamedTuple):
 
 
 class Derivation(NamedTuple):
-    """A member of a family; `parent_id` is None if it was made of no other."""
+    """A member of a family; `parent_id` is None if it was made from no other."""
 
     child_id: str
     parent_id: str | None
@@ -86,7 +86,7 @@ class Derivation(NamedTuple):
 
 
 def trajectory_head(store: Store, trajectory_id: str) -> TrajectoryHead | None:
-    """Return what is known of a trajectory; None if it is not stored."""
+    """Return what is known about a trajectory; None if it is not stored."""
     return next((TrajectoryHead(*row) for row in store.rows(_HEAD, trajectory_id)), None)
 
 

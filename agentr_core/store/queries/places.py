@@ -1,4 +1,4 @@
-"""Where a text stands: the steps, nodes, samples and verdicts that have it."""
+"""The places of a text: the steps, nodes, samples and verdicts that contain it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agentr_core.store.database import Store
 
 
 class Place(NamedTuple):
-    """A row that has a text."""
+    """A row that contains a text."""
 
     text_id: str
     kind: str
     """trajectory, node, sample or pair."""
     key: str
-    """Its id; of a node that of its tree."""
+    """Its id; for a node, the id of its tree."""
     position: int | None
     """The step of a trajectory, the number of a node, the message of a sample, the judged step of a
     pair; None for the first observation of a trajectory.

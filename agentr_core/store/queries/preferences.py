@@ -10,12 +10,16 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceCounts:
-    """How many pairs an iteration made, by what made the difference and by their margin."""
+    """The numbers of pairs that an iteration made, by what made the difference and by their
+    margin.
+    """
 
     kinds: dict[str, int]
     """The most frequent first."""
     margins: dict[float, int]
-    """By the tenth in which the margin of reward begins; pairs without rewards are left out."""
+    """By the lower end of the tenth that contains the margin of reward; pairs without rewards are
+    left out.
+    """
     cut: int
     """Pairs whose rejected side was cut."""
 
@@ -55,7 +59,7 @@ def preference_head(store: Store, preference_id: str) -> PreferenceHead | None:
 
 
 def preference_counts(store: Store, iteration_id: str) -> PreferenceCounts:
-    """Return what is known of the pairs of an iteration."""
+    """Return the counts of the pairs of an iteration."""
     kinds = store.rows(
         "select kind, count(*) from preference where iteration_id = ? group by kind order by count(*) desc, kind",
         iteration_id,
@@ -75,7 +79,7 @@ def preference_counts(store: Store, iteration_id: str) -> PreferenceCounts:
 
 
 def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrainingStep]:
-    """Return the steps of an iteration's preference training in their order; none of another
+    """Return the steps of an iteration's preference training in their order; none for any other
     training.
     """
     return [

@@ -8,7 +8,7 @@ from agentr_core.store.database import Store
 
 
 class Published(NamedTuple):
-    """What an iteration has made; all None, and not finished, before there is anything."""
+    """The products of an iteration; all None, and not finished, before there are any."""
 
     dataset_id: str | None = None
     dataset_hash: str | None = None
@@ -18,13 +18,14 @@ class Published(NamedTuple):
 
 
 def published(store: Store, iteration_id: str) -> Published:
-    """Return what an iteration has made. Raises as `Store.reading`."""
+    """Return the products of an iteration. Raises as `Store.reading` does."""
     return next((Published(*row) for row in store.rows(_PUBLISHED, iteration_id)), Published())
 
 
 def count_trajectories(store: Store, iteration_id: str) -> int:
     """Return how many trajectories were gathered for an iteration: leaves of finished trees, and
-    episodes that are neither an evaluation's nor made of a pair. Raises as `Store.reading`.
+    episodes that are neither an evaluation's nor made from a pair. Raises as `Store.reading`
+    does.
     """
     return store.count(_TRAJECTORIES, iteration_id)
 

@@ -1,4 +1,4 @@
-"""The states from which the revision test of a run goes on."""
+"""The states from which the revision test of a run continues."""
 
 from __future__ import annotations
 

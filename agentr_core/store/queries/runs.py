@@ -1,4 +1,4 @@
-"""Runs: which there are, their recipes, and how far they came."""
+"""The stored runs, their recipes, and how far they got."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STATUS_NOW = """
 case when status not in ('finished', 'failed') and not list_contains($1::varchar[], run_id) then 'interrupted'
 else status end
 """
-"""How a run stands; the first parameter of the query is `runs_at_work`."""
+"""The current status of a run in SQL; the first parameter of the query is `runs_at_work`."""
 ALL_RUNS = f"select run_id, recipe, {STATUS_NOW} as status, started_at, finished_at from run order by started_at"
-"""A question whose answer shows a person the runs of a workspace, the oldest first."""
+"""A query that shows a person the runs of a workspace, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class RunState:
     status: Status
     finished_at: datetime | None
     iterations: int
-    """How many iterations its recipe wants."""
+    """The number of iterations that its recipe asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class CheckpointMade:
 
 
 def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
-    """Return the checkpoints whose id begins with a prefix, by id; models that runs began with are
+    """Return the checkpoints whose id begins with a prefix, by id; models that runs begin with are
     left out.
     """
     rows = store.rows(
@@ -69,14 +69,14 @@ def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
 
 
 def runs_beginning(store: Store, prefix: str) -> list[str]:
-    """Return the ids of the runs that begin with a prefix, the oldest first."""
+    """Return the run ids that begin with a prefix, the oldest first."""
     rows = store.rows("select run_id from run where starts_with(run_id, ?) order by started_at", prefix)
     return [run_id for (run_id,) in rows]
 
 
 def runs_at_work(store: Store) -> list[str] | None:
-    """Return the ids of the runs that a process of this machine works on; None where the kernel
-    does not tell. What was killed could not write that it ended.
+    """Return the ids of the runs that a process of this machine is working on; None if the kernel
+    does not tell. A killed process could not record its end.
     """
     folder = store.path.parent / LOCKS
     try:
@@ -87,7 +87,7 @@ def runs_at_work(store: Store) -> list[str] | None:
 
 
 def run_state(store: Store, run_id: str) -> RunState | None:
-    """Return how a run stands; None if it is not stored."""
+    """Return the state of a run; None if it is not stored."""
     rows = store.rows("select status, finished_at, (config->>'$.iterations')::bigint from run where run_id = ?", run_id)
     for status, ended, iterations in rows:
         return RunState(status=status, finished_at=in_utc(ended), iterations=iterations)
@@ -95,7 +95,7 @@ def run_state(store: Store, run_id: str) -> RunState | None:
 
 
 def checkpoint_with(store: Store, weights_sha256: str) -> str | None:
-    """Return the id of the first checkpoint of the workspace that a training made with such
+    """Return the id of the first checkpoint of the workspace that a training made with these
     weights; None if there is none.
     """
     rows = store.rows(
@@ -118,7 +118,7 @@ def run_seed(store: Store, run_id: str) -> int | None:
 
 
 def run_versions(store: Store, run_id: str) -> dict[str, str]:
-    """Return the versions of what a run began with, by name; none for one that is not stored."""
+    """Return the versions with which a run began, by name; none if it is not stored."""
     found: dict[str, str] = {}
     for (versions,) in store.rows("select versions from run where run_id = ?", run_id):
         found = json.loads(versions)
@@ -126,15 +126,15 @@ def run_versions(store: Store, run_id: str) -> dict[str, str]:
 
 
 def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
-    """Return the resolved recipes, as JSON, of the runs that train on a comparison's pool, by run
-    and the oldest first.
+    """Return the resolved recipes, as JSON, of the runs that train on a comparison's pool, by run,
+    the oldest first.
     """
     rows = store.rows("select run_id, config from run where (config->>'$.compare.pool') = ? order by started_at", pool)
     return dict(rows)
 
 
 def configs_of_all(store: Store) -> dict[str, str]:
-    """Return the resolved recipes, as JSON, of all runs, by run and the oldest first."""
+    """Return the resolved recipes, as JSON, of all runs, by run, the oldest first."""
     return dict(store.rows("select run_id, config from run order by started_at"))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of a store; nothing of a sound one."""
+"""The faults in the rows of a store; a sound store has none."""
 
 from __future__ import annotations
 

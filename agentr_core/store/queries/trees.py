@@ -8,7 +8,7 @@ from agentr_core.store.database import Store
 
 
 class TreeHead(NamedTuple):
-    """What is known of a tree as a whole."""
+    """What is known about a tree as a whole."""
 
     tree_id: str
     run_id: str | None
@@ -37,7 +37,7 @@ class TreeNode(NamedTuple):
     valid: bool
     stop: str | None
     duplicates: int
-    """How many sampled replies it stands for, its own included."""
+    """The number of sampled replies that it represents, its own included."""
     verdict: str | None
 
 
@@ -78,7 +78,7 @@ class SampleOfPair(NamedTuple):
 
 
 def tree_head(store: Store, tree_id: str) -> TreeHead | None:
-    """Return what is known of a tree; None if it is not stored."""
+    """Return what is known about a tree; None if it is not stored."""
     return next((TreeHead(*row) for row in store.rows(_HEAD, tree_id)), None)
 
 
@@ -104,7 +104,7 @@ def verdicts_of_pair(store: Store, pair_id: str) -> list[VerdictLine]:
 
 
 def samples_of_pair(store: Store, pair_id: str) -> list[SampleOfPair]:
-    """Return the samples that were made of a pair."""
+    """Return the samples that were made from a pair."""
     return [SampleOfPair(*row) for row in store.rows(_SAMPLES, pair_id)]
 
 

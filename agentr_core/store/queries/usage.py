@@ -12,8 +12,8 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUse:
-    """Tokens that models read and wrote. A prompt counts once for each of its replies in
-    `prompt`.
+    """Tokens that models read and wrote. In `prompt`, a prompt counts once for each of its
+    replies.
     """
 
     prompt: int
@@ -31,8 +31,8 @@ class RequestUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutReplies:
-    """How many replies for one purpose were cut by their token limit, of those for which this is
-    known.
+    """The number of replies for one purpose, and of those cut by their token limit; replies for
+    which this is not known are left out.
     """
 
     purpose: str
@@ -58,7 +58,7 @@ def experience_tokens(store: Store, run_id: str) -> int:
     rollouts, revisions and edits, not in its evaluations.
 
     What was copied from another run counts as if it had been asked for, so that runs on one
-    workspace and runs on several are told alike.
+    workspace and runs on several are counted alike.
     """
     return store.count(_EXPERIENCE, run_id)
 
@@ -71,11 +71,11 @@ def trained_online(store: Store, iteration_id: str) -> int:
 def request_use(
     store: Store, iteration_id: str, *, role: ModelRole, per_request: int, taught: bool = False
 ) -> RequestUse:
-    """Return what the model of a role was asked in an iteration.
+    """Return the requests to the model of a role in an iteration, and their tokens.
 
     Args:
-        taught: whether the teacher collected, and not the actor.
-        per_request: the most replies to one HTTP request; 0 for no limit.
+        taught: whether the teacher collected instead of the actor.
+        per_request: the maximum number of replies to one HTTP request; 0 for no limit.
     """
     collector: ModelRole = "teacher" if taught else "actor"
     kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
@@ -95,10 +95,10 @@ def cut_replies(store: Store, iteration_id: str) -> list[CutReplies]:
 _COLLECTED = ["node", "played"]
 """The kinds of generations of collection; `played` are steps of episodes on training instances."""
 _KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
-"""The kinds of generations by the role that they come from; answers on the side name their role."""
+"""The kinds of generations by the role that they come from; side answers name their role."""
 
 # Rows of `generation` that were asked for in iteration $1 and are no copies of another run's. A
-# step without a seed was recorded before: its trajectory goes on from it.
+# step without a seed was recorded earlier: its trajectory continues from it.
 _ASKED = """
     (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
     or (kind = 'judgement' and (owner_id, position) in (
@@ -127,7 +127,7 @@ select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from
     select prompt_tokens, completion_tokens from edit where iteration_id = $1
 )
 """
-# Every role's tokens in what run $1 made its training data of.
+# Every role's tokens in what run $1 made its training data from.
 _EXPERIENCE = """
 with own as (select iteration_id from iteration where run_id = $1 and iteration > 0),
 tree_id_of as (select tree_id as id from tree where iteration_id in (from own)),

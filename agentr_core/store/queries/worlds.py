@@ -1,4 +1,4 @@
-"""What an iteration made in each world."""
+"""The counts of what an iteration made in each world."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from agentr_core.store.database import Store
 
 def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:
     """Return how many trees, pairs, episodes, preferences, samples and dataset rows each world gave
-    to an iteration, by world and kind; what there is none of is left out.
+    to an iteration, by world and kind; kinds without any are left out.
 
     Args:
         source_id: the iteration that made the samples.
-        iteration_id: the iteration that is trained on them.
+        iteration_id: the iteration that trains on them.
     """
     found: dict[str, dict[str, int]] = {}
     for world, kind, count in store.rows(_MADE, source_id, iteration_id):

@@ -1,1 +1,3 @@
-"""A Python interpreter for code that a model wrote: kept warm, one confined process a call."""
+"""A Python interpreter for code written by a model: kept warm, with one confined process per
+call.
+"""

@@ -1,6 +1,4 @@
-"""Bubblewrap as an outer layer: a keeper in namespaces of its own, where user namespaces are
-allowed.
-"""
+"""Bubblewrap as an outer layer: a keeper in its own namespaces, if user namespaces are allowed."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 
 
 def wrapped(command: list[str], folder: str) -> list[str]:
-    """Return the command that runs another in namespaces of its own: no network, no processes of
-    others, and of the files only the system's programs, Python, this package (all to be read) and
-    one folder (to be written). Raises `FileNotFoundError` where bubblewrap is not installed.
+    """Return a command that runs `command` in its own namespaces: without a network or other
+    processes, and with access only to the system's programs, Python and this package (read-only)
+    and to one folder (writable). Raises `FileNotFoundError` if bubblewrap is not installed.
     """
     program = shutil.which("bwrap")
     if program is None:

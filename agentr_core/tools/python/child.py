@@ -1,6 +1,4 @@
-"""What runs in the confined process: code as in a notebook, with an exit status for each kind of
-end.
-"""
+"""Runs code in the confined process, as in a notebook, with an exit status for each way to end."""
 
 from __future__ import annotations
 
@@ -22,26 +20,26 @@ _OURS = __name__.partition(".")[0]
 
 
 def prepare(packages: Sequence[str], needed: frozenset[str]) -> None:
-    """Prepare this interpreter so that its children can `run` code. Done once, since every page of
-    memory that a child writes to must be copied for it.
+    """Prepare this interpreter so that its children can `run` code. This is done once, since every
+    page of memory that a child writes to must be copied for it.
 
     Args:
-        packages: what code may import besides the standard library, as a user listed it.
-        needed: what these packages import themselves.
+        packages: those that code may import besides the standard library, as a user listed them.
+        needed: the packages that these import themselves.
     """
     for module in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
         del sys.modules[module]
     sys.argv = [""]
     sys.meta_path.insert(0, _AllowList(packages, needed))
-    # Address space is limited, and eight MiB for each thread would use it up.
+    # Address space is limited, and the default of eight MiB for each thread would use it up.
     threading.stack_size(1 << 20)
 
 
 def run(code: str) -> int:
-    """Run any text as `__main__` and return the exit status of its process.
+    """Run any text as `__main__`, and return the exit status for its process.
 
-    As in a notebook, the value of a last expression is printed, unless it is None. What the code
-    draws from `random` and `numpy.random` is the same each time.
+    As in a notebook, the value of a last expression is printed, unless it is None. The code gets
+    the same numbers from `random` and `numpy.random` each time.
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
     sys.stdout, sys.stderr = _printer(1), _printer(2)
@@ -102,16 +100,16 @@ def _exit_status(end: SystemExit) -> int:
 
 
 def _seed() -> None:
-    # Not before the fork, after which `random` seeds itself by chance.
+    # Only after the fork, at which `random` reseeds itself.
     random.seed(0)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(0)
 
 
 class _AllowList:
-    """Refuses to import what is neither in the standard library nor on the list.
+    """A finder that refuses modules that are neither in the standard library nor on the list.
 
-    It only explains: from level `landlock` on, other packages cannot be read anyway.
+    It only gives a clear message: from level `landlock` on, other packages cannot be read anyway.
     """
 
     def __init__(self, packages: Sequence[str], needed: frozenset[str]) -> None:

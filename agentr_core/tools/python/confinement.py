@@ -1,4 +1,4 @@
-"""How a process shuts itself in, before it runs code that nobody has read."""
+"""Confines a process by its own calls, before it runs code that nobody has read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MIB = 1 << 20
 
 
 def confine(level: Level, limits: Limits, folder: str, rules: int, keeper: int) -> None:
-    """Shut this process in for good, as far as a level goes; it must have one thread.
+    """Confine this process for good at a level; it must have only one thread.
 
     Args:
-        folder: the working folder, the only place where it may write.
-        rules: descriptor of Landlock's rules; from level `landlock` on.
-        keeper: the process that forked it, with which it dies.
+        folder: the working folder, the only place where the process may write.
+        rules: the descriptor of Landlock's rules; used from level `landlock` on.
+        keeper: the process that forked this one; this one dies with it.
 
-    Raises `OSError` where the kernel refuses a barrier.
+    Raises `OSError` if the kernel refuses a barrier.
     """
     os.setsid()
     os.chdir(folder)
@@ -47,9 +47,9 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(kind, (most, most))
-    # Where memory is short, the kernel shall kill this process and not the one that trains.
+    # When memory runs short, the kernel should kill this process and not the one that trains.
     _write("/proc/self/oom_score_adj", "1000")
-    # The signal at the first limit tells what happened; at the second there is no way on.
+    # The signal at the first limit shows what happened; at the second the process is killed.
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
 
 
@@ -59,6 +59,6 @@ def _write(path: str, text: str) -> None:
 
 
 def _address_space() -> int:
-    """Return the bytes of address space that this process has."""
+    """Return the size of this process's address space in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - in a child that lives for milliseconds
         return int(file.read().split()[0]) * resource.getpagesize()

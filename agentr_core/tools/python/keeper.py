@@ -1,8 +1,8 @@
 """A warm interpreter that forks one confined process for each call, and outlives it.
 
-`python -c ... main()`: requests come on standard input and answers go to standard output, a line of
-JSON each; the first line has the settings. It runs one call at a time, and it ends with its input.
-It has no thread besides its first one, since it forks.
+`python -c ... main()`: requests come on standard input and answers go to standard output, one line
+of JSON each; the first line has the settings. It runs one call at a time, and ends when its input
+ends. It has only its main thread, since it forks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentr_core.tools.python.limits import Limits
 from agentr_core.tools.python.watch import Watch
 
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""What a library that is loaded late needs."""
+"""Paths that a library may need when it is loaded late."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -50,7 +50,7 @@ class Keeper:
 
     def __init__(self, level: str, limits: dict[str, Any], packages: list[str], folder: str) -> None:
         """Import packages and give up privileges. Raises `ImportError` for a package that is not
-        here, and `OSError`.
+        installed, and `OSError`.
         """
         self._level = Level(level)
         self._limits = Limits(**limits)
@@ -60,7 +60,7 @@ class Keeper:
         for name in packages:
             importlib.import_module(name)
         if "numpy" in packages:
-            # It is loaded when it is first used, and then seeds itself by chance.
+            # Otherwise it would be loaded at its first use, and then seed itself at random.
             importlib.import_module("numpy.random")
         needed = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
@@ -74,12 +74,12 @@ class Keeper:
         child.prepare(packages, needed)
         gc.collect()
         gc.disable()
-        # What is here already stays in pages that all children share.
+        # Existing objects stay in pages that all children share.
         gc.freeze()
 
     def call(self, code: str, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the outcome of one call as plain data, or `refused` with the reason why it was not
-        run.
+        """Return the outcome of one call as plain data, or `refused` with the reason why the code
+        was not run.
         """
         start = time.monotonic()
         limits = replace(self._limits, timeout_s=timeout_s) if timeout_s else self._limits
@@ -112,7 +112,7 @@ class Keeper:
         return watch
 
     def _clear(self) -> None:
-        """Empty the working folder, which stays the same one: Landlock's rules are about it."""
+        """Empty the working folder, without replacing it: Landlock's rules refer to it."""
         for entry in os.scandir(self._folder):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -120,7 +120,7 @@ class Keeper:
                 os.unlink(entry.path)  # noqa: PTH108
 
     def _become(self, code: str, keeper: int, raised: int, stdout: int, stderr: int) -> None:
-        """In the child: shut it in, say that it is, run the code and end."""
+        """In the child: confine it, signal that this is done, run the code and exit."""
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
@@ -136,7 +136,7 @@ class Keeper:
 
 
 def _close_all_but(*kept: int) -> None:
-    """Close all descriptors above standard error but these."""
+    """Close all descriptors above standard error except these."""
     low = 3
     for descriptor in (*sorted(one for one in kept if one >= low), os.sysconf("SC_OPEN_MAX")):
         os.closerange(low, descriptor)
@@ -144,13 +144,15 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _library() -> list[str]:
-    """Return what the standard library consists of, without the packages that may lie there too."""
+    """Return the paths of the standard library, without the packages that may be installed in the
+    same folder.
+    """
     folder = sysconfig.get_path("stdlib")
     return [f"{folder}/{name}" for name in os.listdir(folder) if not name.endswith("-packages")]  # noqa: PTH208
 
 
 def _places(packages: frozenset[str]) -> list[str]:
-    """Return where packages lie, and the libraries that their wheels bring along."""
+    """Return the paths of packages, and of the libraries that come with their wheels."""
     places = []
     for name in packages - sys.stdlib_module_names:
         module = sys.modules[name]

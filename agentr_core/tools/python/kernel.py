@@ -13,19 +13,19 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def syscall(number: int, *arguments: int | bytes | None) -> int:
-    """Return what a system call of this number does. Raises `OSError` with its errno."""
+    """Return the result of the system call with this number. Raises `OSError` with its errno."""
     return _checked(_libc().syscall(ctypes.c_long(number), *map(_word, arguments)), f"system call {number}")
 
 
 def prctl(option: int, *arguments: int | bytes) -> None:
-    """Set a property of this process, as prctl(2) has it. Raises `OSError`."""
+    """Set a property of this process, as in prctl(2). Raises `OSError`."""
     padded = (*arguments, 0, 0, 0, 0)[:4]
     _checked(_libc().prctl(ctypes.c_int(option), *map(_word, padded)), f"prctl {option}")
 
 
 def drop_privileges() -> None:
-    """Give up all capabilities of this process for good: no program that it starts gets any back,
-    whoever owns it. Raises `OSError`.
+    """Give up all capabilities of this process for good: no program that it starts regains any,
+    whoever owns the program. Raises `OSError`.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)

@@ -1,5 +1,5 @@
-"""Landlock: the kernel's rules on files, TCP, signals and abstract sockets, which a process lays on
-itself (landlock(7)).
+"""Landlock: the kernel's rules on files, TCP, signals and abstract sockets, which a process imposes
+on itself (landlock(7)).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _MAKE_REG = 1 << 8
 _TRUNCATE = 1 << 14
 _FILE_RIGHTS_KNOWN = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""By ABI, how many: from execution on to links between folders (2), truncation (3), the ioctl of
-devices (5).
+"""The number of file rights by ABI: from execution up to links between folders (2), truncation (3)
+and ioctl on devices (5).
 """
 _ALL_TCP_RIGHTS = 0b11
 """From ABI 4 on: bind and connect."""
 _ALL_SCOPES = 0b11
-"""From ABI 6 on: abstract sockets and signals reach nothing outside."""
+"""From ABI 6 on: abstract sockets and signals do not reach outside."""
 
 _READ = _READ_FILE | _READ_DIR
 _KEEP_FILES = _READ | _WRITE_FILE | _TRUNCATE | _MAKE_REG
@@ -40,14 +40,14 @@ def abi() -> int:
 
 
 def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
-    """Return the descriptor of rules for `restrict`: a process may read what lies under some paths,
-    keep plain files in one folder, use /dev/null, and do nothing else with files, TCP, and signals
-    and abstract sockets of others.
+    """Return the descriptor of rules for `restrict`: a process may read everything under some
+    paths, keep plain files in one folder and use /dev/null, and may do nothing else with files or
+    TCP, or with signals to other processes and their abstract sockets.
 
-    Files in `writable` can be made and changed, but not removed or renamed: what its list shows is
-    all that it holds. Paths that do not exist are left out. What an ABI before 6 does not watch
-    (signals and abstract sockets; before 4, TCP; before 3, truncation) the filter of system calls
-    must refuse. Raises `OSError` where there is no Landlock.
+    Files in `writable` can be made and changed, but not removed or renamed, so that its listing
+    shows everything it holds. Paths that do not exist are left out. What older ABIs do not control
+    (before 6 signals and abstract sockets, before 4 TCP, before 3 truncation), the filter of system
+    calls must refuse. Raises `OSError` without Landlock.
     """
     if version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
@@ -61,7 +61,7 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
 
 
 def restrict(rules: int) -> None:
-    """Lay rules on this process and all that it starts, for good; needs `no_new_privs`. Raises
+    """Impose rules on this process and all that it starts, for good; needs `no_new_privs`. Raises
     `OSError`.
     """
     kernel.syscall(_RESTRICT_SELF, rules, 0)

@@ -6,20 +6,22 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How far code is shut in; the order of the members is that of strictness."""
+    """A level of confinement; the members are in order of strictness."""
 
     NONE = "none"
-    """A process and a group of its own with a time limit, a cut output and an empty environment:
-    no barrier at all against code that means harm.
+    """Its own process and process group with a time limit, truncated output and an empty
+    environment: no barrier at all against malicious code.
     """
     LIMITS = "limits"
-    """And limits of memory, processor time, file size, open files and tasks; no capabilities."""
+    """Also limits on memory, processor time, file size, open files and tasks; no capabilities."""
     SECCOMP = "seccomp"
-    """And a list of the system calls that code may make: no processes, sockets, signals."""
+    """Also a list of the system calls that code may make: no processes, sockets or signals."""
     LANDLOCK = "landlock"
-    """And files: what Python and the allowed packages need is read, the working folder written."""
+    """Also files: code can read what Python and the allowed packages need, and write only in the
+    working folder.
+    """
     BUBBLEWRAP = "bubblewrap"
-    """And namespaces of its own: other files and processes are not there at all."""
+    """Also its own namespaces: other files and processes are invisible."""
 
     def includes(self, other: Level) -> bool:
         """Return whether the barriers of another level are among those of this one."""
@@ -28,6 +30,6 @@ class Level(StrEnum):
 
 
 STRICTEST = "strictest"
-"""In place of a level: the strictest one that holds on this machine, and never `none`."""
+"""The name for the strictest level that holds on this machine, but never `none`."""
 CANDIDATES = tuple(level for level in reversed(Level) if level is not Level.NONE)
-"""What `strictest` tries, in this order."""
+"""The levels that `strictest` tries, in this order."""

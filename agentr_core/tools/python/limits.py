@@ -1,4 +1,4 @@
-"""What a call may use, and what came of it."""
+"""The limits of a call, and its outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from agentr_core.errors import ConfigError
 
 PACKAGES = ("numpy", "sympy")
-"""What code may import besides the standard library, unless more is named."""
+"""The packages that code may import besides the standard library by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,24 +16,24 @@ class Limits:
     """The most that one call may use."""
 
     timeout_s: float = 30.0
-    """Seconds on the clock."""
+    """Seconds of wall-clock time."""
     cpu_s: int = 30
     """Seconds of processor time, of all threads together."""
     memory_mb: int = 512
     """MiB of address space on top of the warm interpreter; from level `limits` on."""
     tasks: int = 32
-    """Threads and processes, looked at every 20 ms; from level `limits` on."""
+    """Threads and processes, checked every 20 ms; from level `limits` on."""
     disk_mb: int = 16
-    """MiB of all files in the working folder, of each file, and of all that is printed."""
+    """MiB of all files in the working folder together, of each file, and of all printed output."""
     files: int = 128
-    """Files in the working folder, looked at every 20 ms."""
+    """Files in the working folder, checked every 20 ms."""
     open_files: int = 64
     """File descriptors at once; from level `limits` on."""
     output_bytes: int = 16_384
-    """How much of each of standard output and standard error is kept; the rest is left out."""
+    """Bytes kept of standard output and of standard error each; the rest is dropped."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a limit that lets nothing run."""
+        """Raise `ConfigError` for a limit under which nothing can run."""
         for field in fields(self):
             if not getattr(self, field.name) > 0:
                 raise ConfigError(f"limit {field.name} of the Python tool must be above 0")
@@ -44,24 +44,24 @@ class Status(StrEnum):
 
     OK = "ok"
     EMPTY = "empty"
-    """Without a fault, and without a word of output."""
+    """Without a fault, but without any output."""
     EXCEPTION = "exception"
     """With an exception, or with an exit status above 0."""
     TIMEOUT = "timeout"
-    """Out of time, on the clock or of the processor."""
+    """Out of wall-clock or processor time."""
     MEMORY = "memory"
     """With `MemoryError`."""
     KILLED = "killed"
-    """By a signal: its own (a crash), or ours, since it passed a limit."""
+    """By a signal: its own (a crash), or ours, because it exceeded a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one call."""
+    """The outcome of one call."""
 
     status: Status
     stdout: str
-    """What was printed, and the value of a last expression."""
+    """The printed text, and the value of a last expression."""
     stderr: str
     """Warnings, and the traceback of an exception."""
     truncated: bool
@@ -69,4 +69,4 @@ class Outcome:
     cause: str
     """Why a call was ended or how it crashed, in a few words; empty otherwise."""
     ms: float
-    """Milliseconds from the request to the end of its process."""
+    """Milliseconds from the request to the end of the call's process."""

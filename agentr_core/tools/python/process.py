@@ -1,4 +1,4 @@
-"""A keeper seen from outside: a process that answers one question at a time."""
+"""A keeper as its user sees it: a process that answers one question at a time."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from agentr_core.tools.python.limits import Limits
 
 _START_S = 120.0
 _GRACE_S = 10.0
-"""Seconds beyond the time limit of a call, and for an orderly end."""
+"""Seconds to wait beyond the time limit of a call, and for an orderly exit."""
 _LONGEST_LINE = 1 << 26
 _PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.keeper import main; main()"
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PATH": "/usr/bin:/bin",
-    # Sets of strings are then listed in the same order each time.
+    # Gives sets of strings the same order each time.
     "PYTHONHASHSEED": "0",
-    # A process that forks must have one thread; and each arena of malloc reserves address space.
+    # A process that forks must have one thread, and each malloc arena reserves address space.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -40,20 +40,20 @@ _ENVIRONMENT = {
 
 
 class KeeperLost(Exception):
-    """A keeper has ended or does not answer."""
+    """The fault that a keeper has ended or does not answer."""
 
 
 class KeeperProcess:
     """A keeper and its folder."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
-        """Take over a process that was started, and its folder; `start` makes one."""
+        """Take over a running process and its folder; `start` creates them."""
         self._process = process
         self._remove_folder = weakref.finalize(self, _removed, folder, os.getpid())
 
     @classmethod
     async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> KeeperProcess:
-        """Return a warm keeper. Raises `SandboxError` where it refuses to work."""
+        """Return a warm keeper. Raises `SandboxError` if it refuses to work."""
         folder = tempfile.mkdtemp(prefix="agentr-python-")
         program = _PROGRAM.format(source=source_folder())
         command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
@@ -86,8 +86,8 @@ class KeeperProcess:
         return keeper
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to one question. Raises `KeeperLost` if there is none after `seconds`
-        and some grace.
+        """Return the answer to one question. Raises `KeeperLost` if no answer comes within
+        `seconds` and some grace.
         """
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None
@@ -96,7 +96,7 @@ class KeeperProcess:
             sink.write(json.dumps(question).encode() + b"\n")
             await sink.drain()
             line = await asyncio.wait_for(source.readline(), seconds + _GRACE_S)
-            # Cut or empty where it ended.
+            # The line is truncated or empty if the keeper ended.
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:
             raise KeeperLost(str(error)) from error
@@ -106,7 +106,7 @@ class KeeperProcess:
         """End the keeper and everything that runs in it."""
         sink = self._process.stdin
         assert sink is not None
-        # It then kills the call it is at; killed itself, it could not.
+        # The keeper then kills its current call; if it were killed, it could not.
         sink.close()
         try:
             await asyncio.wait_for(self._process.wait(), _GRACE_S)
@@ -117,6 +117,6 @@ class KeeperProcess:
 
 
 def _removed(folder: str, process: int) -> None:
-    # Not at the end of a process that was forked from this one: the keeper goes on in its folder.
+    # Not at the exit of a process forked from this one: the keeper still uses its folder.
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

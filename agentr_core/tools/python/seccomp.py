@@ -19,7 +19,9 @@ from agentr_core.tools.python.syscalls import numbers
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _MODE_FILTER = 2
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
-"""Instructions of classic BPF: load a word, and, jump if equal, return; all with a constant."""
+"""Instructions of classic BPF: load a word, bitwise and, jump if equal, return; all with a
+constant.
+"""
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 """Offsets in `struct seccomp_data`; arguments have 8 bytes each, the low word first."""
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -33,20 +35,22 @@ _HIDDEN_FILE = 0o20000000
 """The bit of O_TMPFILE, which makes a file that no folder lists."""
 _OPENING = _HIDDEN_FILE | os.O_TRUNC | os.O_ACCMODE
 _OPENED = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-"""Flags with which a file may be opened. Before ABI 3, Landlock lets a file that may be read be
+"""Flags with which a file may be opened. Before ABI 3, Landlock lets readable files be
 truncated.
 """
 _THREAD_NAMES = (15, 16, 0x53564D41)
-"""What prctl may do: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
+"""The allowed options of prctl: PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
 _TERMINALS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""What ioctl may do: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+"""The allowed requests of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _DESCRIPTORS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
-"""What fcntl may do: duplicate, flags, locks; not F_SETOWN, by which signals reach others."""
+"""The allowed commands of fcntl: duplicate, flags, locks; not F_SETOWN, which can send signals to
+others.
+"""
 
 
 @dataclass(frozen=True)
 class _Condition:
-    """A call is allowed if one argument, under a mask, is one of some values."""
+    """A condition on a call: one argument, under a mask, must be one of some values."""
 
     argument: int
     values: tuple[int, ...]
@@ -71,7 +75,7 @@ def _program(machine: str, process: int) -> bytes:
     known = dict(numbers(machine))
     lines = [_line(_LOAD, _ARCH_AT), _line(_EQUAL, _AUDIT_ARCH[machine], 1, 0), _line(_RETURN, _KILL)]
     lines.append(_line(_LOAD, _NUMBER_AT))
-    # glibc then makes its threads with `clone`, whose flags a filter can read.
+    # Without clone3, glibc makes threads with `clone`, whose flags a filter can read.
     lines += _answer(known.pop("clone3"), _UNKNOWN)
     for name, condition in _conditions(process).items():
         if name in known:

@@ -1,4 +1,4 @@
-"""The start-up test: runs code that tries to get past each barrier of a level."""
+"""The self-test at start-up: runs code that tries to get past each barrier of a level."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Attempt:
     code: str
     """Prints "held" if the barrier held, and anything else if it did not."""
     ends: Status = Status.OK
-    """How the call must end; anything but `ok` is proof by itself that the barrier held."""
+    """The required end of the call; anything but `ok` is by itself proof that the barrier held."""
     timeout_s: float = 60.0
     """Long enough for a busy machine."""
 
@@ -32,7 +32,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attempt showed."""
+    """The result of one attempt."""
 
     attempt: str
     level: Level
@@ -42,7 +42,7 @@ class Finding:
 async def tried(
     run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, beyond: bool = False
 ) -> tuple[Finding, ...]:
-    """Return what the attempts on the barriers of a level show, run one by one.
+    """Run the attempts on the barriers of a level one by one, and return the findings.
 
     Args:
         run: `PythonTool.run`.
@@ -59,7 +59,7 @@ async def tried(
 
 
 def attempts(limits: Limits) -> tuple[Attempt, ...]:
-    """Return all attempts; those on limits go slightly beyond them."""
+    """Return all attempts; those on limits slightly exceed them."""
     return (*_on_everything(), *_on_limits(limits), *_on_calls(), *_on_files(), *_on_namespaces())
 
 
@@ -127,7 +127,7 @@ def _on_files() -> list[Attempt]:
         "environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
         "processes of others": "open('/proc/1/status').read()",
     }
-    # Where it is not there either, nothing gets out.
+    # If a file does not exist, nothing gets out either.
     closed = (errno.EACCES, errno.EPERM, errno.ENOENT)
     return [Attempt(name, Level.LANDLOCK, _attempt(code, *closed)) for name, code in scripts.items()]
 

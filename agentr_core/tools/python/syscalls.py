@@ -1,9 +1,9 @@
 """The system calls that code may make, with their numbers on x86-64 and on 64-bit Arm.
 
-What is not here is refused. Not here on purpose, besides what is dangerous: removing, renaming and
-linking files (the list of the working folder shows all it holds), reserving space in them
-(`fallocate` fills a disk in no time), memory that no limit counts (`memfd_create`, System V), and
-changing mode, owner or times of a file, which Landlock does not watch.
+All others are refused. Besides the dangerous ones, these are left out on purpose: removing,
+renaming and linking files (a listing of the working folder must show all it holds), reserving space
+in them (`fallocate` fills a disk instantly), memory that no limit counts (`memfd_create`, System
+V), and changing the mode, owner or times of a file, which Landlock does not control.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ getrandom 318 278,
 clone 56 220, clone3 435 435, kill 62 129, tgkill 234 131, prlimit64 302 261, prctl 157 167,
 ioctl 16 29, fcntl 72 25, open 2 -, openat 257 56
 """
-"""Name, number on x86-64, number on 64-bit Arm, which lacks the old ones."""
+"""Name, number on x86-64, number on 64-bit Arm, which lacks the old calls."""
 
 
 @cache
 def numbers(machine: str) -> dict[str, int]:
     """Return the numbers of the calls that code may make, some under conditions.
 
-    `machine` is what `os.uname` calls it. Raises `OSError` for one whose numbers are not known.
+    `machine` is the name in `os.uname`. Raises `OSError` for a machine whose numbers are not known.
     """
     if machine not in ("x86_64", "aarch64"):
         raise OSError(f"the numbers of system calls on {machine} are not known to the Python tool")

@@ -1,4 +1,4 @@
-"""`PythonTool`: what the rest of the program calls."""
+"""`PythonTool`, the interface for the rest of the program."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class PythonTool:
-    """Warm interpreters; each call runs in a process of its own, which is confined.
+    """A pool of warm interpreters; each call runs in its own confined process.
 
         async with PythonTool(Limits(timeout_s=5)) as tool:
             outcome = await tool.run("import math\\nmath.comb(50, 6)")
 
-    Nothing lasts from one call to the next. Entered, it tries to break out of itself, and refuses
-    to work where a barrier of its level does not hold.
+    Nothing is kept from one call to the next. On entry the tool tests whether code can break out,
+    and refuses to work if a barrier of its level does not hold.
     """
 
     level: Level
-    """The level that holds, once entered."""
+    """The level that holds; set on entry."""
     findings: tuple[Finding, ...]
-    """What the self-test found, once entered."""
+    """The findings of the self-test; set on entry."""
     refused: tuple[str, ...]
-    """Why stricter levels do not hold, once entered."""
+    """The reasons why stricter levels do not hold; set on entry."""
 
     def __init__(
         self,
@@ -43,14 +43,15 @@ class PythonTool:
         packages: Sequence[str] = PACKAGES,
         concurrency: int | None = None,
     ) -> None:
-        """Keep settings; nothing is started yet.
+        """Store the settings; nothing is started yet.
 
         Args:
             limits: the most that a call may use.
             level: a `Level`, or "strictest" for the strictest one that holds here.
-            packages: what code may import besides the standard library, and what that needs; all of
-                it is imported once by each interpreter.
-            concurrency: calls at once, each with an interpreter; one for each core if not given.
+            packages: those that code may import besides the standard library, along with what they
+                need; each interpreter imports all of them once.
+            concurrency: the number of calls at once, each with an interpreter; one for each core by
+                default.
 
         Raises `SandboxError` for an unknown level.
         """
@@ -64,7 +65,7 @@ class PythonTool:
         self._idle: list[KeeperProcess] = []
 
     async def __aenter__(self) -> PythonTool:
-        """Start and test it. Raises `SandboxError` where the level does not hold."""
+        """Start and test the tool. Raises `SandboxError` if the level does not hold."""
         reasons = []
         for level in self._levels:
             self.level = level
@@ -88,10 +89,11 @@ class PythonTool:
         self._idle.clear()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Outcome:
-        """Return what came of code, which may be anything; `timeout_s` replaces that of the limits.
+        """Run code, which may be any text, and return the outcome; `timeout_s` replaces that of the
+        limits.
 
-        A call whose interpreter was lost is run once more, in another one. Raises `SandboxError`
-        when the kernel refuses a barrier; then the code has not run.
+        A call whose interpreter was lost is run again, in another one. Raises `SandboxError` when
+        the kernel refuses a barrier; then the code has not run.
         """
         async with self._slots:
             for _ in range(_ATTEMPTS):

@@ -1,5 +1,5 @@
-"""What a keeper does while code runs: it reads what is printed, looks at the clock, the tasks and
-the files, and in the end kills whatever is left.
+"""The watch of a keeper over running code: it reads the output, checks the clock, the tasks and the
+files, and in the end kills whatever is left.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from agentr_core.tools.python.confinement import MIB
 from agentr_core.tools.python.limits import Limits, Status
 
 _TICK_S = 0.02
-"""Between two looks at tasks and files."""
+"""Seconds between two checks of tasks and files."""
 _CHUNK = 1 << 16
 
 
 class Watch:
-    """The watch over one call: a child of this process, whose descendants come to it as orphans
-    (it is a subreaper), so that none of them escapes.
+    """The watch over one call, a child of this process. This process is a subreaper: orphaned
+    descendants of the child become its children, so that none of them escapes.
     """
 
     def __init__(self, process: int, stdout: int, stderr: int, limits: Limits, folder: Path) -> None:
@@ -34,10 +34,11 @@ class Watch:
         self._folder = folder
 
     def wait(self, deadline: float) -> dict[str, Any]:
-        """Return the outcome of the call without its milliseconds, once nothing of it is left.
+        """Return the outcome of the call without its milliseconds, once all its processes have
+        ended.
 
-        A call is ended at the deadline (of `time.monotonic`), when it passes a limit, and when
-        standard input of this process ends, for then nobody waits for it.
+        A call is ended at the deadline (of `time.monotonic`), when it exceeds a limit, and when
+        standard input of this process ends, since nobody then waits for the call.
         """
         ended = os.pidfd_open(self._process)
         try:
@@ -56,7 +57,7 @@ class Watch:
         return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": why}
 
     def _observe(self, ended: int, deadline: float) -> str:
-        """Return why the call must be ended, "" if its process has ended by itself."""
+        """Return why the call must be ended, or "" if its process has ended by itself."""
         poll = select.poll()
         for descriptor in (ended, 0, *self._output):
             poll.register(descriptor, select.POLLIN)
@@ -78,7 +79,7 @@ class Watch:
                     poll.unregister(descriptor)
 
     def _excess(self) -> str:
-        """Return which limit of those that the kernel does not keep is passed, "" if none is."""
+        """Return which limit that the kernel does not enforce is exceeded, or "" if none is."""
         limits = self._limits
         tasks = sum(_threads(process) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
@@ -95,13 +96,13 @@ class Watch:
     def _read(self, descriptor: int) -> int:
         data = os.read(descriptor, _CHUNK)
         kept = self._output[descriptor]
-        # One byte more than is shown says that there was more.
+        # One byte more than is shown tells that output was left out.
         kept += data[: max(0, self._limits.output_bytes + 1 - len(kept))]
         self._printed += len(data)
         return len(data)
 
     def _drain(self) -> None:
-        """Read what is left; nobody can write any more."""
+        """Read the remaining output; nobody can write any more."""
         for descriptor in self._output:
             while self._read(descriptor):
                 pass
@@ -144,7 +145,7 @@ def _judged(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
 
 
 def _descendants(process: int) -> list[int]:
-    """Return the children of a process, theirs, and so on."""
+    """Return all descendants of a process: its children, their children and so on."""
     found: list[int] = []
     ahead = [process]
     while ahead:

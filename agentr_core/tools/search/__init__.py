@@ -1,4 +1,4 @@
-"""The search tool: corpora and their indexes, a server of them, and clients with a cache."""
+"""The search tool: corpora and their indexes, a server for them, and clients with a cache."""
 
 from agentr_core.tools.search.corpus import Document
 from agentr_core.tools.search.providers import InProcess, Provider, RetrievalServer, Serper

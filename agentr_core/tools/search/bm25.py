@@ -1,7 +1,7 @@
-"""Ranking by words: BM25 on a library's index.
+"""Ranking by words: BM25 on the index of a library.
 
 Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009, in
-Lucene's form; k1 0.9 and b 0.4 are usual for passages of an encyclopaedia.
+Lucene's form; k1 = 0.9 and b = 0.4 are usual for passages of an encyclopaedia.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentr_core.errors import DataFileError
 from agentr_core.tools.search.ranking import Ranked, best
 
 VERSION: Final = 1
-"""Raise it when the same documents would give another index, or another ranking."""
+"""To be raised when the same documents would give another index or another ranking."""
 _K1, _B = 0.9, 0.4
 # A digit or a letter alone is a word too: "house 7".
 _WORD = re.compile(r"\w+")
@@ -32,8 +32,8 @@ _STEMS = 2**16
 
 
 class Bm25:
-    """Ranks documents by the words that they share with a query, stemmed, without the most frequent
-    ones of English. Threads may share it.
+    """A ranking of documents by the stemmed words that they share with a query, without the most
+    frequent English words. Threads may share it.
     """
 
     name = "bm25"
@@ -46,8 +46,8 @@ class Bm25:
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> Bm25:
-        """Return the ranking of texts; their words are held in memory as numbers meanwhile. Raises
-        `DataFileError` when none of them has a word to be found by.
+        """Return the ranking of texts; meanwhile their words are held in memory as numbers. Raises
+        `DataFileError` when no text has a word to search for.
         """
         words = _analyser()
         vocabulary: dict[str, int] = {}
@@ -55,15 +55,15 @@ class Bm25:
         if not vocabulary:
             raise DataFileError("no document of the corpus has a word that it can be found by; give it other documents")
         index = bm25s.BM25(k1=_K1, b=_B, method="lucene")
-        # It sets its own level to DEBUG, and would tell terminals of each index.
+        # The library sets its level to DEBUG, and would report each index to the terminal.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         index.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
         return cls(index)
 
     @classmethod
     def load(cls, folder: Path) -> Bm25:
-        """Return what `save` wrote; postings stay on disk. Raises `DataFileError` when it is
-        damaged.
+        """Return the ranking that `save` wrote; postings stay on disk. Raises `DataFileError` when
+        the index is damaged.
         """
         try:
             return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False))
@@ -71,11 +71,11 @@ class Bm25:
             raise DataFileError(f"index {folder} is damaged ({error}); delete it to have it rebuilt") from error
 
     def save(self, folder: Path) -> None:
-        """Write the index into a folder, which is made."""
+        """Write the index into a folder, which is created."""
         self._index.save(folder, show_progress=False)
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
-        """Return for each query the rows that fit best; those that share no word with it are left
+        """Return for each query the rows that match best; rows that share no word with it are left
         out.
         """
         return [self._rank(query, top_k) for query in queries]
@@ -86,8 +86,8 @@ class Bm25:
 
 
 def _analyser() -> Callable[[str], list[str]]:
-    """Return what cuts a text into stems. A stemmer is not for two threads at once; a cache of
-    stems with its lock is.
+    """Return a function that splits a text into stems. Two threads must not share a stemmer, but
+    they may share a cache of stems, which has a lock.
     """
     stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer("english").stemWord(word))
     return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]

@@ -1,4 +1,4 @@
-"""Requests to search servers, tried again while an error may be temporary."""
+"""Requests to search servers, retried while an error may be temporary."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _NO_SUCH_SERVER: Final = (404, 405, 422)
 
 
 class Connection:
-    """A server that takes and returns JSON. Searches change nothing, so each may be sent again.
-    Threads share it.
+    """A connection to a server that takes and returns JSON. Searches change nothing, so each may be
+    sent again. Threads share it.
 
     Args:
-        url: its address, without the paths.
-        secret: is sent in `headers`; no error repeats it.
-        timeout_s: seconds that an answer may take.
+        url: the server's address, without the paths.
+        secret: a text sent in `headers`; no error repeats it.
+        timeout_s: the most seconds that an answer may take.
 
     Raises `ConfigError` for an invalid address, or a secret that cannot be sent.
     """
@@ -78,11 +78,11 @@ class Connection:
         """Return the answer to a request.
 
         Raises:
-            EnvironmentTimeout: there was no answer in time, in the last of several tries.
+            EnvironmentTimeout: no answer came in time in the last of several tries.
             EnvironmentUnavailable: the server cannot be reached, or is overloaded.
             MalformedAnswer: the answer is not JSON.
             EnvironmentRefusal: the server refuses the request.
-            EnvironmentServerError: it refuses the key, or has no such path.
+            EnvironmentServerError: the server refuses the key, or has no such path.
         """
         return self._patiently("POST", path, body)
 

@@ -1,4 +1,4 @@
-"""Documents that are searched: a JSONL file with an object a line, read where it lies."""
+"""The documents to search: a JSONL file with one object per line, read in place."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Document:
 
     @property
     def text(self) -> str:
-        """The title in a line of its own, where there is one, and the contents: what is searched
-        and shown.
+        """The text that is searched and shown: the title, if any, on its own line, and the
+        contents.
         """
         return f"{self.title}\n{self.contents}" if self.title else self.contents
 
 
 class CorpusFile(Sequence[Document]):
-    """The documents of a file in its order. The file is mapped, so that one of any size costs
+    """The documents of a file in its order. The file is memory-mapped, so that any size costs
     little memory; threads may share it.
 
     Args:
-        starts: where the line of each document begins, in bytes; see `scan`.
+        starts: the byte offset of each document's line; see `scan`.
     """
 
     def __init__(self, path: Path, starts: Starts) -> None:

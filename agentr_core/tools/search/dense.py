@@ -1,5 +1,5 @@
-"""Ranking by meaning: the inner product of vectors on a flat FAISS index, which compares with every
-document.
+"""Ranking by meaning: the inner product of vectors on a flat FAISS index, which compares a query
+with every document.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from agentr_core.tools.search.encoder import Encoder
 from agentr_core.tools.search.ranking import Ranked
 
 VERSION: Final = 1
-"""Raise it when the same documents and encoder would give other vectors."""
+"""To be raised when the same documents and encoder would give other vectors."""
 _AT_ONCE: Final = 4096
 
 
 class Dense:
-    """Ranks documents by the cosine between their vectors and a query's. Threads may share it."""
+    """A ranking of documents by the cosine between their vectors and a query's. Threads may share
+    it.
+    """
 
     name = "dense"
 
@@ -39,14 +41,15 @@ class Dense:
 
     @classmethod
     def load(cls, file: Path, encoder: Encoder, *, rows: int) -> Dense:
-        """Return a ranking with the vectors of a FAISS file, such as one made elsewhere.
+        """Return a ranking with the vectors of a FAISS file, which may be made elsewhere.
 
         Args:
-            rows: the documents of the corpus; the file must have a vector for each, in their order.
+            rows: the number of documents in the corpus; the file must have a vector for each, in
+                their order.
 
         Raises:
-            DataFileError: the file is no flat index of inner products, or does not fit corpus or
-                encoder.
+            DataFileError: the file is not a flat index of inner products, or does not fit the
+                corpus or the encoder.
             ConfigError: FAISS is not installed.
         """
         faiss = _faiss()
@@ -68,7 +71,7 @@ class Dense:
         _faiss().write_index(self._index, str(file))
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:
-        """Return for each query the rows that fit best."""
+        """Return for each query the rows that match best."""
         if not queries:
             return []
         scores, rows = self._index.search(self._encoder.queries(queries), min(top_k, self._index.ntotal))

@@ -1,4 +1,4 @@
-"""Texts to vectors, by the mean of a model's last hidden states."""
+"""Encodes texts as vectors: the mean of a model's last hidden states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How texts are given to an encoder: the values of E5, whose queries and passages are marked.
+    """The form in which an encoder gets texts; the defaults are those of E5, which marks queries
+    and passages.
 
     Source: Wang et al., "Text Embeddings by Weakly-Supervised Contrastive Pre-training", 2022.
     """
@@ -41,7 +42,7 @@ class Encoder:
 
     def __init__(self, path: Path, encoding: Encoding | None = None, *, device: str = "cpu") -> None:
         """Load the model. Raises `ModelDirectoryError` when the directory is incomplete,
-        `ConfigError` for a device that is not there.
+        `ConfigError` for a device that does not exist.
         """
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -77,7 +78,7 @@ class Encoder:
 
     def _encode(self, texts: Sequence[str], most_tokens: int) -> Vectors:
         rows = np.zeros((len(texts), self.size), dtype=np.float32)
-        # Texts of like length together, so that little is padded.
+        # Texts of similar length go together, so that there is little padding.
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         for start in range(0, len(order), _BATCH):
             batch = order[start : start + _BATCH]

@@ -1,5 +1,5 @@
-"""Calls that ask the same are answered once: from memory, from the store, or by another thread's
-call that is under way.
+"""Answers equal calls only once: from memory, from the store, or by another thread's call that is
+under way.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ANSWERED: Final = ("ok", "empty")
 
 
 class Once:
-    """Answers calls, and equal ones only once. Threads may share it.
+    """A cache that answers equal calls only once. Threads may share it.
 
     Args:
-        kept: where answers are looked up, and kept; None means in memory alone. What other
-            processes keep there later is not seen. What is wanted at one time is read or written
+        kept: the store where answers are looked up and kept; None means memory alone. Answers that
+            other processes keep there later are not seen. Simultaneous reads or writes are done
             together.
-        most: the answers that are held in memory; the one used longest ago goes first.
+        most: the most answers held in memory; the least recently used is dropped first.
     """
 
     def __init__(self, kept: Kept | None = None, *, most: int = 10_000) -> None:
@@ -44,8 +44,8 @@ class Once:
         `ask`, also in threads that wait for the same answer.
 
         Args:
-            call: what is asked; its status and output are ignored.
-            ask: returns the call with status and output.
+            call: the call to answer; its status and output are ignored.
+            ask: a function that returns the call with its status and output.
         """
         identity = call.identity
         with self._lock:
@@ -80,7 +80,7 @@ class Once:
         return answered, found is not None
 
     def _known(self, kept: Kept) -> Collection[str]:
-        """Return the identities that were kept when this was first asked."""
+        """Return the identities that were kept at the first call of this method."""
         with self._listing:
             if self._there is None:
                 self._there = kept.identities()

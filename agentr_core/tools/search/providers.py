@@ -1,4 +1,6 @@
-"""Who answers queries: a retriever in this process, a retrieval server, a web search."""
+"""Providers of answers to queries: a retriever in this process, a retrieval server, a web
+search.
+"""
 
 from __future__ import annotations
 
@@ -21,34 +23,34 @@ T = TypeVar("T")
 
 
 class Provider(Protocol):
-    """Answers queries. Threads share it."""
+    """A source of answers to queries. Threads share it."""
 
     @property
     def name(self) -> str:
-        """Such as bm25, server, serper."""
+        """The name of the provider, such as bm25, server or serper."""
         ...
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Return what, besides the query, determines the answer. May ask the server; raises as
-        `ask`.
+        """Return the settings that, besides the query, determine the answer. May ask the server;
+        raises as `ask`.
 
         Providers with equal parameters give the same answers, as far as the web does.
         """
         ...
 
     def ask(self, query: str) -> list[Document]:
-        """Return what a query finds, the best first.
+        """Return the documents that a query finds, the best first.
 
         Raises:
-            EnvironmentFault: it failed this time; see `Connection.post`.
-            UserError: it cannot be used at all.
+            EnvironmentFault: the provider failed this time; see `Connection.post`.
+            UserError: the provider cannot be used at all.
         """
         ...
 
 
 class InProcess:
-    """Asks a retriever in this process."""
+    """A provider that asks a retriever in this process."""
 
     def __init__(self, retriever: Retriever, *, top_k: int) -> None:
         self.name = retriever.name
@@ -62,7 +64,7 @@ class InProcess:
 
 
 class RetrievalServer:
-    """Asks a server that follows the contract in `wire`, such as `agentr retrieve serve`."""
+    """A provider over a server with the contract in `wire`, such as `agentr retrieve serve`."""
 
     name = "server"
 
@@ -73,7 +75,7 @@ class RetrievalServer:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """See `Provider.parameters`: what the server searches, or its address if it does not
+        """See `Provider.parameters`: the server's corpus and ranking, or its address if it does not
         say.
         """
         if not self._fingerprint:
@@ -90,8 +92,8 @@ class RetrievalServer:
 
 
 class Serper:
-    """Asks Google through serper.dev, whose key costs money. Documents are the snippets it shows;
-    the pages themselves are not fetched.
+    """A provider that asks Google through serper.dev, whose key costs money. Documents are the
+    snippets shown; the pages themselves are not fetched.
 
     Args:
         key: written `${VARIABLE}` in a recipe.
@@ -142,7 +144,7 @@ class _Page(BaseModel):
 
 
 class Pace:
-    """Lets threads through at most a given number of times a second."""
+    """A gate that lets threads through at most a given number of times per second."""
 
     def __init__(self, a_second: float) -> None:
         if a_second <= 0:

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ranked = list[tuple[int, float]]
-"""Rows with their scores, the best first; of equal scores the earlier row first."""
+"""Rows with their scores, the best first; with equal scores the earlier row first."""
 
 
 class Ranker(Protocol):
-    """Ranks the rows of one corpus. Threads may share it."""
+    """A ranking of the rows of one corpus. Threads may share it."""
 
     @property
     def name(self) -> str:
-        """What a call of the search tool names as its provider."""
+        """The name of the provider in calls of the search tool."""
         ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What decides the ranking, besides the corpus."""
+        """The settings that decide the ranking, besides the corpus."""
         ...
 
     def rank(self, queries: Sequence[str], top_k: int) -> list[Ranked]:

@@ -1,4 +1,4 @@
-"""A corpus with a ranking: made in memory, or kept on disk by the hash of what it was made of."""
+"""A corpus with a ranking: made in memory, or kept on disk under the hash of its inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from agentr_core.writing import publish, remembered_sha256, writing
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that a query found; a higher `score` fits better."""
+    """A document that a query found; a higher `score` is a better match."""
 
     document: Document
     score: float
 
 
 class Retriever:
-    """Finds documents. Threads may share it.
+    """A search over a corpus. Threads may share it.
 
     Retrievers with the same `fingerprint`, a hash of corpus and ranking, give the same answers.
     """
@@ -62,12 +62,12 @@ class Retriever:
 def open_retriever(
     corpus: Path, cache: Path, *, encoder: Encoder | None = None, vectors: Path | None = None
 ) -> Retriever:
-    """Return a search of a corpus file, whose index is built unless the cache has one of the same
+    """Return a search of a corpus file, whose index is built unless the cache has one for the same
     content.
 
     Args:
-        cache: a folder, made if it does not exist.
-        encoder: searches by its vectors instead of words.
+        cache: a folder, created if it does not exist.
+        encoder: if given, the search is by its vectors instead of by words.
         vectors: a FAISS file made elsewhere, used instead of building one here.
 
     Raises:
@@ -97,8 +97,8 @@ def open_retriever(
 
 
 def _made(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) -> Path:
-    """Return the file or folder of a cache with this identity; `make` writes it if it does not
-    exist.
+    """Return the file or folder of a cache with this identity; if it does not exist, `make` writes
+    it.
     """
     path = cache / f"{identity[0]}-{fingerprint(*identity)}"
     if not path.exists():

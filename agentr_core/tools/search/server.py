@@ -32,7 +32,7 @@ def app(
     """Return the ASGI application.
 
     Args:
-        threads: searches that are done at once; others wait.
+        threads: the number of searches done at once; others wait.
         document_chars: the most characters of a document in an answer.
         hosts: see `Guard`.
     """
@@ -82,7 +82,7 @@ def _post(
         try:
             asked = model.model_validate_json(await request.body())
         except ValidationError as error:
-            # Without what was sent: it need not be text, and may be long.
+            # The error leaves out the input, which need not be text and may be long.
             return JSONResponse(
                 {"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422
             )

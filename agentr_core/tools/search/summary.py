@@ -1,7 +1,7 @@
-"""What a model of role summariser is asked about found documents, so that the transcript holds what
-they say on a query, and not them.
+"""The question to a model with the role of summariser about the documents found, so that the
+transcript holds what they say about a query instead of the documents.
 
-The world puts the question, as `Asking` in `protocols` says, and shows what `read` returns.
+The world asks the question, as `Asking` in `protocols` says, and shows the result of `read`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Write the line "{heading}" and after it a few short sentences, and nothing more.
 
 
 def question(query: str, documents: str, reasoning: Sequence[str] = (), *, sampling: Sampling = SAMPLING) -> Question:
-    """Return what to ask about the documents that a query found.
+    """Return the question about the documents that a query found.
 
     Args:
         documents: the output of the search tool; beyond 20,000 characters they are cut.
-        reasoning: what was written before the query, an entry a step. Of many entries the first and
-            the last four are told, of all at most 8,000 characters, the latest ones.
+        reasoning: the text written before the query, one entry per step. If there are many, only
+            the first and the last four entries are included, and at most the last 8,000 characters
+            of all.
     """
     text = _PROMPT.format(
         reasoning=told(reasoning) or "Nothing yet.",
@@ -59,16 +60,16 @@ def question(query: str, documents: str, reasoning: Sequence[str] = (), *, sampl
 
 
 def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
-    """Return the summary in a reply: what follows its last heading, or all of it where it has none;
-    `NOTHING` for an empty one.
+    """Return the summary in a reply: the text after its last heading, or the whole reply if it has
+    none; `NOTHING` for an empty summary.
     """
     _, _, summary = reply.rpartition(HEADING)
     return cut(summary.strip(), most_chars) or NOTHING
 
 
 def told(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
-    """Return entries with their numbers, from 1; those in the middle are left out of many, and the
-    beginning of what is too long.
+    """Return entries numbered from 1. If there are many, those in the middle are left out; if the
+    text is too long, its beginning is.
     """
     entries = [f"{number}. {entry.strip()}" for number, entry in enumerate(reasoning, start=1)]
     if len(entries) > _LATEST + 1:

@@ -1,4 +1,4 @@
-"""Queries in normal form, and documents as a model reads them: bounded."""
+"""Queries in normal form, and documents as a model reads them, with bounded length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _MARK = "..."
 
 
 def normalised(query: str) -> str:
-    """Return what a query asks for: compatible characters alike, in lower case, single spaces.
+    """Return a query in normal form: compatible characters unified, in lower case, with single
+    spaces.
 
-    Punctuation stays, for it tells C from C++.
+    Punctuation stays, since it distinguishes C from C++.
     """
     return " ".join(unicodedata.normalize("NFKC", query).casefold().split())
 
@@ -24,7 +25,7 @@ def cut(text: str, most: int) -> str:
 
 
 def shown(documents: Iterable[Document], *, document_chars: int) -> str:
-    """Return documents as one text, each of at most so many characters, with blank lines between
-    them.
+    """Return documents as one text, each of at most `document_chars` characters, with blank lines
+    between them.
     """
     return "\n\n".join(cut(document.text.strip(), document_chars) for document in documents)

@@ -1,4 +1,4 @@
-"""What several threads want of a store at one time, in one burst of it."""
+"""Combines simultaneous calls of several threads to a store into one call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from agentr_core.types import ToolCall
 
 
 class Together:
-    """Calls of several threads through one function: those that come while it works go through it
-    together, next.
+    """A combiner of the calls of several threads to one function: calls that arrive while it works
+    are passed to it together next.
 
     Args:
-        work: is given different calls, and returns what there is for some of them, by identity.
+        work: a function that takes different calls, and returns the results for some of them, by
+            identity.
     """
 
     def __init__(self, work: Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]) -> None:
@@ -24,8 +25,9 @@ class Together:
         self._working = threading.Lock()
 
     def through(self, call: ToolCall) -> ToolCall | None:
-        """Return what there is for a call, once it went through. Raises as the function; calls that
-        went with it are tried again by those who wait for them.
+        """Return the result for a call, or None, once the function has handled it. Raises as the
+        function; the other calls of a failed batch are tried again by the threads that wait for
+        them.
         """
         with self._lock:
             self._waiting.append(call)

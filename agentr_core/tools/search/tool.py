@@ -20,10 +20,10 @@ NOTHING: Final = "No document was found."
 
 
 class SearchTool:
-    """Searches. Threads share it.
+    """The search tool. Threads share it.
 
     Args:
-        once: answers equal queries once; one with a store also across runs.
+        once: answers equal queries only once; with a store, also across runs.
         document_chars: the most characters of a document that are shown.
     """
 
@@ -35,17 +35,18 @@ class SearchTool:
         self._document_chars = document_chars
 
     def call(self, query: str) -> ToolCall:
-        """Return the call with the documents as its output, in the order in which they fit.
+        """Return the call with the documents as its output, the best match first.
 
-        The provider is asked for the query in normal form, so that all which are equal in it have
-        one answer. The status is
+        The provider gets the query in normal form, so that all queries with the same form have one
+        answer. The status is
 
         - ok;
         - empty: nothing was found;
-        - invalid: the query is blank, too long or no text, and the output says so;
+        - invalid: the query is blank, too long or not text, and the output says so;
         - timeout, error: the search failed after several tries, and the output says how.
 
-        Raises `UserError` when the provider cannot be used at all, such as for a wrong key.
+        Raises `UserError` when the provider cannot be used at all, for example because of a wrong
+        key.
         """
         began = time.perf_counter()
         call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))

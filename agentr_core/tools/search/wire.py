@@ -1,8 +1,8 @@
 """The contract of retrieval servers: `/search`, `/batch_search`, `/health`.
 
 A document is `{"id", "contents"}`, with its title in the first line of the contents. Results are a
-list of documents, or for a batch a list of such lists; with `return_score`, a pair of these and the
-scores in the same shape.
+list of documents, or for a batch a list of lists; with `return_score`, a pair of the results and
+their scores in the same shape.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class FoundDocument(BaseModel):
 
 
 class Retrievers(BaseModel):
-    """How many searches a server does at once, and how many of these are free now."""
+    """The number of searches a server does at once, and the number of free slots now."""
 
     total: int
     available: int
 
 
 class Health(BaseModel):
-    """The answer of `/health`. Servers with equal fingerprints give equal answers; one that is not
-    ours has none.
+    """The answer of `/health`. Servers with equal fingerprints give equal answers; a server that is
+    not ours has no fingerprint.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""What an episode, or a step of it, is worth beside the others of its group."""
+"""The advantages of episodes, or of their steps, relative to the others of their group."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agentr_core.recipes.grpo import Credit, ScaleRewards
 from agentr_core.types import Trajectory
 
 _LEAST_DEVIATION = 1e-4
-"""Added to a deviation, as TRL does."""
+"""Added to a standard deviation, as TRL does."""
 
 
 def has_contrast(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of a group differ, so that it teaches anything."""
+    """Return whether the rewards of a group differ, so that there is anything to learn from it."""
     return len(set(rewards)) > 1
 
 
 def advantages(rewards: Sequence[float], *, scale: ScaleRewards) -> list[float]:
-    """Return each reward less the mean of its group, in units of reward or of the group's standard
-    deviation (of a sample, plus 1e-4).
+    """Return each reward minus the mean of its group, in units of reward or of the group's sample
+    standard deviation plus 1e-4.
 
     All are 0 in a group without contrast. Sources: arXiv 2402.03300 (`group`), 2503.20783 (`none`).
     """
@@ -34,14 +34,15 @@ def step_advantages(
     episodes: Sequence[Trajectory], rewards: Sequence[float], *, credit: Credit, scale: ScaleRewards
 ) -> list[list[float]]:
     """Return the advantage of each step of each episode of a group, in the units of `advantages`.
-    `rewards` are what the episodes are worth.
+    `rewards` are those of the episodes.
 
-    With `episode` a step has that of its episode. With `siblings` the group is a tree: a state is
-    what was done and seen up to it, and its value V the mean reward of the episodes through it. A
-    step has the mean reward of the episodes that took its action in its state, less V of the state.
-    Where all of a state's episodes took one action nothing was chosen, and the step has the
-    advantage of the choice before it; of the choices that lead to an episode's end these sum up to
-    its reward less the mean of the group, if each end has one reward.
+    With `episode`, a step has the advantage of its episode. With `siblings`, the group is a tree: a
+    state is the sequence of actions and observations up to it, and its value V is the mean reward
+    of the episodes through it. The advantage of a step is the mean reward of the episodes that took
+    its action in its state, minus V of the state. If all episodes in a state took the same action,
+    nothing was chosen, and the step has the advantage of the choice before it. The advantages of
+    the choices that lead to an episode's end sum to its reward minus the mean of the group, if each
+    end has one reward.
     """
     if credit == "episode" or not has_contrast(rewards):
         worth = advantages(rewards, scale=scale)
@@ -68,8 +69,8 @@ def _against_siblings(episodes: Sequence[Trajectory], rewards: Sequence[float]) 
 
 
 def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:
-    """Return the state and the choice of each step: pairs of action and observation up to it, and
-    these with its action.
+    """Return the state and the choice of each step: the pairs of action and observation before the
+    step, and those pairs with its action.
     """
     seen = [(step.action, step.observation) for step in episode.steps]
     return [((*seen[:place],), (*seen[:place], action)) for place, (action, _) in enumerate(seen)]

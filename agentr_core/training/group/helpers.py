@@ -1,7 +1,7 @@
-"""Processes that each compute a part of a gradient: on a CPU, two processes of one thread are
-faster than one of two.
+"""Processes that each compute a part of a gradient: on a CPU, two processes with one thread each
+are faster than one process with two.
 
-Weights and gradients travel as files in memory. A process ends with the one that started it.
+Weights and gradients are exchanged as files in memory. A process ends with the one that started it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentr_core.training.group.rows import PolicyRow
 
 T = TypeVar("T")
 Share = tuple[Sequence[PolicyRow], Sequence[float]]
-"""Episodes, and for each the weight of one of its tokens."""
+"""Episodes, and for each of them the weight of any of its tokens."""
 
 _policies: list[Policy] = []
 """In a helper process, the one policy that it has loaded."""
@@ -39,7 +39,7 @@ class Helpers:
     """`count` processes, each with the policy's model.
 
     Args:
-        folder: where files go that are read at once and then overwritten.
+        folder: for files that are read at once and then overwritten.
     """
 
     def __init__(self, count: int, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, folder: Path) -> None:
@@ -55,7 +55,9 @@ class Helpers:
         ]
 
     def start(self, shares: Sequence[Share], parameters: dict[str, Any]) -> list[Future[Totals]]:
-        """Have each process compute the gradient of a share with these weights."""
+        """Make each process compute the gradient of a share with these weights; return the futures
+        of what they measure.
+        """
         weights = self._write(parameters)
         return [
             process.submit(_compute, share, weights, self._gradient(number))
@@ -65,7 +67,9 @@ class Helpers:
     def settle(
         self, shares: Sequence[Sequence[PolicyRow]], parameters: dict[str, Any]
     ) -> list[Future[list[PolicyRow]]]:
-        """Have each process settle a share of the episodes that these weights sampled."""
+        """Make each process settle a share of the episodes that these weights sampled; return the
+        futures of these.
+        """
         weights = self._write(parameters)
         return [process.submit(_settle, share, weights) for process, share in zip(self._processes, shares, strict=True)]
 
@@ -73,7 +77,7 @@ class Helpers:
         """Add the gradients of all processes to those of the parameters, in order; yield what each
         process measured.
 
-        Raises `TrainingFault` if one of them ended.
+        Raises `TrainingFault` if one of the processes died.
         """
         for number, future in enumerate(started):
             totals = result(future)
@@ -96,7 +100,7 @@ class Helpers:
 
 
 def result(future: Future[T]) -> T:
-    """Return what a process computed. Raises `TrainingFault` if it ended before."""
+    """Return what a process computed. Raises `TrainingFault` if the process died before."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -108,7 +112,7 @@ def result(future: Future[T]) -> T:
 
 def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
     """Return which rows, by their lengths, each of `count` processes takes: the longest first, each
-    to the process with the least.
+    to the process with the fewest tokens so far.
     """
     shares: list[list[int]] = [[] for _ in range(count)]
     held = [0] * count
@@ -121,7 +125,8 @@ def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 def _begin(model_dir: Path, training: TrainingConfig, grpo: GrpoConfig) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # An interrupt at the terminal is for the process that began this one, which ends it in order.
+    # An interrupt at the terminal is for the process that started this one, which then shuts it
+    # down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
     use_threads(training.num_threads)

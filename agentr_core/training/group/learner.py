@@ -1,4 +1,4 @@
-"""The policy that learns: AdamW, a schedule, and updates on episodes."""
+"""Training of a policy: AdamW, a schedule, and updates on episodes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Learner:
     """A policy with its optimizer. Not thread-safe; `close` it.
 
     Args:
-        updates: how many updates the schedule is made for.
-        most: the most sampled tokens of an episode.
-        folder: where files for other processes go, ideally in memory.
-        seed: that of new adapters.
+        updates: the number of updates in the schedule.
+        most: the most sampled tokens that an episode may have.
+        folder: for files that are exchanged with other processes, ideally in memory.
+        seed: for the initialisation of new adapters.
 
     Raises `ModelDirectoryError` if the model cannot be loaded.
     """
@@ -43,12 +43,12 @@ class Learner:
         seed: int = 0,
     ) -> None:
         self.policy = Policy(model_dir, training, grpo, seed=seed)
-        # Each process would put its policy on the first GPU, beside the sampler.
+        # With a GPU, each process would put its policy on the first one, beside the sampler.
         self._processes = 1 if torch.cuda.is_available() else training.num_processes
         self._helpers = Helpers(self._processes - 1, model_dir, training, grpo, folder)
         self._training, self._grpo, self._most = training, grpo, most
         self._parameters = self.policy.parameters
-        # As the Trainer has it: norms and biases do not decay.
+        # As in the Trainer, norms and biases do not decay.
         groups = [
             {"params": [p for p in self._parameters.values() if p.ndim > 1], "weight_decay": training.weight_decay},
             {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
@@ -67,7 +67,7 @@ class Learner:
         return float(self._schedule.get_last_lr()[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """Return episodes that the present weights sampled as `Policy.settled` does."""
+        """Return episodes that the current weights sampled, as `Policy.settled` does."""
         shares = shared_out([len(row.input_ids) for row in rows], self._processes)
         own, *others = [[rows[index] for index in share] for share in shares]
         started = self._helpers.settle(others, self._parameters) if others else []
@@ -97,8 +97,8 @@ class Learner:
         return totals
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write all weights by name as safetensors, each once, for samplers of a number format to
-        take over.
+        """Write all weights by name as safetensors, each once, in the number format of the samplers
+        that load them.
         """
         save_file(self.policy.weights(dtype), file)
 
@@ -111,7 +111,7 @@ class Learner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a state of the same training."""
+        """Return to an earlier state of the same training."""
         self.policy.restore(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])

@@ -55,7 +55,7 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
 
     handler.on_train_begin(arguments, state, control)
     yield tell
-    # To loggers this means success, so a training that failed does not say it.
+    # To loggers this means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
 
 

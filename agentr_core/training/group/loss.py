@@ -1,7 +1,7 @@
 """The clipped policy-gradient loss on sampled tokens, as pure functions of flat tensors.
 
-It is the one that TRL's GRPOTrainer has for `loss_type` dapo, grpo and dr_grpo. How tokens are
-averaged is in their weights, so that a step may be cut into forward passes in any way.
+It equals the loss of TRL's GRPOTrainer for `loss_type` dapo, grpo and dr_grpo. The weights of
+tokens say how they are averaged, so that a step may be split into forward passes in any way.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from agentr_core.recipes.grpo import LossType
 
 
 class Surrogate(NamedTuple):
-    """The loss of some tokens, and sums over them, not weighted."""
+    """The loss of some tokens, and unweighted sums over them."""
 
     loss: Tensor
     clipped: Tensor
-    """Tokens whose ratio was beyond its limit, and that therefore taught nothing."""
+    """The number of tokens whose ratio was beyond its limit, so that they have no gradient."""
     sampler_kl: Tensor
-    """KL divergence from the policy that sampled, in nats."""
+    """The KL divergence from the policy that sampled, in nats."""
     kl: Tensor
-    """KL divergence to the reference, in nats; 0 if there is none."""
+    """The KL divergence to the reference, in nats; 0 without a reference."""
 
 
 def token_weights(lengths: Sequence[int], *, loss_type: LossType, most: int) -> list[float]:
-    """Return the weight of a token of each episode, by which losses are summed to the loss of an
-    optimizer step.
+    """Return for each episode the weight of its tokens in the sum that is the loss of an optimizer
+    step.
 
     Args:
-        lengths: sampled tokens of each episode.
-        most: sampled tokens that an episode may have, for `dr_grpo`.
+        lengths: the number of sampled tokens of each episode.
+        most: the most sampled tokens that an episode may have, for `dr_grpo`.
     """
     if loss_type == "dapo":
         return [1 / sum(lengths)] * len(lengths)
@@ -56,8 +56,8 @@ def surrogate(
 ) -> Surrogate:
     """Return `sum(weights * -min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A))`, where
     `r = exp(logprobs - sampled_logprobs)`, plus `beta` times the KL divergence to the reference.
-    With `delta` the first r is at most that, so that a token of negative advantage costs at most
-    `delta * -A` however likely it became: the dual clip of PPO (arXiv 1912.09729).
+    With `delta`, the first r is at most `delta`, so that a token of negative advantage costs at
+    most `delta * -A` however likely it became: the dual clip of PPO (arXiv 1912.09729).
 
     All tensors have the shape [tokens]; log-probabilities are natural. Divergences are estimated as
     `exp(d) - d - 1` for a difference d (Schulman's k3).

@@ -1,4 +1,4 @@
-"""The gradient of the loss on episodes, forward pass by forward pass, added up in the model."""
+"""The gradient of the loss on episodes, accumulated in the model over forward passes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_le
 from agentr_core.training.parent import load_parent
 
 ROUNDING = 1e-3
-"""Nats by which two log-probabilities of one token differ where the same weights computed them in
-32 bits, in other batches; seen are 1e-5.
+"""The limit in nats on the difference between two log-probabilities of one token that the same
+weights computed in 32 bits in different batches; 1e-5 was observed.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Sums over the sampled tokens of updates, but `loss` and `norm`, which are summed over the
-    updates; a norm is the gradient's before it is clipped.
+    """Sums over the sampled tokens of updates; `loss` and `norm`, the norm of the gradient before
+    clipping, are summed over the updates instead.
     """
 
     tokens: int = 0
@@ -46,18 +46,18 @@ class Totals:
         return self
 
     def mean(self, name: str) -> float:
-        """Return the mean of a sum over the tokens."""
+        """Return the sum with this name divided by the number of tokens."""
         return float(getattr(self, name)) / max(1, self.tokens)
 
 
 class Policy:
-    """A model on the first GPU or the CPU, with 32-bit numbers in what is trained: all weights, or
-    LoRA adapters. Not thread-safe.
+    """A model on the first GPU or the CPU, with 32-bit numbers for the trained parameters: all
+    weights, or LoRA adapters. Not thread-safe.
 
     Args:
-        seed: that of new adapters.
+        seed: for the initialisation of new adapters.
 
-    Raises `ModelDirectoryError` when it cannot be loaded.
+    Raises `ModelDirectoryError` when the model cannot be loaded.
     """
 
     def __init__(self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, *, seed: int = 0) -> None:
@@ -69,10 +69,10 @@ class Policy:
                 model = adapted(model, training)
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
-        # Samplers draw no token beyond the tokenizer's either.
+        # Samplers, too, draw only tokens that the tokenizer has.
         self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # Evaluation mode: what is trained is what sampled, without dropout.
+        # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.to(self._device).eval()
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._reference: Any = None
@@ -85,24 +85,28 @@ class Policy:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all weights as a model without adapters has them, each once, on the CPU."""
+        """Return all weights, each once, on the CPU, with adapters merged and the names of a model
+        without adapters.
+        """
         return whole_weights(self.model, dtype)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is trained, and what belongs to it, as `restore` takes it."""
+        """Return the trained parameters, and what belongs to them, in the form that `restore`
+        takes.
+        """
         trained = self.parameters
         return {name: value for name, value in self.model.state_dict().items() if name in trained or not self._adapted}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to a state of the same training."""
+        """Return to an earlier state of the same training."""
         self.model.load_state_dict(state, strict=not self._adapted)
 
     def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> Totals:
-        """Add the gradient of the loss on episodes to that of the parameters, and return what was
-        measured on the way.
+        """Add the gradient of the loss on episodes to that of the parameters, and return the sums
+        measured meanwhile.
 
         Args:
-            weights: that of a token of each episode.
+            weights: for each episode, the weight of its tokens.
         """
         totals = Totals(tokens=sum(len(row.positions) for row in rows))
         if not rows:
@@ -121,11 +125,11 @@ class Policy:
         return totals
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """Return episodes that this policy sampled, with its own log-probabilities in place of
-        those of the sampler that differ by rounding alone.
+        """Return episodes that this policy sampled, with its own log-probabilities in place of the
+        sampler's where these differ by rounding alone.
 
-        Which requests a sampler computed together depends on the clock, and so does the last bit of
-        a log-probability. The weights must not.
+        Timing decides which requests a sampler computes together, and thereby the last bit of a
+        log-probability. The trained weights must not depend on timing.
         """
         if not rows:
             return []
@@ -145,7 +149,7 @@ class Policy:
         return iter(forward_passes(numbered(rows), packing=True, rows_per_pass=together))
 
     def _values(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> dict[str, Tensor]:
-        """Return what the loss needs of each sampled token, in the order of `numbered`."""
+        """Return the arguments of the loss for each sampled token, in the order of `numbered`."""
         lengths = torch.tensor([len(row.positions) for row in rows])
         values = {
             "sampled_logprobs": torch.tensor([value for row in rows for value in row.logprobs]),
@@ -182,11 +186,11 @@ class Policy:
         return scores.gather(1, targets[:, None])[:, 0]
 
     def _scores(self, model: Any, one: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
-        """Return the log-probabilities of all tokens, [sampled tokens, vocabulary], before each of
-        the sampled ones of a pass.
+        """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token
+        of a pass was drawn.
         """
         positions = sampled.nonzero().squeeze(1)
-        # Of one row only the sampled positions are scored, filled up to few lengths.
+        # In a pass of one row only the sampled positions are scored, padded to a few lengths.
         alone = len(one["input_ids"]) == 1
         keep = torch.nn.functional.pad(positions, (0, -len(positions) % QUANTUM)).to(self._device) if alone else 0
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
@@ -201,7 +205,7 @@ class Policy:
 
 
 def _numbers(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the numbers of a pass's sampled tokens, and which of its flat targets they are."""
+    """Return the numbers of a pass's sampled tokens, and a mask of them over its flat targets."""
     numbers = one["labels"][:, 1:].reshape(-1)
     sampled = numbers != IGNORED
     return numbers[sampled], sampled

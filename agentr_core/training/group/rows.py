@@ -1,7 +1,8 @@
-"""Episodes as token rows: the loss applies to the tokens that the sampler gave, and to no others.
+"""Episodes as token rows: the loss applies to the tokens that the sampler returned, and to no
+others.
 
-A reply that was cut by its token limit is followed by an end of turn that nobody sampled, and a
-server may not return its end of turn: neither has a log-probability, so neither is trained.
+A reply that was cut by its token limit is followed by an end of turn that was not sampled, and a
+server may not return the end of turn: neither has a log-probability, so neither is trained.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def policy_row(
     Args:
         messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
             reply in the middle of a growing turn carries none, and is not trained.
-        advantages: those of the steps.
-        given: how many of the first steps the episode went on from; they are not trained.
+        advantages: the advantages of the steps.
+        given: the number of first steps that the episode continued from; they are not trained.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -59,13 +60,13 @@ def policy_row(
             continue
         if step.logprobs is None or len(step.logprobs) != len(step.token_ids):
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
-        # An end that the turn went on after is not read.
+        # If the turn continues after this reply, the end of turn that was sampled is left out.
         ids = step.token_ids if ends else renderer.inner_ids(span)
         found, trained = trained[: len(ids)], trained[len(ids) :]
         if tuple(rendered.input_ids[position] for position in found) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
         if ends and found and trained[:1] == [found[-1] + 1]:
-            # Nobody sampled this end of turn.
+            # This end of turn was not sampled.
             trained = trained[1:]
         if number < given:
             continue
@@ -78,8 +79,8 @@ def policy_row(
 
 
 def _replies(messages: Sequence[Message]) -> Iterator[tuple[Span, bool]]:
-    """Yield the replies of a whole episode's conversation, each with whether it ends its turn. In a
-    growing turn, replies and observations alternate.
+    """Yield the replies of a whole episode's conversation, each with a flag that says whether it
+    ends its turn. In a growing turn, replies and observations alternate.
     """
     for message in messages:
         if message.spans:

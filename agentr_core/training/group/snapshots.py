@@ -1,5 +1,4 @@
-"""The unfinished work of a training that samples: its last two states, each written whole or not at
-all.
+"""The saved states of a training that samples: its last two, each written completely or not at all.
 
 They contain no state of a random generator, because each draw has its own seed.
 """
@@ -15,7 +14,7 @@ from agentr_core.training.job import STEP, TrainingStep
 from agentr_core.writing import writing
 
 _KEPT = 2
-"""Two, so that a crash while one is written leaves the other."""
+"""The number of states kept: two, so that a crash while one is written leaves the other."""
 
 
 def save(folder: Path, step: int, learner: dict[str, Any], history: list[TrainingStep]) -> None:

@@ -1,7 +1,8 @@
-"""What a training minimises, one module a kind: its settings, its rows, its trainer.
+"""The objectives that a training minimises, one module for each kind: its settings, rows and
+trainer.
 
 A new kind that is trained in a process of its own is a module here and a member of `Trainable`; one
-that samples while it trains belongs to its method and is no member of it.
+that samples while it trains belongs to its method and is not a member.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reinforcement learning on groups of episodes, which are sampled while it trains."""
+"""Reinforcement learning on groups of episodes that are sampled during training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from agentr_core.types import Trajectory
 
 
 class GroupReward(Protocol):
-    """What the episodes of a group are worth to a training, where that is not their own reward: a
-    record, since it is part of the id of a checkpoint.
+    """A replacement for the episodes' own rewards within a group. It is a record, since it is part
+    of the id of a checkpoint.
     """
 
     def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
-        """Return the worth of each episode of a group in a step, from 1, of so many."""
+        """Return the reward to use for each episode of a group in step `step`, from 1 to
+        `steps`.
+        """
         ...
 
 
@@ -30,5 +32,6 @@ class GroupRelative(Objective):
     rows: ClassVar[Literal["episodes"]] = "episodes"
     grpo: GrpoConfig
     reward: GroupReward | None = later(None)  # noqa: RUF009
-    """What is compared within a group; None: the reward that the environment, or its grader,
-    gave."""
+    """The reward that is compared within a group; None: the one that the environment, or its
+    grader, gave.
+    """

@@ -1,6 +1,6 @@
-"""What every kind of objective says about itself.
+"""The interface of all kinds of objectives.
 
-These records import neither torch nor TRL: a trainer is imported when it is asked for.
+These records import neither torch nor TRL: a trainer is imported only when requested.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(ABC):
-    """What a training minimises. `kind` is its tag; the other fields are its settings."""
+    """A quantity that a training minimises. `kind` is its tag; the other fields are its
+    settings.
+    """
 
     kind: str
     rows: ClassVar[Literal["samples", "pairs", "episodes"]]
-    """What one row of its data is."""
+    """The kind of the rows of its data."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its settings by name: part of the id of a checkpoint, and stored with it. Fields that
-        were added later are left out while they have their default.
+        """Return its settings by name: part of the id of a checkpoint, and stored with it. Fields
+        that were added later are left out while they have their default.
         """
         left_out = {"kind"} | absent(self)
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
 
 
 class Offline(Objective):
-    """An objective on a dataset that is there before its training begins."""
+    """An objective on a dataset that exists before the training begins."""
 
     __slots__ = ()
 
@@ -50,7 +52,7 @@ class Offline(Objective):
 
     @abstractmethod
     def trainer(self) -> TrainerModule:
-        """Import and return the module that has its trainer."""
+        """Import and return the module with its trainer."""
 
 
 class TrainerModule(Protocol):

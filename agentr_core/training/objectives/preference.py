@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceLoss:
-    """The loss of preference training; names are TRL's. The reference is the model that the
+    """The loss of preference training, with the names of TRL. The reference is the model that the
     training starts from.
     """
 

@@ -1,1 +1,1 @@
-"""Question sets that are made, from a seed: their answers are derived, never written down."""
+"""Question sets made from a seed: their answers are derived, never written down."""

@@ -1,5 +1,5 @@
-"""The encyclopaedia of an invented universe: an article for each entity, and questions that go from
-article to article. What an article says and what a question asks come from one table of relations.
+"""The encyclopaedia of an invented universe: an article for each entity, and questions that lead
+from article to article. Articles and questions come from one table of relations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _MOST_TRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """How a relation is told of a subject, and how its object is called without being named."""
+    """The sentence that states a relation of a subject, and the phrase for its object without its
+    name.
+    """
 
     sentence: str
     phrase: str
@@ -70,7 +72,7 @@ def problems(
 
 
 def follow(entities: Mapping[str, Entity], subject: str, relations: Sequence[str]) -> list[str]:
-    """Return a chain: the subject, and what each relation leads to from there."""
+    """Return a chain: the subject, and what each relation leads to in turn."""
     chain = [subject]
     for relation in relations:
         chain.append(entities[chain[-1]].facts[relation])
@@ -103,13 +105,13 @@ def _fresh(
 
 
 def _walk(entities: Mapping[str, Entity], subject: str, hops: int, rng: random.Random) -> list[str]:
-    """Return the relations of a chain that comes to no place twice; empty where the draw led to
-    none.
+    """Return random relations of a chain that visits no place twice; empty if the draw reached a
+    dead end.
     """
     place, relations, seen = subject, [], {subject}
     for hop in range(hops):
         facts = entities[place].facts if place in entities else {}
-        # What only names a value ends a chain.
+        # A relation to a plain value can only end a chain.
         onward = [
             relation
             for relation, leads_to in facts.items()

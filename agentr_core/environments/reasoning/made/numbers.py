@@ -1,4 +1,4 @@
-"""Problems with numbers that are quick to answer with a few lines of Python, and hard without."""
+"""Number problems that are quick to answer with a few lines of Python, and hard without them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SOURCE = "numbers"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of problem: its words and the expert's code, with places for the numbers, how these
-    are drawn, and how the answer follows from them.
+    """A kind of problem: the templates of its question and of the expert's code, how the numbers in
+    them are drawn, and how the answer is computed.
     """
 
     question: str
@@ -83,8 +83,8 @@ def _collatz(n: int) -> int:
 
 
 def _one_but_not_both(n: int, a: int, b: int) -> int:
-    """Return it by inclusion and exclusion: sums of the multiples of a, of b, twice less those of
-    both.
+    """Return the sum by inclusion and exclusion: multiples of a plus those of b, minus twice those
+    of both.
     """
 
     def multiples(step: int) -> int:
@@ -108,7 +108,7 @@ def _dice(dice: int, sides: int, total: int) -> Fraction:
 
 
 def _recurrence(a: int, b: int, n: int, m: int) -> int:
-    """Return the term by the power of its matrix, squared again and again."""
+    """Return the term, from a matrix power by repeated squaring."""
     result, base, power = (1, 0, 0, 1), (a, b, 1, 0), n - 1
     while power:
         if power % 2:
@@ -211,7 +211,7 @@ _KINDS = (
         "What is the sum of the greatest common divisors of {n} and k, over all whole numbers k from 1 to {n}?",
         "from math import gcd\nprint(sum(gcd({n}, k) for k in range(1, {n} + 1)))",
         lambda rng: {"n": 6 * rng.randrange(20, 500)},
-        # By Euler's function: d is the divisor for phi(n / d) numbers.
+        # By Euler's function: d is the greatest common divisor for phi(n / d) numbers.
         lambda n: sum(d * _coprime(n // d) for d in range(1, n + 1) if n % d == 0),
     ),
 )

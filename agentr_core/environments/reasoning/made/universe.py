@@ -1,7 +1,7 @@
 """Invented universes: people and places with names, and the relations between them, from a seed.
 
-Nothing in one is true of the real world, so that its questions are answered by looking up and not
-by memory. Idea: PhantomWiki (arXiv 2502.20377).
+Nothing in one is true of the real world, so its questions are answered by looking things up, not
+from memory. Idea: PhantomWiki (arXiv 2502.20377).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entity:
     """A person, town, country or river. `kind` is one of these words.
 
     `facts` maps a relation to what it leads to: the name of another entity, or a value. Each
-    relation leads to one thing, so that a chain of them has one end.
+    relation leads to one thing, so a chain of relations has one end.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Entity:
 
 
 def universe(seed: int, *, people: int, towns: int) -> dict[str, Entity]:
-    """Return the entities of an invented universe by their names; no two share one. It has `towns`
-    towns, and `people` people or some more: whole generations.
+    """Return the entities of an invented universe by their names, which are unique. It has `towns`
+    towns, and `people` people or a few more, since whole generations are drawn.
 
-    Raises `ConfigError` for fewer than 20 people or 12 towns, and for more towns than people, each
-    of whom is mayor of one at most.
+    Raises `ConfigError` for fewer than 20 people or 12 towns, and for more towns than people, since
+    each person is mayor of at most one.
     """
     if people < max(20, towns) or towns < 2 * _COUNTRIES:
         raise ConfigError(
@@ -85,9 +85,10 @@ def universe(seed: int, *, people: int, towns: int) -> dict[str, Entity]:
 
 
 def _people(rng: random.Random, names: _Names, count: int) -> dict[str, dict[str, str]]:
-    """Return people with their families and teachers: couples, their children, who marry in turn.
+    """Return people with their families and teachers: couples and their children, who marry in
+    turn.
 
-    A child has the family name of its father, and so has his wife.
+    A child has the family name of its father, and a wife that of her husband.
     """
     facts: dict[str, dict[str, str]] = {}
     generation = _couples(rng, names, facts, max(2, count // 12))
@@ -128,14 +129,14 @@ def _marry(facts: dict[str, dict[str, str]], one: str, other: str) -> None:
 
 
 class _Names:
-    """Draws invented words, each once."""
+    """A source of invented words, each drawn once."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._given: set[str] = set()
 
     def fresh(self, end: str = "") -> str:
-        """Return a new word with a capital; `end` is its ending."""
+        """Return a new capitalised word; `end` is its ending."""
         while True:
             parts = [self._rng.choice(_ONSETS) + self._rng.choice(_VOWELS) for _ in range(self._rng.choice((1, 2, 2)))]
             word = "".join(parts) + (end or self._rng.choice(_CODAS))

@@ -1,1 +1,1 @@
-"""The judge: what it is asked, its verdicts, and the first error of a bad path."""
+"""The judge: its prompt, its verdicts, and the first error of a bad path."""

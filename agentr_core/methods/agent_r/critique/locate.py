@@ -35,7 +35,7 @@ class Scan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the judge is asked about one node. `dropped_steps` counts the oldest steps left out to
+    """A question to the judge about one node. `dropped_steps` counts the oldest steps left out to
     make it fit.
     """
 
@@ -49,9 +49,9 @@ class Judgement:
     """The judge's verdict on node `node`: the majority of its `votes`, each read from one of
     `generations`.
 
-    Both are empty, and the verdict is unparsable, for a step that does not fit the judge's context
-    even without a log, by the judge's own count of tokens. `seed` is that of the request;
-    `dropped_steps` were left out of its log.
+    `votes` and `generations` are empty and the verdict is unparsable for a step that does not fit
+    the judge's context even without a log, by the judge's own count of tokens. `seed` is the
+    request's; `dropped_steps` counts the steps left out of its log.
     """
 
     node: int
@@ -76,8 +76,8 @@ class Judgement:
 
 
 def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:
-    """Return each bad path of the pairs of one tree once, starting at the earliest step that any of
-    its pairs needs judged.
+    """Return one scan of each bad path of the pairs of one tree, starting at the earliest step that
+    any of its pairs needs judged.
     """
     scans: dict[int, Scan] = {}
     for pair in pairs:
@@ -97,7 +97,7 @@ def scan_start(split: int, config: CritiqueConfig) -> int:
 def questions(
     scan: Scan, config: CritiqueConfig, *, seed: int, count_tokens: Callable[[Request], int], context_length: int
 ) -> tuple[Question, ...]:
-    """Return what the judge is asked about the steps of a path, in order.
+    """Return the questions to the judge about the steps of a path, in order.
 
     The log contains actions and observations, never thoughts. Its oldest steps are dropped until
     the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
@@ -131,11 +131,11 @@ async def judge_paths(
     known: Mapping[int, Judgement] | None = None,
     on_judgement: Callable[[Judgement], None] | None = None,
 ) -> dict[int, Judgement]:
-    """Return the judgements of all steps of the scans of one tree, by node; all are asked for at
+    """Return the judgements of all steps of the scans of one tree, by node; all are requested at
     once.
 
     Args:
-        known: judgements made before, by node; they are part of the result and not asked for again.
+        known: judgements made before, by node; they are part of the result and not requested again.
         on_judgement: is called with each new judgement as soon as it is made.
 
     Raises:
@@ -204,7 +204,7 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             break
         except PromptTooLong:
             if question.dropped_steps == position:
-                # The observation that overfilled the policy's own context: nothing more can be
+                # This observation overfilled even the policy's context: nothing more can be
                 # dropped.
                 return _judgement(question, Verdict.UNPARSABLE, (), ())
         dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)

@@ -34,8 +34,8 @@ def parse_verdict(reply: str) -> Verdict:
 def majority(votes: Iterable[Verdict]) -> Verdict:
     """Return the verdict with the most votes; a tie is uncertain.
 
-    Unparsable votes do not count, unless there are no others: then the result is unparsable, as it
-    is without votes.
+    Unparsable votes do not count unless there are no others: then the result is unparsable, as it
+    is without any votes.
     """
     counts = Counter(vote for vote in votes if vote is not Verdict.UNPARSABLE).most_common()
     if not counts:

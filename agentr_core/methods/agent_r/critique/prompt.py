@@ -1,6 +1,4 @@
-"""What the judge is asked, in words that fit any environment. Source: Agent-R section 3.2 (own
-wording).
-"""
+"""The judge's prompt, worded to fit any environment. Source: Agent-R section 3.2 (own wording)."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def judge_messages(
         task_description: the first observation of the episode.
         log: (action, observation) of the steps before the judged one, oldest first; no thoughts.
         action: the judged action, as the environment's parser read it.
-        observation: what came of it.
+        observation: the observation that followed it.
     """
     done = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
     text = (

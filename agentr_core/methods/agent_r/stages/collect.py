@@ -37,7 +37,7 @@ def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) ->
 
 
 def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return for each tree the id under which it was last restarted, or its own if it never was."""
+    """Return, for each tree, the id of its last restart, or its own id if there was none."""
     later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
     begun = stored_trees(store, [key for keys in later.values() for key in keys])
     return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
@@ -58,8 +58,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
-        DataFault: training and test instances meet, or the policy is missing.
-        RunBusy: another process grows one of the trees, too.
+        DataFault: training and test instances overlap, or the policy is missing.
+        RunBusy: another process is growing one of the trees.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
@@ -67,8 +67,8 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     unfinished = unfinished_trees(place.store, list(wanted))
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
-        # The lock of the run keeps others out where locks work; the mark does also where they do
-        # not.
+        # The lock of the run keeps other processes out where locks work; the mark also does where
+        # they do not.
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
@@ -90,7 +90,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
-    """Copy finished trees of runs with the same search inputs, where an iteration has none; return
+    """Copy finished trees that an iteration lacks from runs with the same search inputs; return
     their number.
     """
     others = runs_alike(place.store, place.run_id, STAGE)

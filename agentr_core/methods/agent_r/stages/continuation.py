@@ -1,6 +1,4 @@
-"""Continuation: after the turn of revision the policy itself plays on, several times for each
-pair.
-"""
+"""Continuation: after the revision turn the policy itself plays on, several times for each pair."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ STAGE = "continue"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """How a judged pair was continued: its steps up to the turn of revision, or why there are none;
+    """The continuation of a judged pair: its steps up to the revision turn, or why there are none,
     and its tries, by trajectory id.
     """
 
@@ -39,7 +37,7 @@ async def continuations(
 
     Args:
         critiques: by the id of their pair.
-        seed: of the turns of revision.
+        seed: of the revision turns.
 
     Raises:
         ErrorBudgetSpent: more tries failed than the recipe allows; what was played is kept.
@@ -67,7 +65,7 @@ async def continuations(
 def _begun(
     place: Workplace, pairs: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
 ) -> dict[str, tuple[Step, ...] | Rejection]:
-    """Return, for each pair, its played steps up to the turn of revision, or why there are none."""
+    """Return, for each pair, its played steps up to the revision turn, or why there are none."""
     begun: dict[str, tuple[Step, ...] | Rejection] = {}
     with place.worlds() as worlds:
         for key, pair in pairs.items():
@@ -83,7 +81,7 @@ def _begun(
 def _plans(
     place: Workplace, iteration: int, pairs: Sequence[PathPair], begun: Mapping[str, tuple[Step, ...] | Rejection]
 ) -> dict[str, tuple[str, EpisodePlan]]:
-    """Return pair and plan of each try, by the id of its trajectory."""
+    """Return the pair id and the plan of each try, by trajectory id."""
     samples = place.recipe.splice.continuation.samples
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     found: dict[str, tuple[str, EpisodePlan]] = {}

@@ -1,6 +1,4 @@
-"""Critique: pair the paths of each tree and find the first error of each bad one, by the judge's
-word.
-"""
+"""Critique: pair the paths of each tree and let the judge find the first error of each bad one."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
 
 def _paths(place: Workplace, trees: Mapping[str, Tree]) -> dict[str, tuple[Path, ...]]:
     """Return the leaf paths of each tree with the random streams of the run's pairs."""
-    # A run that an earlier version began goes on with the seeds that it began with.
+    # A run begun by an earlier version keeps the seeds that it began with.
     shares = knows_inputs(place.store, place.run_id)
     return {key: leaf_paths(tree, key, stream=tree.instance.key if shares else "") for key, tree in trees.items()}
 
@@ -62,7 +60,7 @@ def _paths(place: Workplace, trees: Mapping[str, Tree]) -> dict[str, tuple[Path,
 def _make_pairs(
     place: Workplace, iteration: int, trees: Mapping[str, Tree]
 ) -> tuple[list[PathPair], list[Rows], list[Rejection]]:
-    """Return the pairs of all trees of an iteration, their rows, and what was turned away."""
+    """Return the pairs of all trees of an iteration, their rows, and the rejections."""
     pairs: list[PathPair] = []
     rows: list[Rows] = []
     rejections: list[Rejection] = []
@@ -85,10 +83,11 @@ def _make_pairs(
 
 
 async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Pair the finished trees of an iteration and judge the bad paths that are not judged yet.
+    """Pair the paths of an iteration's finished trees and judge the bad ones that are not judged
+    yet; return the counts.
 
-    What the same judge said about the same trees in another run is taken over.
-    In splice mode `direct` nobody is judged: pairs are stored, critiques are not.
+    Judgements of the same judge on the same trees in another run are taken over. In splice mode
+    `direct` nothing is judged: pairs are stored, critiques are not.
     """
     trees = finished_trees(place, iteration)
     pairs, rows, rejections = await asyncio.to_thread(_make_pairs, place, iteration, trees)
@@ -146,9 +145,9 @@ async def _judge_tree(
     batcher: Sampler,
     writer: Writer,
 ) -> None:
-    """Have the bad paths of a tree judged, and store each judgement and what is found in each path.
+    """Have the bad paths of a tree judged, and store each judgement and the critique of each path.
 
-    `stored` are judgements by node that are not asked for again.
+    `stored` holds judgements by node, which are not requested again.
     """
     config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
     judgements = await judge_paths(

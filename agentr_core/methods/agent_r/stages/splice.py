@@ -37,7 +37,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     """Make the samples of an iteration from its pairs, critiques and good paths; return how many of
     each there are.
 
-    In splice mode `continued` the policy first plays on from the turns of revision. Raises as
+    In splice mode `continued` the policy first plays on from the revision turns. Raises as
     `continuations`.
     """
     trees = finished_trees(place, iteration)
@@ -146,8 +146,8 @@ def _fits(place: Workplace, iteration: int) -> Fits | None:
 
 
 def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
-    """Return a splice as it would be read: nobody drew its turns one after the other, so they are
-    measured.
+    """Return a splice as a policy with a window would read it: its turns were not sampled in
+    sequence, so what the window leaves out is computed here.
     """
     if fits is None:
         return (sample,)
@@ -155,8 +155,8 @@ def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) 
 
 
 def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
-    """Return the samples of a good path: as its replies were drawn or, if it was pruned, as they
-    would be read.
+    """Return the samples of a good path: windowed as when its replies were drawn or, if it was
+    pruned, as `_as_read` does.
     """
     prune = place.recipe.splice.prune
     subject = f"{path.tree_id}:{path.leaf}"

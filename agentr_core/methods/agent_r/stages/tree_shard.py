@@ -35,7 +35,7 @@ failed.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeWork:
-    """A tree to grow; `begun` is what the store has of it.
+    """A tree to grow; `begun` is the part of it that is stored.
 
     `replaces` is the id that the tree had before it was first restarted; empty if it never was.
     """
@@ -52,7 +52,7 @@ class TreeWork:
 
 
 def restarted(first_id: str, number: int) -> str:
-    """Return the id of a tree after its restart number `number`; 0 is the tree as first begun."""
+    """Return the id of a tree after `number` restarts; with 0, its id as first begun."""
     return fingerprint("restarted tree", first_id, number) if number else first_id
 
 
@@ -148,7 +148,7 @@ class _Trees:
         self.timers: list[EpisodeTimer] = []
 
     def show(self, finished: int = 0) -> None:
-        """Report progress, with so many trees more that are finished."""
+        """Report progress, with `finished` more trees done."""
         self._done += finished
         self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler)}")
 
@@ -161,10 +161,9 @@ class _Trees:
                 self._begin_anew(work, error, attempt)
 
     def _begin_anew(self, work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
-        """Leave what there is of a tree as it is, and let a new tree take its place."""
-        # A tree of another process may have been begun in another version of its world; one of this
-        # process in a world that promises to repeat itself to the letter shows that the world is
-        # broken.
+        """Leave the stored part of a tree as it is, and let a new tree take its place."""
+        # A tree begun by another process may belong to another version of its world. If a tree of
+        # this process diverges in a world that promises exact repetition, that world is broken.
         foreign = attempt == 1 and work.begun is not None
         restarts = self._restarts[work.first_id]
         if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
@@ -220,11 +219,11 @@ class _Trees:
             del self._latest[work.first_id]
 
     async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
-        """Return the text at the root. Raises `ReplayDiverged` if it is another one now."""
+        """Return the text at the root. Raises `ReplayDiverged` if it has changed."""
         stored = self._latest[work.first_id]
         if stored is not None and len(stored.nodes) > 1:
             return stored.first_observation
-        # A tree that is only a root is grown from where the environment stands.
+        # A tree that is only a root is grown from the environment's current state.
         with phase("reset"):
             first = await call(env, timer, lambda: answers.reset(env, work.instance))
         if stored is None:

@@ -1,6 +1,4 @@
-"""From the beginning of a child to its end: the world gets the written steps, then the policy goes
-on.
-"""
+"""Carries out a draft: the world gets the written reply, then the policy goes on to the end."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ from agentr_core.types import Instance, Sampling, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A trajectory, and by position the draws of those replies that were drawn for it."""
+    """A trajectory, and the draws of the replies that were drawn for it, by position."""
 
     trajectory: Trajectory
     draws: dict[int, Draw] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        """How many tokens were drawn for it."""
+        """The number of tokens that were drawn for the trajectory."""
         return sum(draw.generation.completion_tokens for draw in self.draws.values())
 
 
@@ -76,5 +74,5 @@ async def carry_out(
 
 
 def sampling_of(config: FlywheelConfig) -> Sampling:
-    """Return how the policy is sampled."""
+    """Return the sampling settings of the policy."""
     return config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens)

@@ -1,4 +1,4 @@
-"""What an operator makes of a parent, before the world and the policy go on with it."""
+"""What an operator makes of a parent, before world and policy complete it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentr_core.types import Step, Trajectory
 
 
 class Unmade(NamedTuple):
-    """Why an operator makes no child: a slug, and details."""
+    """The reason why an operator makes no child: a slug, and details."""
 
     reason: str
     detail: str = ""
@@ -19,13 +19,13 @@ class Unmade(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """How a child begins.
+    """The beginning of a child.
 
-    `prefix` are recorded steps. `reply` is a reply, written by a model, that the world gets after
+    `prefix` holds recorded steps. `reply` is a reply, written by a model, that the world gets after
     them; it is empty if the policy goes on at once. `position` is the step at which the child
-    leaves its parent, or None if it differs as a whole. `whole` is a child that needs neither world
-    nor policy. `prompt_hash` is the hash of what a model was asked for it, or of the hint that the
-    policy was given.
+    leaves its parent, or None if it differs as a whole. `whole` is a finished child, which needs
+    neither world nor policy. `prompt_hash` is the hash of the prompt that a model was given for it,
+    or of the policy's hint.
     """
 
     prefix: tuple[Step, ...] = ()
@@ -36,16 +36,17 @@ class Draft:
 
     @property
     def given(self) -> int:
-        """How many of the child's first steps were recorded before: their tools are not called
-        again.
+        """The number of the child's first steps that were recorded before; their tools are not
+        called again.
         """
         return len(self.prefix if self.whole is None else self.whole.steps)
 
 
 class Manner(Protocol):
-    """How a kind of world has its steps: what counts as a step, and how a text becomes one.
+    """The form of steps in a kind of world: what counts as a step, and how a text becomes one.
 
-    A numbered step may be several recorded ones, such as a hint and the reply that follows it.
+    A numbered step may consist of several recorded ones, such as a hint and the reply that follows
+    it.
     """
 
     @property
@@ -55,7 +56,7 @@ class Manner(Protocol):
 
     @property
     def domain(self) -> Domain:
-        """The kind of hints that fit."""
+        """The kind of hints that suit the world."""
         ...
 
     def ends(self, steps: Sequence[Step]) -> list[int]:
@@ -67,17 +68,17 @@ class Manner(Protocol):
         ...
 
     def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
-        """Return how a trajectory goes on from recorded steps with a rewritten one."""
+        """Return the draft that goes on from recorded steps with a rewritten step."""
         ...
 
     def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
-        """Return how a trajectory goes on from recorded steps with a hint; an answer, or another
-        end, is undone.
+        """Return the draft that goes on from recorded steps with a hint; an answer, or any other
+        end of the episode, is undone.
         """
         ...
 
     def cost(self, trajectory: Trajectory) -> int:
-        """Return how much was done: tool calls, or steps where there are no tools."""
+        """Return the number of tool calls, or of steps where there are no tools."""
         ...
 
 
@@ -92,8 +93,8 @@ def numbered(manner: Manner, steps: Sequence[Step], upto: int | None = None) -> 
 
 
 def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, int] | Unmade:
-    """Return where a numbered step begins and ends among recorded ones; a number that is out of
-    range makes no child.
+    """Return where a numbered step begins and ends among recorded ones, or `Unmade` if the number
+    is out of range.
     """
     ends = manner.ends(steps)
     if not 1 <= number <= len(ends):
@@ -102,5 +103,5 @@ def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, in
 
 
 def written(step: Step, reply: str) -> Step:
-    """Return a recorded step with another reply, which nobody sampled."""
+    """Return a recorded step with another reply, which the policy did not sample."""
     return replace(step, reply=reply, token_ids=(), logprobs=None, finish_reason=None, tokenizer=None)

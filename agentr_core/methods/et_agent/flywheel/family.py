@@ -1,4 +1,4 @@
-"""The family of a question: its members, and which of them a round varies, and how. Pure."""
+"""The family of a question: its members, which of them a round varies, and how. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Member:
     """A trajectory of a family.
 
     `name` tells how it was made, and is the same in every run: `0`, `1` and so on before the first
-    round, then the parent's name, the round and the operator, such as `0.1C1`. `cost` is how much
-    was done in it, and `tokens` how many the policy wrote.
+    round, then the parent's name, the round and the operator, such as `0.1C1`. `cost` counts its
+    tool calls or steps, and `tokens` the tokens that the policy wrote.
     """
 
     name: str
@@ -37,19 +37,20 @@ class Attempt:
 
 
 def subject_of(attempt: Attempt, operator: str) -> str:
-    """Return the name of what an operator asks in an attempt: the parent's, the round and the
-    operator."""
+    """Return the name of an operator's request to a model: the parent's name, the round and the
+    operator.
+    """
     parent = "" if attempt.parent is None else attempt.parent.name
     return f"{parent}.{attempt.round}{operator}"
 
 
 def round_of(subject: str) -> int:
-    """Return the round of what was asked, by its name."""
+    """Return the round of a request, read from the name that `subject_of` gave it."""
     return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
 
 
 def begun(config: FlywheelConfig) -> tuple[Attempt, ...]:
-    """Return the fresh trajectories before the first round."""
+    """Return the attempts at fresh trajectories, which come before the first round."""
     return tuple(Attempt(name=str(number)) for number in range(config.fresh))
 
 
@@ -66,7 +67,7 @@ def parents(members: Sequence[Member], used: Collection[str], config: FlywheelCo
 
 
 def attempts(varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int) -> tuple[Attempt, ...]:
-    """Return what a round tries, in order, as long as there is room for more members."""
+    """Return the attempts of a round, in order, at most as many as there is room for."""
     wanted = [
         Attempt(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
         for parent in varied

@@ -1,7 +1,6 @@
 """The flywheel of one question, from its fresh trajectories through its rounds.
 
-It is a function of the children: where these were made before, a family that was stopped grows on
-from there.
+The result depends on the children alone, so an interrupted family grows on from those already made.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Make = Callable[[Attempt], Awaitable[Member | None]]
 
 
 class Grown(NamedTuple):
-    """A family at its end: its members in order, how many rounds there were, and what ended it."""
+    """A finished family: its members in order, the number of its rounds, and what ended it."""
 
     members: tuple[Member, ...]
     rounds: int
@@ -29,8 +28,9 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
     """Return the family of a question after its rounds.
 
     Args:
-        answered: how many tokens models wrote when they were asked for it before a round. What a
-            later round asked in an earlier try does not count, so that it ends where it would have.
+        answered: the number of tokens that models wrote for the family before a round. Answers for
+            later rounds, from an earlier try, do not count, so that the family ends where it would
+            have without the interruption.
 
     Raises what `make` raises, once the other children of the round are made.
     """
@@ -53,8 +53,8 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
 
 
 async def _made(tried: Sequence[Attempt], make: Make) -> list[Member]:
-    """Return the children of attempts in their order. A fault ends no other attempt: what can be
-    made is made, and kept.
+    """Return the children of attempts in their order. A fault does not end the other attempts: what
+    can be made is made and kept.
     """
     found = await asyncio.gather(*map(make, tried), return_exceptions=True)
     for one in found:

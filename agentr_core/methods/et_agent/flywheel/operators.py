@@ -23,9 +23,7 @@ _PARAGRAPH = re.compile(r"\n\s*\n")
 
 
 class Consult(Protocol):
-    """Asks a model of another role on behalf of an operator; what was asked before is not asked
-    again.
-    """
+    """A callable that asks a model of another role for an operator; it reuses stored answers."""
 
     def __call__(self, operator: str, name: PromptName, question: Question) -> Awaitable[Answer]:
         """Return the answer. Raises as `episodes.asking.Helper`."""
@@ -34,7 +32,7 @@ class Consult(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A parent, with what an operator needs to vary it; `seed` is that of the child."""
+    """A parent, with what an operator needs to vary it; `seed` is the child's."""
 
     parent: Trajectory
     manner: Manner
@@ -44,7 +42,7 @@ class Case:
 
     @property
     def task(self) -> str:
-        """What the parent's episode began with."""
+        """The first observation of the parent's episode."""
         return self.parent.first_observation
 
 
@@ -97,7 +95,7 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     steps = case.parent.steps
     told = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
     question = _edit(case.config.editor, told)
-    # The first is a stop of this request alone.
+    # `STEP_FOUND` is a stop of this request alone.
     question = replace(question, sampling=replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop)))
     number = step_number((await case.consult(LOCATE, "flawed-step", question)).text)
     if not number:

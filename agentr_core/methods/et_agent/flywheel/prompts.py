@@ -1,4 +1,4 @@
-"""Every text that the flywheel shows a model: what editor and reflector are asked, and hints."""
+"""Every text that the flywheel shows a model: prompts for editor and reflector, and hints."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def asked(name: PromptName, *, task: str, steps: str, opening: str = "", **blank
         task: the first observation of its episode.
         steps: what was done, as text.
         opening: how the reply begins; the model goes on from there.
-        blanks: what is filled in.
+        blanks: values for the blanks of the prompt.
     """
     text = f"{PROMPTS[name].format(**blanks) if blanks else PROMPTS[name]}\n\nTask:\n{task}\n\n{steps}"
     begun = (grown_turn([Span(text=opening)]),) if opening else ()

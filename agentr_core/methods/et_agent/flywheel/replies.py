@@ -1,4 +1,4 @@
-"""What editor and reflector say, read: labels in any case; None for what cannot be read."""
+"""Reads the replies of editor and reflector: labels in any case; None for what cannot be read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def step_number(reply: str) -> int | None:
 
 
 def redundant_step(reply: str) -> Redundant | None:
-    """Return the step that a reply names, and its correction; the number is 0 if it says there is
-    none.
+    """Return the redundant step that a reply names, with its correction; the number is 0 if the
+    reply says that there is none.
     """
     number, label = step_number(reply), _CORRECTED.search(reply)
     if number == 0:
@@ -43,8 +43,8 @@ def redundant_step(reply: str) -> Redundant | None:
 
 
 def thoughts(reply: str, count: int) -> tuple[str, ...] | None:
-    """Return the thoughts of a reply, without tags of thought around them; None unless there are
-    `count`, numbered in order, none of them empty or with a tag in it.
+    """Return the thoughts of a reply, without thought tags around them; None unless there are
+    `count`, numbered in order, and none is empty or contains a tag.
     """
     labels = list(_THOUGHT.finditer(reply))
     if [int(label[1]) for label in labels] != list(range(1, count + 1)):

@@ -23,7 +23,7 @@ _ANSWER = re.compile(r"</?answer>")
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """How worlds with tags have their steps. See `drafts.Manner`."""
+    """The form of steps in worlds with tags. See `drafts.Manner`."""
 
     domain: Domain
     form: str = IN_TAGS
@@ -63,7 +63,7 @@ class Tagged:
 
 
 def opened(text: str) -> Step:
-    """Return, as a step that the world was not given, a text that the policy is to go on from."""
+    """Return a text that the policy is to go on from, as a step that the world was not given."""
     return Step(reply=text, action="", observation="", reward=0.0)
 
 
@@ -98,7 +98,7 @@ def parted(text: str) -> tuple[str, str]:
 
 
 def thoughts_of(manner: Tagged, steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """Return each numbered step as its thought without tags, and what was done with its result."""
+    """Return each numbered step as its thought without tags, and its action with the result."""
     ends = manner.ends(steps)
     texts = [manner.text(steps[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return [(_THINK.sub("", thought).strip(), action) for thought, action in map(parted, texts)]

@@ -16,7 +16,7 @@ from agentr_core.types import Instance, Step, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How worlds with alternating turns have their steps. See `drafts.Manner`.
+    """The form of steps in worlds with alternating turns. See `drafts.Manner`.
 
     A hint is a reply like any other: the world answers that there is no action in it.
     """
@@ -49,7 +49,7 @@ class Turns:
 
 
 def manner_of(env: Environment, instance: Instance) -> Manner:
-    """Return how the world of an instance has its steps."""
+    """Return the form of steps in the world of an instance."""
     if not isinstance(transcript_of(env), Continuation):
         return Turns()
     return Tagged(env.problem(instance).domain if isinstance(env, ReasoningWorld) else "knowledge")

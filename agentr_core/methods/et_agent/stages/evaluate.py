@@ -1,4 +1,4 @@
-"""Evaluation with what it asks on the side: votes on conciseness, nudges after wrong answers."""
+"""Evaluation with side questions: votes on conciseness, and nudges after wrong answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STAGE = "evaluate"
 
 
 class Vote(NamedTuple):
-    """A vote that is missing: number `number` on an episode."""
+    """A missing vote: number `number` on an episode."""
 
     trajectory_id: str
     trajectory: Trajectory
@@ -43,13 +43,13 @@ class Vote(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from other votes."""
+        """The key that distinguishes this vote from others."""
         return f"{self.trajectory_id}#{self.number}"
 
 
 async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Evaluate as every method does; then ask what the recipe wants to know besides of the test
-    set. What is stored is not asked again.
+    """Evaluate as every method does, then ask the recipe's side questions about the test set;
+    return the success of each evaluation. Stored answers are not requested again.
 
     Raises as `stages.evaluate.evaluate`.
     """

@@ -28,7 +28,7 @@ VERSION = 1
 
 
 def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
-    """Return the instance of each family that an iteration wants, by its id. Raises `DataFault`
+    """Return the instance of each family that an iteration wants, by family id. Raises `DataFault`
     without a policy.
     """
     collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
@@ -36,12 +36,12 @@ def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) 
 
 
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Grow what is missing of the families of an iteration; return how many questions and
-    trajectories there are.
+    """Grow the unfinished families of an iteration; return how many questions and trajectories
+    there are.
 
     Raises:
         ErrorBudgetSpent: more questions failed than the recipe allows; what was made is kept.
-        DataFault: training and test instances meet, or the policy is not there.
+        DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = family_ids(place, iteration, await separate_instances(place, iteration))
@@ -73,7 +73,7 @@ def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instan
 
 
 def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> tuple[FamilyWork, ...]:
-    """Return families with what the store has of each."""
+    """Return families with the stored part of each."""
     iteration_id = place.iteration_id(iteration)
     members = load_members(place.store, iteration_id)
     tokens = tokens_written(place.store, list(members))

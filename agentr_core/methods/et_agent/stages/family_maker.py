@@ -1,4 +1,4 @@
-"""The families of a shard: their children are made, or taken from what is known."""
+"""The making of a shard's families: their children are made, or taken from what is known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kept:
 
 
 class Said(NamedTuple):
-    """What a model answered, and in which round it was asked."""
+    """A model's answer, and the round in which it was asked."""
 
     answer: Answer
     round: int
@@ -49,8 +49,8 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyWork:
-    """A question whose flywheel is not at its end, with what the store has of it: members, what
-    models were asked, and trajectories that wait for their grade, each by id.
+    """A question whose flywheel is not finished, with its stored members, model answers and
+    trajectories that wait for their grade, each by id.
     """
 
     family_id: str
@@ -61,7 +61,7 @@ class FamilyWork:
 
 
 class Known:
-    """What is known of a family while it grows; a further try goes on with it."""
+    """The known parts of a family while it grows; a further try goes on from them."""
 
     def __init__(self, work: FamilyWork) -> None:
         self.work = work
@@ -71,13 +71,13 @@ class Known:
         self.asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def answered(self, before: int) -> int:
-        """Return how many tokens models wrote when they were asked before a round."""
+        """Return how many tokens models wrote in answers before a round."""
         return sum(said.answer.completion_tokens for said in self.said.values() if said.round < before)
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyMaker:
-    """Makes the families of a shard, and keeps what is made as it is made."""
+    """The maker of a shard's families, which stores every part as soon as it is made."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -97,7 +97,7 @@ class FamilyMaker:
         return self.equipment.iteration_id(self.iteration)
 
     async def grow(self, known: Known) -> None:
-        """Grow a family to its end, from what is known of it."""
+        """Grow a family to its end, from its known parts."""
         grown = await grow(self.config, lambda attempt: self._child(known, attempt), known.answered)
         self.sink.add(
             family_rows(
@@ -128,14 +128,14 @@ class FamilyMaker:
         )
 
     async def _make(self, known: Known, attempt: Attempt, child_id: str, manner: Manner) -> bool:
-        """Make a child and keep it; return whether there is one."""
+        """Make a child and store it; return whether there is one."""
         seed = self._seed(known, attempt.name)
         draft = await self._draft(known, attempt, manner, seed)
         if isinstance(draft, Unmade):
             self.sink.add(self._unmade(known, attempt, draft))
             return False
         if draft.whole is None:
-            # While models are asked how it begins, nobody waits for an environment.
+            # No environment is held while models are asked for the draft.
             async with self.environments.lend(known.work.instance) as env:
                 made, grading = await self._played(known, draft, child_id, env, seed)
         else:
@@ -148,8 +148,8 @@ class FamilyMaker:
     async def _played(
         self, known: Known, draft: Draft, child_id: str, env: Environment, seed: int
     ) -> tuple[Played, Grading | None]:
-        """Return the trajectory that a draft becomes, and its grade. One that cannot be graded is
-        kept.
+        """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
+        graded is stored to be graded later.
         """
         waiting = ungraded_id(child_id)
         played = known.ungraded.get(waiting)
@@ -174,7 +174,9 @@ class FamilyMaker:
         return replace(played, trajectory=trajectory), grading
 
     async def _draft(self, known: Known, attempt: Attempt, manner: Manner, seed: int) -> Draft | Unmade:
-        """Return how a child begins. What no longer fits a model's context makes none."""
+        """Return the beginning of a child. A prompt that no longer fits a model's context makes no
+        child.
+        """
         if attempt.parent is None:
             return Draft()
 
@@ -190,7 +192,7 @@ class FamilyMaker:
     async def _consult(
         self, known: Known, attempt: Attempt, operator: str, name: PromptName, question: Question
     ) -> Answer:
-        """Return what a model said when it was asked the same, or says now."""
+        """Return a model's stored answer to the same question, or else a new one."""
         subject = subject_of(attempt, operator)
         words = [(message.role, message.text) for message in question.messages]
         edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)

@@ -1,5 +1,6 @@
-"""Rollouts of a stage of the curriculum: the policy answers each training question several times,
-and nothing is trained on what it says. Their dispersions decide which questions are.
+"""Rollouts of a stage of the curriculum: the policy answers each training question several times.
+
+The rollouts are not trained on; their dispersions decide which questions are.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ STAGE = "rollout"
 
 
 async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's rollouts; those of another run that asked for the same
-    are copied.
+    """Play the missing rollouts of an iteration; those of another run with the same inputs are
+    copied.
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
-        DataFault: training and test instances meet, or the policy is not there.
+        DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = _wanted(place, iteration, await separate_instances(place, iteration))
@@ -44,7 +45,7 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def _wanted(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
-    """Return the rollouts of an iteration by the id of their trajectory."""
+    """Return the rollouts of an iteration by trajectory id."""
     recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
     plans = [
         EpisodePlan(

@@ -34,8 +34,8 @@ _LEFT_OUT: Mapping[str, Any] = MappingProxyType(
 
 
 async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Choose the questions of an iteration by its rollouts, and store what became of each. A stored
-    selection stays.
+    """Choose the questions of an iteration by its rollouts, and store the outcome for each. A
+    stored selection is not changed.
 
     Raises `DataFault` when no question can be trained on.
     """
@@ -60,7 +60,7 @@ async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[Selected]:
-    """Return what becomes of each question, in the order of their rollouts.
+    """Return the outcome for each question, in the order of the rollouts.
 
     A question with a rollout that failed for good is left out, because dispersions over different
     numbers of rollouts cannot be compared.

@@ -1,5 +1,5 @@
-"""Selection for fine-tuning: what is fit of an iteration's flywheel becomes samples, all else is
-stored as rejected.
+"""Selection for fine-tuning: trajectories of an iteration's flywheel that are fit become samples;
+all others are stored as rejections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
     """Make the samples of an iteration from its flywheel; return how many there are, and how many
     trajectories are not trained on.
 
-    Families that an error stopped count with what they have.
+    Families that an error stopped contribute the members that they have.
     """
     iteration_id = place.iteration_id(iteration)
 

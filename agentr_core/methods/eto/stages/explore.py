@@ -23,11 +23,11 @@ STAGE = "explore"
 
 
 def exploration(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
-    """Return the episodes of an iteration's exploration by the id of their trajectory.
+    """Return the episodes of an iteration's exploration by trajectory id.
 
-    Number 0 of an instance is greedy, the others are drawn. Where replies are compared step by
-    step, each episode is played from every fork of the expert's, or from
-    `eto.preferences.forced_steps` of them spread evenly.
+    Number 0 of an instance is greedy, the others are sampled. Where replies are compared step by
+    step, each episode is played from every step of the expert's, or from
+    `eto.preferences.forced_steps` of these, spread evenly.
 
     Raises `DataFault` without a policy.
     """
@@ -39,20 +39,20 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
 
 
 async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration; episodes of another run that asked for
-    the same are copied.
+    """Play the missing episodes of an iteration's exploration; those of another run with the same
+    inputs are copied.
 
     Raises:
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
-        DataFault: training and test instances meet, or the policy is not there.
+        DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     return (await _explore(place, iteration))[0]
 
 
 async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Play what is missing of an iteration's exploration, and keep its successes as samples. Raises
-    as `explore`.
+    """Play the missing episodes of an iteration's exploration, and keep its successes as samples.
+    Raises as `explore`.
     """
     told, successes = await _explore(place, iteration)
     keep_whole(place, iteration, successes, stage=STAGE)
@@ -60,7 +60,7 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
-    """Return what to tell of an exploration, and its successes by id."""
+    """Return the summary of an exploration, and its successes by id."""
     wanted = exploration(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, wanted, stage=STAGE)
     how = acting(place.recipe)

@@ -1,5 +1,5 @@
-"""Preferences: the trajectories of an iteration held against each other, as pairs of samples in the
-store.
+"""Preferences: the trajectories of an iteration, compared with each other and stored as pairs of
+samples.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
     were rejected.
 
     Raises:
-        ConfigError: the run whose trees are wanted is not there, or has none.
+        ConfigError: the run whose trees are wanted is missing, or has none.
         DataFileError: the file of pairs is malformed.
-        DataFault: training and test instances meet.
+        DataFault: training and test instances overlap.
     """
     await separate_instances(place, iteration)
     with place.timed(STAGE, iteration):
@@ -169,7 +169,7 @@ def _joined(parts: Iterable[Made]) -> Made:
 
 
 def _stamped(preferences: Iterable[Preference], iteration_id: str) -> list[Preference]:
-    """Return the preferences as those of an iteration: the same file or tree may serve several."""
+    """Return the preferences marked with their iteration: a file or tree may serve several."""
 
     def stamp(sample: Sample) -> Sample:
         origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})

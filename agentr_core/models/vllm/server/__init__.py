@@ -1,1 +1,3 @@
-"""What vLLM's server imports: only the standard library, since its environment has no agentr."""
+"""Modules that vLLM's server imports. They use only the standard library: its environment has no
+agentr.
+"""

@@ -1,8 +1,8 @@
-"""What a replica has of ours: only its owner is answered, who may replace the weights in place.
+"""Our addition to a replica: it answers only its owner, who may replace the weights in place.
 
-It stands before everything that vLLM's server answers, so the routes of VLLM_SERVER_DEV_MODE, which
-ask for no key, stay closed. A request says which weights it is for; a server that has others, as
-one that was started anew does, refuses it, and never answers with old weights.
+The check comes before all routes of vLLM's server, so those of VLLM_SERVER_DEV_MODE, which need no
+key, stay closed. A request says which weights it is for; a server with other weights, such as one
+that was restarted, refuses it, and never answers with old weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 KEY = "AGENTR_SERVER_KEY"
 """The environment variable with the bearer key."""
 VERSION = "x-agentr-weights"
-"""The header with the version of the weights that a request is for; empty: those of the start."""
+"""The header with the version of the weights that a request is for; empty for the initial
+weights.
+"""
 PATH = "/agentr/weights"
 OTHER_WEIGHTS = 409
 
@@ -28,7 +30,7 @@ _App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 
 class Weights:
-    """The middleware, which vLLM makes once, around its own application."""
+    """The middleware that vLLM creates once, around its own application."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
@@ -36,7 +38,7 @@ class Weights:
         self._version = ""
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Answer a request, or hand it on to vLLM."""
+        """Answer a request, or pass it on to vLLM."""
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _OPEN):
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -60,7 +62,7 @@ class Weights:
             wish = json.loads(await _body(receive))
             await self._load(scope["app"].state.engine_client, wish["folder"], wish["version"])
         except Exception as error:
-            # Whatever the engine raises is told to the owner, who gives up.
+            # Whatever the engine raises is reported to the owner, who gives up.
             return await _answer(send, 500, {"error": {"message": f"{type(error).__name__}: {error}"}})
         await _answer(send, 200, {"version": self._version})
 
@@ -70,7 +72,7 @@ class Weights:
         self._version = "none, since replacing them failed"
         await engine.pause_generation(mode="wait", clear_cache=True)
         await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
-        # Keys and values that the old weights computed.
+        # The cache has keys and values that the old weights computed.
         if not await engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied")
         await engine.update_weight_version(version)
@@ -79,7 +81,7 @@ class Weights:
 
 
 class Worker:
-    """What vLLM mixes into the worker of each GPU, or of the CPU."""
+    """A mixin that vLLM adds to the worker of each GPU, or of the CPU."""
 
     model_runner: Any
     reload_weights: Callable[..., None]
@@ -88,8 +90,9 @@ class Worker:
         """Load the weights in a folder into the model that runs."""
         self.reload_weights(weights_path=folder)
         for layer in self.model_runner.get_model().modules():
-            # On a CPU each layer multiplies by a packed copy. That of an output layer tied to the
-            # embedding is not made again with the embedding's: it would go on with the old weights.
+            # On a CPU each layer multiplies by a packed copy of its weights. That of an output
+            # layer tied to the embedding is not remade with the embedding's, and would keep the old
+            # weights.
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
 
