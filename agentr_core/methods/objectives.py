@@ -17,8 +17,8 @@ _UNUSED_ONLINE: dict[str, Any] = {
     "max_seconds": _PLAIN.max_seconds,
     "step_tokens": _PLAIN.step_tokens,
 }
-"""What says how long an offline training is: it has no say in group RL, nor in the id of what that
-makes."""
+"""Settings for the length of an offline training: they affect neither group RL nor the ids of its
+results."""
 
 
 def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Training:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentr_core.recipes import Recipe
 
 MOST_NAMED = 10
-"""Iterations that are as the one before them, each named by itself."""
+"""The most iterations like the last value that are each listed."""
 
 
 def by_iteration(recipe: Recipe, values: Sequence[str]) -> str:

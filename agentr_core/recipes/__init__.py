@@ -1,5 +1,5 @@
-"""Recipes: one YAML file, parsed once into frozen records. One module a section; `recipe` puts them
-together.
+"""Recipes: one YAML file, parsed once into frozen records. There is one module per section;
+`recipe` puts them together.
 """
 
 from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, Learning, PairsConfig, SearchConfig

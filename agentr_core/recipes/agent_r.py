@@ -16,17 +16,17 @@ from agentr_core.recipes.sampling import SamplingFields, TopP
 from agentr_core.recipes.thresholds import AlphaRule
 
 Learning = Literal["sft", "rl"]
-"""What an iteration does: search, critique, splicing and supervised training on what these made; or
-group RL."""
+"""What an iteration does: search, critique, splicing and supervised training on the samples they
+made; or group RL."""
 
 
 @record
 class AgentRConfig:
-    """Agent-R, and what may come after it."""
+    """Agent-R, and the group RL that may follow it."""
 
     phases: tuple[Learning, ...] = ("sft",)
-    """By iteration; the last one counts for all later iterations. Section `grpo` says how an
-    iteration `rl` trains, which goes on from the policy so far (not in the paper)."""
+    """What each iteration does; the last entry counts for all later iterations. An `rl` iteration
+    (not in the paper) goes on from the policy so far; section `grpo` says how it trains."""
 
 
 @record
@@ -39,8 +39,8 @@ class SearchConfig(SamplingFields):
     """
     dives: Count = 8
     give_up: Natural = later(0)
-    """A tree gets no further dives after so many in which nothing was rewarded; 0: it gets all.
-    Only for `mcts`. Most of a search goes into instances that the policy cannot win yet."""
+    """A tree gets no further dives after this many if none of them was rewarded; 0: it gets all.
+    Only for `mcts`. Most of a search is spent on instances that the policy cannot win yet."""
     width: Count = 4
     depth: Count = 20
     exploration: Annotated[float, Field(ge=0)] = 0.25
@@ -55,7 +55,7 @@ class SearchConfig(SamplingFields):
 
 @record
 class CritiqueConfig(SamplingFields):
-    """The first-error critique by the judge (`models.judge`, else the acting model). Source:
+    """The first-error critique by the judge (`models.judge`, otherwise the acting model). Source:
     Agent-R section 3.2.
     """
 
@@ -73,15 +73,17 @@ class CritiqueConfig(SamplingFields):
 
 @record
 class PairsConfig:
-    """Which pairs of paths become revision samples. Source: Agent-R section 3.2, equations 3 to
+    """The pairs of paths that become revision samples. Source: Agent-R section 3.2, equations 3 to
     5.
     """
 
     alpha: tuple[Unit, ...] = (0.5, 0.7, 1.0)
-    """Least reward of a good path, by iteration; the last one counts for all later iterations."""
+    """Lowest reward of a good path in each iteration; the last value counts for all later
+    iterations.
+    """
     alpha_rule: AlphaRule = later("at_least")
-    """`more_than` (as published): the reward lies above alpha, or is the whole reward, which clears
-    an alpha of 1.
+    """`more_than` (as published): the reward lies above alpha; the full reward, 1, clears even an
+    alpha of 1.
     """
     beta: Unit = 0.2
     beta_rule: Literal["gap", "absolute"] = "gap"
@@ -91,10 +93,10 @@ class PairsConfig:
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
     order: Literal["turns", "shuffled"] = later("turns")
-    """Which pairs of a tree come first, and so stay under a cap. `turns`: bad paths take turns,
-    each with the shortest good path that it has not had. `shuffled` (as published): by falling
-    reward of the good path, then of the bad one, and shuffled by Python's `random` with seed 123,
-    in every tree anew."""
+    """Which pairs of a tree come first, and so are kept under a cap. `turns`: bad paths take turns,
+    each with the shortest good path that it has not yet been paired with. `shuffled` (as
+    published): sorted by falling reward of the good path, then of the bad one, and then shuffled by
+    Python's `random` with seed 123, anew for each tree."""
 
 
 def critique_faults(critique: CritiqueConfig) -> list[str]:

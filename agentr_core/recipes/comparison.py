@@ -13,9 +13,9 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Natural, record
 
 Use = Literal["revision", "good", "both", "expert", "successes", "rft", "preferences"]
-"""What a dataset is made of. Only in the arms of a comparison: `successes` are those of the
-explored episodes, `rft` the expert's episodes and these successes together (as published),
-`preferences` the pairs that section `eto` asks for.
+"""What a dataset is made of. The last three are for the arms of a comparison: `successes` are the
+successful explored episodes, `rft` the expert's episodes and these successes together (as
+published), `preferences` the pairs that section `eto` asks for.
 """
 
 Metric = Annotated[str, Field(pattern=r"^\S+$")]
@@ -24,8 +24,8 @@ ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 @record
 class CompareConfig:
-    """Which ways of learning are compared. Each starts from the recipe's model and is evaluated on
-    the same instances. The arms of method `compare` are trained on `training.max_tokens` trained
+    """The ways of learning that are compared. Each starts from the recipe's model and is evaluated
+    on the same instances. The arms of method `compare` are trained on `training.max_tokens` trained
     tokens or for `training.max_seconds`."""
 
     arms: dict[ArmName, tuple[str, ...]] = field(default_factory=dict)
@@ -33,12 +33,13 @@ class CompareConfig:
     Its `data.use` says what it is trained on. With method `compare-runs` an arm is a whole run: it
     names its `method` and may change any field that collects or trains."""
     seeds: tuple[Natural, ...] = (0, 1, 2)
-    """Each arm is trained once with each of these; the pool is collected with the recipe's own
-    seed, and a whole run with its arm's.
+    """Each arm is trained once with each of these seeds; the pool is collected with the recipe's
+    own seed, a whole run with that of its arm.
     """
     metrics: tuple[Metric, ...] = later(())
     """Further columns of the table of scores, by their names in view `v_metrics`, such as
-    `efficiency`; those of a further set as `set:name`, such as `renamed:success_clustered`."""
+    `efficiency`; metrics of a further set are written `set:name`, such as
+    `renamed:success_clustered`."""
     pool: str = ""
     """The comparison whose samples the run of an arm is trained on. Comparisons set it; recipes do
     not.

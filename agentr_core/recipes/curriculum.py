@@ -1,8 +1,8 @@
-"""What section `et_agent` of a recipe says of an iteration `rl`: which questions it trains on, and
-what their answers are worth.
+"""What section `et_agent` of a recipe says about an `rl` iteration: which questions it trains on,
+and what their answers are worth.
 
-How groups are sampled and trained on is in section `grpo`. Defaults are the numbers of the ET-Agent
-paper (arXiv 2601.06860) and of the launch files that it published, unless a field says otherwise.
+Section `grpo` says how groups are sampled and trained on. Defaults are the numbers of the ET-Agent
+paper (arXiv 2601.06860) and of its published launch files, unless a field says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Positive, Unit, record
 
 Counts = Literal["calls", "steps"]
-"""What an episode costs: calls of tools, or, in a world without tools, steps."""
+"""What an episode is charged for: tool calls or, in a world without tools, steps."""
 _Weight = Annotated[float, Field(ge=0)]
 
 
@@ -25,7 +25,7 @@ class CurriculumConfig:
     """A stage of the curriculum: rollouts of all questions, a selection of these, and group RL on
     the selected ones with the efficiency reward.
 
-    `sigma_calls` and `sigma_length` go by stage, one number for each iteration `rl`.
+    `sigma_calls` and `sigma_length` have one number per stage, that is, for each `rl` iteration.
     """
 
     rollouts: Annotated[int, Field(ge=2)] = 16
@@ -34,35 +34,37 @@ class CurriculumConfig:
     select: Literal["pareto", "random"] = "pareto"
     """How questions are chosen: by the Pareto order of their dispersions, or at random."""
     questions: Count = 8000
-    """How many are chosen; where there are fewer, all."""
+    """How many questions are chosen; all, where there are fewer."""
     mixed_only: bool = True
     """Leave out questions whose rollouts are all right or all wrong, before the choice."""
     counts: Counts = "calls"
-    """What is dear. With `calls` the format is that of the tags; with `steps` a reply without an
-    action breaks it."""
+    """What an episode is charged for. With `calls` the format is that of the tags; with `steps` a
+    reply without an action breaks the format."""
     call_costs: dict[str, _Weight] = later(default_factory=dict)
-    """What a call of a tool costs in the reward, by the tool's name, such as its seconds in
-    `v_tool_calls`; 1 where none is named, as published."""
+    """The cost of a tool call in the reward, by the tool's name: for example, its seconds in
+    `v_tool_calls`. A tool that is not named costs 1, as published."""
     sigma_calls: tuple[_Weight, ...] = (0.10, 0.05, 0.02)
-    """How sharply calls, or steps, count. Only the first is published."""
+    """How sharply calls, or steps, count. Only the first number is published."""
     sigma_length: tuple[_Weight, ...] = (0.10, 0.05, 0.02)
     """How sharply the tokens of replies count, in standard deviations of the group."""
     decay: bool = False
-    """Whether both fall in a straight line to 0 within a stage, as in the published code."""
+    """Whether both sigmas fall linearly to 0 within a stage, as in the published code."""
     amplitude: Positive = 2.0
-    """With 2 a right answer of mean cost is worth 1; with 1, as published, a quarter."""
+    """A right answer of mean cost is worth 1 with an amplitude of 2, and a quarter with 1, as
+    published.
+    """
     format_penalty: _Weight = 1.0
-    """What an invalid format takes away."""
+    """What an invalid format subtracts from the reward."""
     learning_rate: Positive = 1e-6
-    """This and the two below replace those of section `training`, of whose `launch` group RL takes
-    `num_processes` alone.
+    """This field and the two below replace those of section `training`. Of `training.launch`, group
+    RL uses only `num_processes`.
     """
     lr_scheduler_type: str = "constant"
     warmup_ratio: Unit = 0.0
 
 
 def curriculum_faults(curriculum: CurriculumConfig, stages: int) -> list[str]:
-    """Return what is wrong with a curriculum of so many stages, one sentence each."""
+    """Return what is wrong with a curriculum of `stages` stages, one sentence each."""
     sigmas: dict[str, Sequence[float]] = {
         "sigma_calls": curriculum.sigma_calls,
         "sigma_length": curriculum.sigma_length,

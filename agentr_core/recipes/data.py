@@ -13,7 +13,7 @@ from agentr_core.recipes.fields import CutReplies, Natural, record
 
 @record
 class GeneralDataConfig:
-    """General chat data mixed in. `share` is the part of training samples that is general (0.8 in
+    """General chat data mixed in. `share` is the share of training samples that are general (0.8 in
     the paper).
     """
 
@@ -23,15 +23,15 @@ class GeneralDataConfig:
 
 @record
 class DataConfig:
-    """What the training set of an iteration is made of."""
+    """The make-up of an iteration's training set."""
 
     use: Use = "both"
-    """`expert` is behaviour cloning: the environment's expert on the training instances, nothing is
-    searched.
+    """`expert` is behaviour cloning: the environment's expert on the training instances, without a
+    search.
     """
     suffixes: Literal["own", "exchanged"] = later("own")
-    """`exchanged`: each revision goes on with the good suffix of another instance. It is the
-    control of a comparison, and should gain nothing."""
+    """`exchanged`: each revision goes on with the good suffix of another instance. This is the
+    control in a comparison, and should bring no gain."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree (in a comparison also from one explored
     instance), shortest first; 0 means no cap (as published)."""
@@ -41,17 +41,18 @@ class DataConfig:
     """Samples with more tokens are rejected; never cut."""
     windowed: Literal["stretches", "reject"] = later("stretches")
     """What becomes of a path that was read through a window (`context: window`): a sample for each
-    stretch between two drops, whose prompt is what was read; or nothing, with the reason
-    `windowed`. Sides of preference pairs have one prompt, and are always rejected."""
+    stretch between two drops, with the text that was read as its prompt; or no sample, with the
+    reason `windowed`. The sides of a preference pair share one prompt, so they are always rejected.
+    """
     cut_replies: CutReplies = later("keep")
-    """What becomes of samples and pairs that train a reply which its token limit cut: kept, without
-    a trained end of turn, or rejected. A limit that cuts many is too low: the report has their
-    share."""
+    """What becomes of samples and pairs with a trained reply that was cut off at its token limit:
+    kept, without a trained end of turn, or rejected. A limit that cuts off many replies is too low;
+    the report shows their share."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 
 def tree_faults(data: DataConfig) -> list[str]:
-    """Return a sentence for each field that has no use where no trees are grown, and is set."""
+    """Return a sentence for each field that is set but has no use where no trees are grown."""
     plain = DataConfig()
     return [
         f"data.{name}: belongs to method agent-r; leave it out"

@@ -1,4 +1,4 @@
-"""The sections of a recipe that say which world an agent acts in, or which several."""
+"""The sections of a recipe that say which world, or worlds, an agent acts in."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ TranscriptKind = Literal["own", "native"]
 
 @record
 class PromptConfig:
-    """What stands before the first observation, where it is not as the world has it. The model is
-    trained with what it reads, without loss on any of it."""
+    """What stands before the first observation, where it differs from the world's own prompt. It is
+    part of the training samples, without loss on any of it."""
 
     system: str = ""
-    """A system turn; where the world's instruction is one already, this begins it."""
+    """A system turn; where the world's instruction already is one, this text begins it."""
     instruction_file: str = ""
-    """A text file that takes the place of the world's instruction."""
+    """A text file that replaces the world's instruction."""
     examples: Natural = 0
-    """How many episodes are shown as examples, in the instruction's turn: the first of
-    `examples_file`."""
+    """How many episodes, the first of `examples_file`, are shown as examples in the instruction's
+    turn."""
     examples_file: str = ""
-    """Conversations that begin with the problem's turn, as `agentr env examples` writes them. Empty
-    means: those that come along for the world."""
+    """Conversations that begin with the problem's turn, as `agentr env examples` writes them.
+    Empty: the examples shipped for the world."""
 
 
 @record
 class EnvironmentConfig:
-    """Which environment, and its own options (checked by the environment)."""
+    """The environment and its own options (checked by the environment)."""
 
     name: str = "textcraft"
     options: dict[str, Any] = field(default_factory=dict)
     transcript: TranscriptKind = later("own")
-    """How steps become a conversation: as the world has it, or as messages with native tool calls,
-    for models that were trained on these."""
+    """How steps become a conversation: in the world's own form, or as messages with native tool
+    calls, for models that were trained on these."""
     prompt: PromptConfig = later(PromptConfig())
 
 
 @record
 class WorldSearchConfig:
-    """What of section `search` differs in a world; None: nothing."""
+    """The fields of section `search` that differ in a world; None: no difference."""
 
     dives: Count | None = None
     depth: Count | None = None
@@ -53,14 +53,14 @@ class WorldSearchConfig:
 
 @record
 class WorldExploreConfig:
-    """What of section `eto.explore` differs in a world; None: nothing."""
+    """The fields of section `eto.explore` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
 
 
 @record
 class WorldEvaluationConfig:
-    """What of section `evaluation` differs in a world; None: nothing."""
+    """The fields of section `evaluation` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
     repeats: Natural | None = None
@@ -68,29 +68,29 @@ class WorldEvaluationConfig:
 
 @record
 class WorldConfig:
-    """One of several worlds in which one model acts. Its key is the name that its instances carry,
-    which most worlds are installed under, too.
+    """One of several worlds in which one model acts. Its key is the name that its instances carry;
+    most worlds are also installed under it.
     """
 
     name: str = ""
-    """The environment, where it is installed under another name than the key, such as
-    `gymnasium`."""
+    """The environment, where it is installed under a name other than the key, such as `gymnasium`.
+    """
     options: dict[str, Any] = field(default_factory=dict)
     transcript: TranscriptKind = later("own")
     prompt: PromptConfig = later(PromptConfig())
     instances: InstancesConfig = InstancesConfig()
     share: Unit = 0.0
-    """The part of the training samples of all worlds, general data aside, that is of this one: the
-    most samples that hold the shares of all worlds are drawn. 0 in every world: all samples."""
+    """This world's share of the training samples of all worlds, general data aside: as many samples
+    are drawn as the shares of all worlds allow. 0 in every world: all samples."""
     search: WorldSearchConfig = WorldSearchConfig()
     explore: WorldExploreConfig = WorldExploreConfig()
-    """Of `eto.explore`."""
+    """What differs from `eto.explore`."""
     evaluation: WorldEvaluationConfig = WorldEvaluationConfig()
 
 
 def prompt_faults(section: str, prompt: PromptConfig, transcript: TranscriptKind) -> list[str]:
-    """Return what is wrong with the prompt of a world, one sentence each; `section` is that of the
-    world.
+    """Return what is wrong with the prompt of a world, one sentence each; `section` is the world's
+    section.
     """
     faults = []
     if prompt.examples_file and not prompt.examples:

@@ -13,15 +13,16 @@ from agentr_core.recipes.fields import Count, Natural, Temperature, record
 from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
 
 Calibration = Literal["rft", "rl"]
-"""What an iteration does: a flywheel and supervised training on what it made, or reinforcement
-learning on questions that it selects."""
+"""What an iteration does: a flywheel and supervised training on the trajectories it made, or
+reinforcement learning on questions that it selects."""
 OfCorrect = Literal["C0", "C1", "C2"]
-"""How a right trajectory is varied: a fresh one; its first redundant step rewritten, and continued
-from there; all its thoughts rewritten, with the same actions.
+"""How a right trajectory is varied. C0: a fresh one; C1: its first redundant step is rewritten, and
+it is continued from there; C2: all its thoughts are rewritten, with the same actions.
 """
 OfIncorrect = Literal["I1", "I2", "I3", "I4"]
-"""How a wrong trajectory is varied: its first flawed step corrected by the policy, and continued
-from there; a hint after that step; a hint after the whole; the policy's own review after the whole.
+"""How a wrong trajectory is varied. I1: its first flawed step is corrected by the reflector, and it
+is continued from there; I2: a hint after that step; I3: a hint at the end; I4: the reflector's
+review at the end.
 """
 
 
@@ -30,17 +31,17 @@ class FlywheelConfig(SamplingFields):
     """How a question's trajectories are varied, round by round. Grading is the world's."""
 
     fresh: Count = 1
-    """How many trajectories of each question there are before the first round. With `rounds` 0 they
-    are all there is: fine-tuning without the flywheel.
+    """How many trajectories of each question are sampled before the first round. With `rounds` 0
+    there are no others: fine-tuning without the flywheel.
     """
     rounds: Natural = 3
     policy: Literal["best-one", "expand-all"] = "best-one"
-    """Which members of a family a round varies: the best one that was not varied yet (as in the
-    published code), or every one (as in the paper)."""
+    """Which members of a family a round varies: the best one that has not been varied yet (as in
+    the published code), or all (as in the paper)."""
     correct: tuple[OfCorrect, ...] = ("C0", "C1", "C2")
     incorrect: tuple[OfIncorrect, ...] = ("I1", "I2", "I3")
     most_members: Count = 64
-    """The most trajectories of a question; a round makes no more than that."""
+    """The most trajectories of a question; no round exceeds it."""
     most_tokens: Natural = 0
     """Once models have written this many tokens for a question, no further round begins; 0: no
     limit.
@@ -52,7 +53,7 @@ class FlywheelConfig(SamplingFields):
     top_p: TopP = 0.95
     max_new_tokens: Count = 4096
     max_steps: Count = 24
-    """The most replies of the policy in a trajectory, not counting those that it goes on from."""
+    """The most replies of the policy in a trajectory, not counting those that it continues from."""
     reflector: DrawingConfig = DrawingConfig()
     """How the model of role `reflector` is asked to review a wrong trajectory and correct it."""
     editor: DrawingConfig = DrawingConfig()
@@ -61,7 +62,9 @@ class FlywheelConfig(SamplingFields):
 
 @record
 class RftConfig:
-    """Which trajectories are trained on: right, in the strict format, without a failed call."""
+    """The trajectories that are trained on: right ones, in the strict format, without a failed
+    call.
+    """
 
     per_question: Natural = 0
     """The most trajectories of a question, drawn from all that qualify; 0: no limit."""
@@ -69,8 +72,8 @@ class RftConfig:
 
 @record
 class BehaviourConfig:
-    """What models are asked in an evaluation on the test set, in addition to what its episodes
-    show; only in the reasoning world.
+    """Questions to models in an evaluation on the test set, beyond what its episodes show; only in
+    the reasoning world.
     """
 
     votes: Natural = 0
@@ -88,7 +91,7 @@ class EtAgentConfig:
     """ET-Agent: what each iteration does, and how."""
 
     phases: tuple[Calibration, ...] = ("rft", "rl", "rl", "rl")
-    """By iteration; the last one counts for all later iterations."""
+    """What each iteration does; the last entry counts for all later iterations."""
     flywheel: FlywheelConfig = FlywheelConfig()
     rft: RftConfig = RftConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

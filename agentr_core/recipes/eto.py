@@ -30,8 +30,8 @@ class ThoughtsConfig(DrawingConfig):
 
     enabled: bool = False
     tries: Count = 3
-    """How often it is asked for a thought while none can be read from its replies; an episode for
-    which that is not enough is turned away.
+    """How often it is asked for a thought until one can be read from its reply; an episode for
+    which this is not enough is rejected.
     """
     max_new_tokens: Count = 256
 
@@ -41,15 +41,15 @@ class ExpertConfig:
     """Where the expert's trajectories come from."""
 
     file: str = ""
-    """A file of conversations, JSON lines or one array, each with the `id` of its instance, which
-    may have several; empty: the environment's own expert.
+    """A file of conversations, JSON lines or one array, each with the `id` of its instance; an
+    instance may have several. Empty: the environment's own expert.
     """
     opening: Natural = 2
-    """Turns of a conversation before that of the problem: instruction and acknowledgement (as
+    """Number of turns before the problem in a conversation: instruction and acknowledgement (as
     published).
     """
     failed_replay: Literal["error", "reject"] = "error"
-    """What to do with a conversation of the file that, played again, does not reach the reward it
+    """What to do with a conversation in the file that, when replayed, does not reach the reward it
     claims.
     """
     thoughts: ThoughtsConfig = later(ThoughtsConfig())
@@ -72,15 +72,15 @@ class ExploreConfig(SamplingFields):
 
 @record
 class PreferencesConfig:
-    """Which trajectories are held against each other. Source: ETO section 3.2, tables 4 and 5."""
+    """The trajectories that are paired with each other. Source: ETO section 3.2, tables 4 and 5."""
 
     source: Literal["exploration", "trees", "file"] = "exploration"
     trees: str = ""
-    """With source `trees`: the run of this workspace whose search trees are taken; the beginning of
-    its id will do. A comparison takes its own if none is named."""
+    """With source `trees`: the run in this workspace whose search trees are used, by its id or the
+    beginning of it. A comparison uses its own trees if none is named."""
     file: str = ""
-    """With source `file`: a file of ready pairs, JSON lines or one array, `prompt`, `chosen` and
-    `rejected` each a list of turns.
+    """With source `file`: a file of ready pairs, JSON lines or one array, with `prompt`, `chosen`
+    and `rejected`, each a list of turns.
     """
     against: Literal["expert", "own"] = "expert"
     """`own`: the best of the policy's episodes of an instance against the worst."""
@@ -93,20 +93,20 @@ class PreferencesConfig:
     published).
     """
     margin: Unit = 0.0
-    """How much more the chosen side's reward must be."""
+    """How much higher the chosen side's reward must be."""
     extra_rounds: Natural = 5
-    """How many steps more than the better trajectory's a losing side keeps; it is cut there."""
+    """How many more steps than the better trajectory a losing side keeps; the rest is cut off."""
     per_instance: Natural = 0
-    """The most pairs kept of one instance, widest margin first; 0 means no cap."""
+    """The most pairs kept for one instance, widest margin first; 0 means no cap."""
 
 
 @record
 class DpoConfig:
-    """Preference training on TRL, whose names these are. Whatever else is set in section `training`
-    holds here too.
+    """Preference training with TRL; the fields have TRL's names. All other settings of section
+    `training` apply here, too.
 
-    `beta`, `learning_rate` and `num_train_epochs` go by preference iteration; the last one counts
-    for all later ones.
+    `beta`, `learning_rate` and `num_train_epochs` have one number per preference iteration; the
+    last one counts for all later ones.
     """
 
     beta: tuple[Positive, ...] = (0.1,)
@@ -133,12 +133,12 @@ class DpoConfig:
     plain DPO.
     """
     max_chosen_drop: Positive | None = later(None)
-    """Nats by which the log-probability of the chosen side may fall below the reference's, on the
-    mean over five steps: beyond it both sides are unlearned, and the training ends. None: it goes
-    on."""
+    """How many nats the log-probability of the chosen side may fall below the reference's, averaged
+    over five steps: beyond that both sides are being unlearned, and the training ends. None: it
+    goes on."""
     on_collapse: Literal["stop", "back"] = later("stop")
-    """What is published of a training that ended so: what it has (`stop`), or its checkpoint with
-    the lowest loss on the mean over five steps (`back`); see `training.save_steps`."""
+    """What is published of a training that ended this way: its last weights (`stop`), or its
+    checkpoint with the lowest loss averaged over five steps (`back`); see `training.save_steps`."""
 
 
 @record
@@ -146,12 +146,13 @@ class EtoConfig:
     """Exploration-based trajectory optimisation: what each iteration does, and how."""
 
     phases: tuple[Phase, ...] = ("sft", "dpo")
-    """By iteration; the last one counts for all later iterations. Baselines of the paper are
-    `[sft]`, and `[sft, rft]` with `rft: with_expert`; `[rft, dpo]` does without an expert."""
+    """What each iteration trains on; the last entry counts for all later iterations. Baselines of
+    the paper are `[sft]`, and `[sft, rft]` with `rft: with_expert`; `[rft, dpo]` needs no expert.
+    """
     rft: Literal["own", "with_expert"] = later("own")
-    """What an iteration `rft` trains: on the policy's successes alone, going on as
-    `training.start_from` says; or on the expert's episodes and the policy's successes together,
-    from the model that the run began with (as published)."""
+    """What an `rft` iteration trains on: the policy's successes alone, starting as
+    `training.start_from` says; or the expert's episodes and the policy's successes together,
+    starting from the model that the run began with (as published)."""
     expert: ExpertConfig = ExpertConfig()
     explore: ExploreConfig = ExploreConfig()
     preferences: PreferencesConfig = PreferencesConfig()
@@ -161,7 +162,7 @@ class EtoConfig:
 def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
     """Return what is wrong with the section `eto` of a recipe, one sentence each.
 
-    `own_trees` says that the run grows trees itself, and need not be told which run has them.
+    With `own_trees` the run grows trees itself, so the recipe need not name a run that has them.
     """
     faults = []
     if not eto.phases:

@@ -12,7 +12,7 @@ from agentr_core.recipes.fields import Count, Natural, Temperature, record
 from agentr_core.recipes.sampling import SamplingFields
 
 TEST, REVISION = "test", "revision_test"
-"""The names of the evaluations that every recipe has; further sets take others."""
+"""The names of the evaluations that every recipe has; further sets have other names."""
 
 SetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
@@ -23,7 +23,7 @@ class RevisionTestConfig:
 
     enabled: bool = True
     cuts: Count = 1
-    """Random cuts for each failed episode of the base model."""
+    """Number of random cuts of each failed episode of the base model."""
     limit: Natural = 0
     """The most cuts that are played, spread evenly over all; 0 means all."""
     max_steps: Count = 50
@@ -35,17 +35,17 @@ class RevisionTestConfig:
 
 @record
 class EvaluationSetConfig(SamplingFields):
-    """One more set of held-out instances besides `instances.test`, with the same limits of steps
+    """One more set of held-out instances besides `instances.test`, with the same limits on steps
     and tokens and its own sampling settings.
     """
 
     split: str
     environment: str = later("")
-    """Whose split, in a recipe of several worlds: one of `environments`."""
+    """The world whose split it is, in a recipe of several worlds: one of `environments`."""
     limit: Natural = 0
     """How many instances are played; 0 means all."""
     spread: bool = True
-    """Whether they are spread evenly over the split or are its first ones; a split may be
+    """Whether the instances are spread evenly over the split or are its first ones; a split may be
     endless.
     """
     episodes: Count = 1
@@ -57,7 +57,7 @@ class EvaluationSetConfig(SamplingFields):
 
 @record
 class EvaluationConfig(SamplingFields):
-    """Held-out evaluation, greedy unless said otherwise."""
+    """Held-out evaluation, greedy by default."""
 
     max_steps: Count = 100
     temperature: Temperature = 0.0
@@ -66,27 +66,26 @@ class EvaluationConfig(SamplingFields):
     max_new_tokens: Count = 500
     revision_test: RevisionTestConfig = RevisionTestConfig()
     disaster_counts: Annotated[float, Field(ge=-1, le=0)] = later(0.0)
-    """The reward with which an episode that ended in a disaster counts in a report's mean:
-    published means of ScienceWorld count a wrong focus as -1. In data and in the search it is
-    always 0.
+    """The reward that an episode ending in a disaster counts as in a report's mean: published means
+    for ScienceWorld count a wrong focus as -1. In data and in the search it is always 0.
     """
     repeats: Natural = later(0)
     """An episode ends without success once the model has given the same reply in the same state
-    this many times (stop reason `repeats`); 0 never ends it so. Only for environments that tell
-    their state.
+    this many times (stop reason `repeats`); 0 never ends it this way. Only for environments that
+    report their state.
     """
     sets: dict[SetName, EvaluationSetConfig] = later(default_factory=dict)
     """Further sets by name."""
     development: str = later("")
-    """The one of `sets` on which a run makes its choices (`promote`), and that group RL plays
-    between its steps (`grpo.eval_steps`)."""
+    """The set in `sets` by which a run chooses between checkpoints (`promote`), and which group RL
+    plays between its steps (`grpo.eval_steps`)."""
 
 
 def development_faults(evaluation: EvaluationConfig, *, readers: Sequence[str]) -> list[str]:
     """Return what is wrong with the development set of a recipe, one sentence each.
 
     Args:
-        readers: the fields of the recipe that ask for one.
+        readers: the fields of the recipe that need one.
     """
     where, name = "evaluation.development", evaluation.development
     if not name:

@@ -1,6 +1,4 @@
-"""What is wrong with a recipe whose fields are right one by one: parts that do not go together, and
-secrets.
-"""
+"""Faults of a recipe whose fields are each right: parts that do not go together, and secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from agentr_core.recipes.training import training_faults, vllm_adapter_faults
 
 
 def secrets_in(recipe: Recipe) -> list[str]:
-    """Return where a recipe spells a secret out, one sentence each."""
+    """Return one sentence for each secret that is written out in a recipe."""
     return [fault for role, model in recipe.own_models().items() for fault in secret_faults(_section_of(role), model)]
 
 
@@ -29,10 +27,10 @@ def _section_of(role: ModelRole) -> str:
 
 
 def faults_of(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a recipe as a whole, one sentence each: for any method, and for its
-    own.
+    """Return what is wrong with a recipe as a whole, one sentence each: by the rules for all
+    methods and for its own.
     """
-    # Methods stand above recipes, and the table imports none before it is asked for.
+    # Methods are a layer above recipes; the table imports one only when it is asked for.
     from agentr_core.methods.table import method_of
 
     try:
@@ -76,12 +74,12 @@ def _faults_of_models(recipe: Recipe) -> list[str]:
 
 
 def _faults_of_teacher(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a teacher; the recipe is right otherwise."""
+    """Return what is wrong with a teacher; the recipe must be right otherwise."""
     from agentr_core.methods.table import method_of, plans_of
 
     if recipe.models.teacher is None:
         return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
-    # A comparison chooses its stages by arms that are not settled yet.
+    # The stages of a comparison depend on its arms, which are not settled yet.
     plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
     if not plans or any("teacher" in stage.roles for plan in plans for stage in plan.stages):
         return []
@@ -145,7 +143,9 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
 
 
 def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
-    """Checkpoints that vLLM could not serve would end the run only after its first training."""
+    """Return why vLLM could not serve the run's checkpoints, which would otherwise end it after its
+    first training.
+    """
     training, model = recipe.training, recipe.model
     if model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
         return []
@@ -159,7 +159,7 @@ def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
 
 
 def _foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
-    """A section of another method would be read by nobody."""
+    """Return a sentence for each changed section that the recipe's method does not read."""
     plain = ADAPTER.validate_python({"name": recipe.name})
     foreign = [
         section for section in OPTIONAL if section not in read and getattr(recipe, section) != getattr(plain, section)

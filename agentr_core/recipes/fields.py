@@ -1,4 +1,4 @@
-"""What all sections of a recipe are made of: the kind of record, and the ranges of numbers."""
+"""What all sections of a recipe share: the kind of record, and the ranges of numbers."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=5)]
 CutReplies = Literal["keep", "reject"]
-"""What becomes of samples that train a reply which its token limit cut."""
+"""What becomes of samples with a trained reply that was cut off at its token limit."""

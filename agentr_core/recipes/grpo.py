@@ -1,7 +1,7 @@
 """The section `grpo` of a recipe: reinforcement learning on groups of episodes.
 
-Names are TRL's where it has them. Section `training` has learning rate, schedule, warm-up, weight
-decay, the limit of the gradient's norm, and how many processes share a gradient
+Names are TRL's where it has them. Section `training` has the learning rate, schedule, warm-up,
+weight decay, limit on the gradient's norm, and number of processes that share a gradient
 (`launch.num_processes`).
 """
 
@@ -30,11 +30,13 @@ class BranchingConfig:
     """
 
     initial_rollouts: Count = 8
-    """Episodes with which a group begins; the others are branches, and what these leave missing."""
+    """Episodes that a group begins with; the others are branches or, where these are too few, more
+    episodes from the start.
+    """
     branch_probability: Unit = 0.5
     """Chance of a branch after a reply that is as sure as the first one was."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.2
-    """What the chance gains with each unit of entropy above that of the first reply."""
+    """How much the chance rises with each unit of entropy above that of the first reply."""
     entropy_tokens: Count = 20
     """Tokens at the beginning of a reply over which its entropy is summed."""
 
@@ -48,41 +50,43 @@ class GrpoConfig(SamplingFields):
     steps: Count = 100
     """Steps of an iteration: each samples groups, and trains on them."""
     groups: Count = 32
-    """Instances of a step."""
+    """Groups of a step, each of one instance."""
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Episodes of a group, all of one instance, sampled at temperature 1."""
     resample: Natural = 1
     """How often a step draws other instances in place of groups whose rewards are all the same."""
     curriculum: Literal["uniform", "contrast"] = "contrast"
-    """How instances are drawn: all alike, or those first whose groups are likely to have contrast,
-    by what their last episodes tell (Thompson sampling)."""
+    """How instances are drawn: all with the same chance, or first those whose groups are likely to
+    have contrast, judging by their last episodes (Thompson sampling)."""
     memory: Unit = 0.5
-    """How much an instance's earlier episodes count, compared with those of its last group or
-    search, with `contrast`.
+    """With `contrast`: how much an instance's earlier episodes count compared with those of its
+    last group or search.
     """
     revision_share: Unit = later(0.0)
-    """Share of a step's groups whose episodes go on from the beginning of an episode that failed,
-    one for each group, as those of the revision test do: the policy learns to recover from its own
-    mistakes. What it goes on from is not trained. At least one group begins at the start."""
+    """Share of a step's groups whose episodes continue from a prefix of a failed episode, one for
+    each group, as in the revision test: the policy learns to recover from its own mistakes. The
+    prefix is not trained. At least one group begins at the start."""
     max_steps: Count = 40
     max_new_tokens: Count = 512
     repeats: Natural = 0
-    """As `evaluation.repeats`: an episode ends once a reply was given so often in one state."""
+    """As `evaluation.repeats`: an episode ends once a reply has been given this many times in one
+    state.
+    """
     scale_rewards: ScaleRewards = "group"
-    """What an advantage is divided by: the standard deviation of its group, or nothing."""
+    """The divisor of an advantage: the standard deviation of its group, or nothing."""
     credit: Credit = later("episode")
-    """Whose advantage a step has: that of its episode in the group, or its own beside the other
-    actions that were taken in its state, as in a tree of the group's episodes."""
+    """Which advantage a step has: that of its episode in the group, or its own compared with the
+    other actions taken in its state, as in a tree of the group's episodes."""
     loss_type: LossType = "dapo"
     """What the loss is a mean over: all tokens (`dapo`), each episode's tokens and then the
-    episodes (`grpo`), or the episodes, each divided by the most tokens that one may have
+    episodes (`grpo`), or the episodes, each divided by the most tokens that an episode may have
     (`dr_grpo`)."""
     epsilon: Positive = 0.2
     epsilon_high: Positive | None = None
-    """Upper limit of the clipped ratio, less 1; None: as `epsilon`."""
+    """Upper limit of the clipped ratio, minus 1; None: as `epsilon`."""
     delta: Positive | None = later(None)
-    """The most that the ratio of a token counts whose advantage is negative: the dual clip, which
-    ET-Agent's code has at 3; None: without limit."""
+    """Upper limit of the ratio of a token with a negative advantage: the dual clip, 3 in ET-Agent's
+    code; None: no limit."""
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL divergence to the model that an iteration starts from."""
     num_iterations: Count = 1
@@ -90,17 +94,17 @@ class GrpoConfig(SamplingFields):
     minibatches: Count = 1
     """Optimizer steps of a pass."""
     micro_batch_tokens: Count = 512
-    """Tokens of a forward pass; it has one packed row at least. It changes memory and speed, and of
-    the gradient only the rounding."""
+    """Tokens of a forward pass, which has at least one packed row. This changes memory and speed,
+    and only the rounding of the gradient."""
     learning_rate: Positive | None = later(None)
-    """This and the two below replace those of section `training`; None: as there."""
+    """This field and the two below replace those of section `training`; None: as there."""
     lr_scheduler_type: str | None = later(None)
     warmup_ratio: Unit | None = later(None)
     branching: BranchingConfig | None = later(None)
     """Whether episodes of a group branch off from others, and how."""
     eval_steps: Natural = later(0)
-    """Steps between two validations: the policy plays `evaluation.development`, greedily and once
-    each instance. 0: there is none before the iteration's evaluation."""
+    """Steps between two validations, in which the policy plays each instance of
+    `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
     save_steps: Count = 10
     """Steps between two checkpoints of an unfinished training; the last two are kept."""
 
@@ -125,8 +129,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
 
 
 def online_faults(training: TrainingConfig) -> list[str]:
-    """Return what of section `training` group RL cannot do, one sentence each. Its adapters are
-    plain LoRA, added to the weights that samplers get.
+    """Return one sentence for each setting of section `training` that group RL does not support.
+    Its adapters are plain LoRA, added to the weights that samplers get.
     """
     plain = TrainingConfig()
     reasons = {
@@ -147,8 +151,8 @@ _OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "use_liger_kernel")
 
 
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
-    """Return what is wrong with the section `grpo` of a recipe, and what of others has no use
-    beside it, one sentence each.
+    """Return what is wrong with the section `grpo` of a recipe, and which settings of other
+    sections have no use with it, one sentence each.
     """
     plain, faults = TrainingConfig(), group_faults(grpo)
     unused = {

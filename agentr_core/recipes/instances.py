@@ -26,13 +26,14 @@ class InstancesConfig:
 
     train: str = "train"
     train_limit: Natural = 200
-    """How many training instances an iteration collects from; 0 means all. Drawn from the seed."""
+    """How many training instances an iteration collects from; 0 means all. They are drawn by the
+    seed.
+    """
     only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
-    """The training instances that there are for this run, by their numbers: a list, or a range
-    without its end, as the text `"[0, 100)"`. What `train_limit` draws is drawn from these. Empty:
-    all of the split."""
+    """The training instances of this run, by their numbers: a list, or a range without its end,
+    written as the text `"[0, 100)"`. `train_limit` draws from these. Empty: the whole split."""
     draw: Literal["fresh", "fixed"] = later("fresh")
-    """Whether each iteration draws its training instances anew, or all take those of the first one
+    """Whether each iteration draws its training instances anew, or all use those of the first one
     (as published).
     """
     test: str = "test"
@@ -40,7 +41,7 @@ class InstancesConfig:
     """How many test instances are evaluated; 0 means all."""
 
     def numbers(self) -> Sequence[int]:
-        """Return the numbers that `only` names, in its order; none if it is empty."""
+        """Return the numbers that `only` names, in that order; none if it is empty."""
         if not isinstance(self.only, str):
             return self.only
         found = RANGE.fullmatch(self.only.strip())

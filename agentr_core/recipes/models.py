@@ -28,41 +28,41 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 
 @record
 class ServerConfig:
-    """A model behind an OpenAI-compatible server, and how it is spoken to (backend `openai`)."""
+    """A model behind an OpenAI-compatible server, and how it is queried (backend `openai`)."""
 
     model: str = ""
-    """The name the server knows the model by."""
+    """The model's name on the server."""
     base_url: str = ""
-    """The address up to and including `/v1`. Empty means: what the variable `base_url_env`
-    holds.
+    """The address up to and including `/v1`. Empty: the value of the environment variable that
+    `base_url_env` names.
     """
     base_url_env: Annotated[str, Field(pattern=_VARIABLE)] = "OPENAI_BASE_URL"
-    """An address that comes from there is no part of a run's identity: the run goes on when the
-    server has moved.
+    """The environment variable with the address. An address from there is not part of a run's
+    identity: the run goes on when the server has moved.
     """
     api_key_env: Annotated[str, Field(pattern=_VARIABLE)] = "OPENAI_API_KEY"
-    """The environment variable that holds the key; empty for a server that wants none."""
+    """The environment variable that holds the key; empty for a server that needs none."""
     tokenizer: str = ""
-    """A directory with the model's tokenizer and chat template, to count prompt tokens with.
-    Without one they are estimated at three bytes a token."""
+    """A directory with the model's tokenizer and chat template, to count prompt tokens. Without one
+    they are estimated at three bytes per token."""
     concurrency: Count = 64
-    """The most requests under way at once."""
+    """The most requests in flight at once."""
     connect_seconds: Positive = 10.0
     timeout_seconds: Positive = 600.0
     """The most seconds that one try of a request may take."""
     max_retries: Natural = 8
-    """Further tries after a fault that may heal: 408, 409, 429, 5xx, a broken connection, a
-    malformed reply.
+    """Further tries after a transient fault: 408, 409, 429, 5xx, a broken connection, a malformed
+    reply.
     """
     retry_seconds: Positive = 300.0
-    """No further try begins later than this after the first one."""
+    """No further try begins later than this many seconds after the first one."""
     n_per_request: Natural = 0
-    """The most replies asked for in one request; 1 for a server that ignores `n`. 0 means: all that
-    are wanted.
+    """The most replies asked for in one request; 1 for a server that ignores `n`. 0: all that are
+    wanted.
     """
     send_seed: bool = True
-    """Whether each request carries its seed, of up to 63 bits; without seeds a reply does not
-    repeat.
+    """Whether each request carries its seed, of up to 63 bits; without seeds, replies are not
+    reproducible.
     """
     token_ids: bool = False
     """Whether token ids are asked for, in vLLM's way (`return_token_ids`)."""
@@ -71,19 +71,19 @@ class ServerConfig:
     vLLM's way (`continue_final_message`, `include_stop_str_in_output`). Worlds of one growing turn
     need it."""
     sampling_fields: tuple[BeyondProtocol, ...] = later(())
-    """Which fields of sampling beyond OpenAI's protocol the server knows, in vLLM's way. Every
-    request then carries them, so that no default of the server takes their place; other fields it
-    is never sent, since a server may refuse what it does not know."""
+    """Which sampling fields beyond OpenAI's protocol the server accepts, in vLLM's way. Every
+    request then carries them, so that no default of the server replaces them; the others are never
+    sent, since a server may refuse unknown fields."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, such as `chat_template_kwargs: {enable_thinking: false}`. A
-    text that is all `${VARIABLE}` is the value of that environment variable: recipes are stored and
-    shown, so a secret is written so."""
+    text that is exactly `${VARIABLE}` stands for the value of that environment variable: recipes
+    are stored and shown, so secrets are written this way."""
 
 
 @record
 class PricesConfig:
-    """What a served model costs for a million tokens, in any one currency."""
+    """The prices of a served model per million tokens, in any one currency."""
 
     prompt: Annotated[float, Field(ge=0)] = 0.0
     completion: Annotated[float, Field(ge=0)] = 0.0
@@ -99,10 +99,10 @@ class VllmConfig:
     """GPUs of each replica."""
     gpus: tuple[Natural, ...] = later(())
     """The GPUs of all replicas, by their numbers among those that the process sees; empty: as many
-    as are needed, from the first one on. A second model needs others than the first, or a part of
-    their memory. No part of a run's identity."""
+    as are needed, from the first one on. A second model needs other GPUs than the first, or part of
+    the memory of the same ones. Not part of a run's identity."""
     gpu_memory_utilization: Unit = 0.9
-    """Part of a GPU's memory that a replica takes; of no effect on a CPU."""
+    """Share of a GPU's memory that a replica takes; no effect on a CPU."""
     kv_cache_gib: Count = 1
     """Memory of each replica for keys and values on a CPU, in GiB."""
     num_threads: Count = 1
@@ -112,15 +112,15 @@ class VllmConfig:
     takes a minute.
     """
     seeds: bool = True
-    """Whether each reply has a random stream of its own, so that it repeats; on a CPU prefill is
-    then not chunked.
+    """Whether each reply has a random stream of its own, so that it is reproducible; on a CPU
+    prefill is then not chunked.
     """
     start_timeout: Positive = 900.0
     """Seconds in which a replica must answer after its start."""
     request_timeout: Positive = 600.0
     """Seconds in which a request must be answered."""
     restarts: Natural = 3
-    """How often a replica that died is restarted."""
+    """How often a replica that has died is restarted."""
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Further options of the server under their own names, such as `max-num-seqs: 256`."""
 
@@ -133,27 +133,27 @@ class ModelConfig:
     path: str = ""
     """A Hugging Face model directory, relative to the working directory."""
     from_run: str = later("")
-    """The id of a finished run of the same workspace, or its beginning: the checkpoint with which
-    that run goes on takes the place of `path` when the recipe is loaded."""
+    """The id of a finished run in the same workspace, or the beginning of the id: when the recipe
+    is loaded, the checkpoint that this run would go on from replaces `path`."""
     dtype: Dtype = "float32"
-    """`auto` is bfloat16 where the GPU or processor computes it fast, else float32. What it came to
-    is part of a run's identity."""
+    """`auto` is bfloat16 where the GPU or processor computes it fast, otherwise float32. The type
+    chosen is part of a run's identity."""
     device: str = "auto"
     max_batch: Count = 128
     """The most sequences decoded at once. With backend vllm only a hint for how many trees and
     episodes are kept in flight: its servers decode as many as `vllm.options: {max-num-seqs: ...}`
-    lets them."""
+    allows."""
     prefix_cache_gib: Annotated[float, Field(ge=0)] = 1.0
-    """Memory for keys and values of prompt beginnings that may be met again, in GiB (backend
-    `transformers`). Hundreds of trees want room for the path of each: a 4B model takes 144 KiB a
-    token, so 1 GiB holds 7,000. 0 keeps none. It is no part of a run's identity."""
+    """Memory for keys and values of prompt beginnings that may occur again, in GiB (backend
+    `transformers`). Hundreds of trees need room for the path of each: a 4B model takes 144 KiB per
+    token, so 1 GiB holds 7,000 tokens. 0 keeps none. Not part of a run's identity."""
     workers: Count | Literal["auto"] = 1
     """Processes that share the work of backend `transformers`. `auto`: one for each processor, with
-    one thread each, or one for each GPU. Small models gain by it, for threads of one process wait
-    for each other at every operation; a model whose products keep all processors busy does not, and
-    each process holds all weights. No part of a run's identity."""
+    one thread each, or one for each GPU. Small models gain from this, since threads of one process
+    wait for each other at every operation. A model whose matrix products keep all processors busy
+    does not, and each process holds all weights. Not part of a run's identity."""
     context_length: Natural = 0
-    """0 means: what the model's own configuration, or its server, says. A server's context is never
+    """0: as the model's own configuration, or its server, says. A server's context is never
     exceeded.
     """
     vllm: VllmConfig = VllmConfig()
@@ -162,14 +162,14 @@ class ModelConfig:
 
     @property
     def label(self) -> str:
-        """What a report calls the model: its directory, or its name on the server."""
+        """The model's name in a report: its directory, or its name on the server."""
         return self.server.model if self.backend == "openai" else self.path
 
 
 @record
 class ModelsConfig:
-    """Models that take a role from the acting one. A role without a model of its own is the
-    actor's.
+    """Models that take over a role from the actor. The actor fills each role without a model of its
+    own.
     """
 
     judge: ModelConfig | None = None
@@ -180,16 +180,17 @@ class ModelsConfig:
     editor: ModelConfig | None = None
     """Finds steps of trajectories and rewrites them (method et-agent)."""
     summariser: ModelConfig | None = None
-    """Shortens what a search tool found. No stage of the present methods asks it."""
+    """Shortens what a search tool found. No stage of the shipped methods uses it."""
     teacher: ModelConfig | None = later(None)
     """Plays the training instances in the actor's place where experience is collected, and answers
-    there for roles without a model of their own. The actor is trained on the text of its replies,
-    tokenised as its own, and evaluated. `teacher_iterations` says for how long."""
+    there for roles without a model of their own. The actor is trained on the text of the teacher's
+    replies, in its own tokens, and it is the one that is evaluated. `teacher_iterations` says for
+    how long."""
 
 
 def model_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return what is wrong with a model's section of a recipe, whose name is given, one sentence
-    each.
+    """Return what is wrong with a model's section of a recipe, one sentence each; `section` is its
+    name.
     """
     if model.backend != "vllm" and model.vllm != VllmConfig():
         return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
@@ -230,7 +231,7 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
 
 def gpu_faults(models: Mapping[str, ModelConfig]) -> list[str]:
     """Return what is wrong with the GPUs of served models, given by their sections, one sentence
-    each. Models that are the same share a server, except with the actor, whose weights change.
+    each. Identical models share a server, except with the actor, whose weights change.
     """
     faults: list[str] = []
     placed: dict[str, ModelConfig] = {}
@@ -253,8 +254,8 @@ def gpu_faults(models: Mapping[str, ModelConfig]) -> list[str]:
 
 
 def secret_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return one sentence for each secret that is written out in a model's section; none repeats
-    it.
+    """Return one sentence for each secret that is written out in a model's section; no sentence
+    repeats the secret.
     """
     return [
         f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "

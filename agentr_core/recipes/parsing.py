@@ -42,7 +42,7 @@ def parse(
     every fault.
 
     With `stored`, secrets that are written out are accepted, because earlier versions stored them
-    so.
+    that way.
     """
     merged = _plain_copy(data)
     for override in overrides:
@@ -81,7 +81,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {key!r} must look like section.field=value")
     try:
-        # A range ends with a bracket that YAML does not know.
+        # A range ends with a bracket that YAML does not accept.
         value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None

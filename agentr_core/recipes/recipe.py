@@ -37,32 +37,32 @@ class Recipe:
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     method: str = "agent-r"
-    """A shipped one (agent-r, eto, grpo, et-agent, compare, compare-runs, base) or that another
-    package adds."""
+    """A shipped method (agent-r, eto, grpo, et-agent, compare, compare-runs, base) or one that
+    another package adds."""
     description: str = ""
     workspace: str = "runs"
     """Folder of the store, checkpoints and reports."""
     seed: Natural = 0
     iterations: Count = 3
     promote: Literal["last", "best"] = later("last")
-    """Which checkpoint an iteration goes on from: the one that the iteration before made, or of all
-    so far, the model that the run begins with among them, the one that succeeds most often on
-    `evaluation.development`."""
+    """Which checkpoint an iteration goes on from: that of the previous iteration (`last`), or the
+    one that succeeds most often on `evaluation.development` (`best`), among all so far and the
+    model that the run begins with."""
     environment: EnvironmentConfig = EnvironmentConfig()
     environments: dict[str, WorldConfig] = later(default_factory=dict)
-    """Several worlds in which the one model acts, by name, in place of `environment` and
-    `instances`."""
+    """Several worlds in which one model acts, by name, in place of `environment` and `instances`.
+    """
     model: ModelConfig = ModelConfig()
     """The actor: the model that is improved."""
     models: ModelsConfig = ModelsConfig()
     teacher_iterations: Natural = later(0)
-    """In how many iterations, from the first on, `models.teacher` collects before the actor takes
-    over; 0: in all."""
+    """For how many iterations, from the first on, `models.teacher` collects before the actor takes
+    over; 0: for all."""
     instances: InstancesConfig = InstancesConfig()
     context: Literal["stop", "window"] = later("stop")
     """What becomes of an episode or a path whose history outgrows the model's context: it ends
-    there; or its oldest exchanges are left out of what is read (as published), of which
-    instruction, first observation and first reply stay.
+    there; or its oldest exchanges are left out of what the model reads (as published), but never
+    the instruction, first observation and first reply.
     """
     agent_r: AgentRConfig = later(AgentRConfig())
     search: SearchConfig = SearchConfig()
@@ -74,7 +74,7 @@ class Recipe:
     grpo: GrpoConfig = later(GrpoConfig())
     et_agent: EtAgentConfig = later(EtAgentConfig())
     options: dict[str, Any] = later(default_factory=dict)
-    """Settings of a method that another package adds, which checks them; shipped methods have
+    """Settings of a method that another package adds; the method checks them. Shipped methods have
     sections.
     """
     data: DataConfig = DataConfig()
@@ -85,13 +85,11 @@ class Recipe:
     scale: ScaleConfig = ScaleConfig()
 
     def model_of(self, role: ModelRole) -> ModelConfig:
-        """Return the model that has a role: its own, or else the actor's."""
+        """Return the model of a role: its own, otherwise the actor's."""
         return self.own_models().get(role, self.model)
 
     def own_models(self) -> dict[ModelRole, ModelConfig]:
-        """Return the models named in the recipe, by role; roles that are the actor's are left
-        out.
-        """
+        """Return the models named in the recipe, by role; roles of the actor are left out."""
         named: dict[ModelRole, ModelConfig | None] = {
             "actor": self.model,
             "judge": self.models.judge,
@@ -108,8 +106,8 @@ class Recipe:
         return tuple(self.environments) or (self.environment.name,)
 
     def world_name(self, environment: str) -> str:
-        """Return the name of the world whose instances name an environment; the only one has them
-        all.
+        """Return the name of the world whose instances name an environment; a single world has all
+        instances.
 
         Raises `DataFault` when none of several worlds has that name.
         """
@@ -119,7 +117,7 @@ class Recipe:
 
     def in_world(self, environment: str) -> Recipe:
         """Return the recipe as it is in one of its worlds: a recipe of that world alone, with the
-        world's own settings. A recipe of one world is as it is. Raises as `world_name`.
+        world's own settings. A recipe of one world is returned unchanged. Raises as `world_name`.
         """
         name = self.world_name(environment)
         if not self.environments:
@@ -150,8 +148,8 @@ class Recipe:
         return {name: self.in_world(name) for name in self.world_names}
 
     def told_apart(self) -> range:
-        """Return the iterations, counted from 1, after which nothing new comes: all later ones are
-        as the last.
+        """Return the first iterations, counted from 1, whose settings may differ: all later ones
+        are as the last of them.
         """
         by_iteration: tuple[Sized, ...] = (
             *(self.pairs.alpha, self.training.num_train_epochs),
@@ -160,11 +158,13 @@ class Recipe:
         return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
 
     def taught(self, iteration: int) -> bool:
-        """Return whether the teacher collects in an iteration, counted from 1, that collects."""
+        """Return whether the teacher, not the actor, collects experience in an iteration, counted
+        from 1.
+        """
         return self.models.teacher is not None and iteration <= (self.teacher_iterations or iteration)
 
     def alpha(self, iteration: int) -> float:
-        """Return the least reward of a good path in an iteration, counted from 1."""
+        """Return the lowest reward of a good path in an iteration, counted from 1."""
         return self.pairs.alpha[min(iteration, len(self.pairs.alpha)) - 1]
 
     def num_train_epochs(self, iteration: int) -> float:
@@ -180,11 +180,11 @@ OPTIONAL = (
 )
 """The sections of a recipe that not every method reads."""
 OF_ONE_WORLD = ("environment", "instances")
-"""The sections in whose place `environments` stands."""
+"""The sections that `environments` replaces."""
 
 
 def shown(recipe: Recipe) -> dict[str, Any]:
-    """Return what `resolved` returns for the eyes of people: what looks like a secret is masked."""
+    """Return what `resolved` returns, for display: what looks like a secret is masked."""
     plain = resolved(recipe)
     for model in (plain["model"], *filter(None, plain["models"].values())):
         model["server"]["extra_body"] = masked(model["server"]["extra_body"])
@@ -202,7 +202,9 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
 
 def identifying(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain data without the fields that came later and have their default."""
+    """Return a recipe as plain data without the fields that were added later and have their default
+    value.
+    """
     plain = resolved(recipe)
     _leave_out(recipe, plain)
     return plain
@@ -227,8 +229,8 @@ def replace(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def _with(section: S, changes: Any = None, **more: Any) -> S:
-    """Return a section with the fields of `changes` that are not None, and further ones, in place
-    of its own.
+    """Return a section in which the fields of `changes` that are not None, and those of `more`,
+    replace its own.
     """
     given = {} if changes is None else vars(changes)
     told = {name: value for name, value in given.items() if value is not None}

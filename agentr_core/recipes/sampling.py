@@ -1,4 +1,4 @@
-"""How replies are drawn: the fields that all sections share which ask a model."""
+"""How replies are drawn: the fields shared by all sections that ask a model."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from agentr_core.recipes.fields import Count, Natural, Temperature, Unit, record
 from agentr_core.types import Sampling
 
 BeyondProtocol = Literal["top_k", "min_p", "repetition_penalty"]
-"""Fields that OpenAI's protocol does not know."""
+"""Fields that are not in OpenAI's protocol."""
 TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 @record
 class SamplingFields:
-    """The fields that sections share, each of which has a temperature of its own. They are applied
-    in this order: penalty, temperature, top-k, top-p, min-p.
+    """The fields that sections share; each section has its own temperature. They are applied in
+    this order: penalty, temperature, top-k, top-p, min-p.
     """
 
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = later(1.0)
     """Divides the positive logits, and multiplies the negative ones, of tokens that occur in the
-    prompt or in the reply so far; 1 changes nothing. It applies to greedy replies, too.
+    prompt or in the reply so far; 1 changes nothing. It also applies to greedy replies.
     """
     top_k: Natural = later(0)
-    """Sample from this many of the likeliest tokens only; 0: from all."""
+    """Sample only from this many of the likeliest tokens; 0: from all."""
     top_p: TopP = later(1.0)
-    """Sample from the smallest set of likeliest tokens that together reach this probability."""
+    """Sample only from the smallest set of likeliest tokens that together reach this probability.
+    """
     min_p: Unit = later(0.0)
-    """Sample from tokens that are at least this many times as likely as the likeliest one."""
+    """Sample only from tokens with at least this fraction of the likeliest token's probability."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = later(())
     """Texts that end a reply, in addition to those of the world. In a world of one growing turn
-    they stay in the reply, as its own do; elsewhere they are cut off."""
+    they stay in the reply, as the world's own do; elsewhere they are cut off."""
 
     def sampling(self, *, temperature: float, max_new_tokens: int, logprobs: bool = False) -> Sampling:
         """Return how replies are drawn at a temperature, with at most `max_new_tokens` tokens
@@ -51,16 +52,14 @@ class SamplingFields:
         )
 
     def beyond_protocol(self) -> list[BeyondProtocol]:
-        """Return the fields that OpenAI's protocol does not know and that are not at their
-        defaults.
-        """
+        """Return the fields that are not in OpenAI's protocol and not at their defaults."""
         plain = SamplingFields()
         return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
 
 
 @record
 class DrawingConfig(SamplingFields):
-    """How a model other than the policy is sampled where it edits what others said."""
+    """How a model other than the policy is sampled where it edits the text of others."""
 
     temperature: Temperature = 1.0
     top_p: TopP = 0.95
@@ -68,8 +67,8 @@ class DrawingConfig(SamplingFields):
 
 
 def filter_faults(where: str, section: SamplingFields) -> list[str]:
-    """Return one sentence for each setting of a section, whose name is given, that changes what its
-    replies are drawn from; group RL can have none.
+    """Return one sentence for each setting of a section that changes the distribution of its
+    replies, which group RL does not allow; `where` is the section's name.
     """
     plain = SamplingFields()
     return [

@@ -8,8 +8,8 @@ from agentr_core.recipes.sampling import SamplingFields
 
 
 def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFields]]:
-    """Return each section of a recipe that asks a model, by name, with the role that it asks; a
-    teacher's is the actor's where a recipe has none.
+    """Return each section of a recipe that asks a model, by name, with the role that it asks; in a
+    recipe without a teacher, the actor fills that role.
     """
     flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
     return {

@@ -32,15 +32,15 @@ class SpliceConfig:
     """`blind`: as published. `direct`: the whole bad path is kept, no judge. `verified`: the splice
     is played in the environment and kept only if its live reward still clears alpha; observations
     are the live ones. `continued`: after the turn of revision the acting model itself goes on, and
-    what clears alpha is kept."""
+    continuations that clear alpha are kept."""
     action: Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")] = "wait"
     """The action of the turn of revision: a dummy (as published), or one that shows where the agent
     stands, such as `inventory` in TextCraft. It is played in the modes `verified` and `continued`.
     """
     reflections: Annotated[int, Field(ge=1, le=20)] = 20
-    """From how many of the 20 sentences that of the turn of revision is drawn. A model that decodes
-    greedily turns back only where one sentence is likelier than going on, so spreading the turn
-    over many makes it turn back less."""
+    """How many of the 20 sentences the one in the turn of revision is drawn from. A model that
+    decodes greedily turns back only where a single sentence is likelier than going on, so with many
+    sentences it turns back less."""
     no_error: Literal["keep", "reject"] = "keep"
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject
     the pair.
@@ -48,8 +48,8 @@ class SpliceConfig:
     impossible: Literal["reject", "keep"] = later("reject")
     """What becomes of a splice that cannot have happened: its cut lies within the steps that both
     paths share, or the steps it keeps end the episode, perhaps in a disaster. `keep` (as published)
-    goes with the modes that play nothing, `blind` and `direct`; the good path then goes on where
-    both part, as ever."""
+    works with the modes that play nothing, `blind` and `direct`; the good path then goes on where
+    the two paths part, as always."""
     prune: bool = False
     """Leave out the steps of good paths and good suffixes that the live reward does not need; needs
     mode `verified`.

@@ -13,31 +13,32 @@ from agentr_core.recipes.questions_base import QuestionsConfig
 
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next
-one.
+larger one.
 """
 
 
 @record
 class LaunchConfig:
-    """Training through `accelerate launch`, whose names these are."""
+    """Training through `accelerate launch`; the fields have its names."""
 
     num_processes: Count | Literal["auto"] = 1
-    """On all machines together, the same number on each; a process has one GPU, or shares the CPU.
-    `auto`: one for each GPU of this machine; without any, one for each processor, four at most.
-    Group RL shares a gradient among processes on a CPU only: with a GPU, one process trains."""
+    """Processes on all machines together, the same number on each; a process has one GPU, or shares
+    the CPU. `auto`: one for each GPU of this machine; without a GPU, one for each processor, four
+    at most. Group RL shares a gradient among processes on a CPU only: with a GPU, one process
+    trains."""
     num_machines: Count = 1
     """With more than one, the others are started with `python -m agentr_core.training.join`."""
     main_process_ip: str = ""
     """Address of the machine that the run is started on; needed with several machines."""
     main_process_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0 takes a free one; with several machines they must agree on it."""
+    """0 takes a free port; several machines must use the same one."""
     deepspeed: str = ""
     """`zero2`, `zero3`, `zero3-offload` (see `deployments/deepspeed`) or a DeepSpeed JSON file of
     your own.
     """
     fsdp: bool = later(False)
-    """Weights, gradients and optimizer are split over the processes by PyTorch (FSDP 2), in place
-    of DeepSpeed; on GPUs, for fine-tuning, not for preferences."""
+    """Whether PyTorch (FSDP 2), in place of DeepSpeed, splits weights, gradients and optimizer over
+    the processes; on GPUs, for fine-tuning, not for preferences."""
     fsdp_config: dict[str, Any] = later(default_factory=dict)
     """Settings of FSDP by the Trainer's names, such as `{cpu_offload: true}`."""
 
@@ -50,20 +51,20 @@ class TrainingConfig:
 
     start_from: Literal["previous", "base"] = "previous"
     num_train_epochs: tuple[Positive, ...] = (3.0, 1.0, 1.0)
-    """By iteration; the last one counts for all later iterations."""
+    """Epochs of each iteration; the last number counts for all later iterations."""
     max_tokens: Natural = 0
-    """Stop after this many trained (unmasked) tokens in an iteration, or train on until they are
-    reached; 0 means `num_train_epochs` decides. Set it to compare methods at an equal budget."""
+    """Train an iteration until it reaches this many trained (unmasked) tokens, and no further; 0
+    means `num_train_epochs` decides. Set it to compare methods at an equal budget."""
     max_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows come
-    again and again, and the step in which the time is up is the last one; 0 means no such budget.
-    The learning rate follows the time: schedule and warm-up run over the seconds instead of steps.
-    Loading, and what the reference model makes of pairs, are not counted; steps before an
+    """Train an iteration for this many seconds, whatever `num_train_epochs` says: the rows are
+    repeated as needed, and the step in which the time runs out is the last one; 0 means no such
+    budget. The learning rate follows the time: schedule and warm-up run over the seconds instead of
+    steps. Loading and the reference model's pass over pairs are not counted; steps before an
     interruption are, if a checkpoint kept them. How many steps fit depends on the machine, so
-    another run gives other weights."""
+    another run gives different weights."""
     learning_rate: Positive = 2e-5
     optim: str = later("adamw_torch_fused")
-    """The optimizer, by the Trainer's name; some need a package of their own."""
+    """The optimizer, by the Trainer's name; some need an additional package."""
     lr_scheduler_type: str = "cosine"
     lr_scheduler_kwargs: dict[str, Any] = later(default_factory=dict)
     """Further arguments of the schedule, such as `{num_cycles: 2}` of `cosine_with_restarts`."""
@@ -74,9 +75,9 @@ class TrainingConfig:
     gradient_accumulation_steps: Count = 1
     step_tokens: Natural = later(0)
     """Tokens of an optimizer step over all processes, instead of a number of samples: a step takes
-    samples while they have no more tokens together than this. 0: it takes as many as the batch
-    size, `gradient_accumulation_steps` and the number of processes make. Trainers that pack whole
-    rows count so: 128 rows of 8192 tokens are 1048576."""
+    samples as long as together they have no more tokens than this. 0: it takes batch size times
+    `gradient_accumulation_steps` times the number of processes. Trainers that pack whole rows count
+    this way: 128 rows of 8192 tokens are 1048576."""
     packing: bool = True
     bf16: bool | Literal["auto"] = True
     """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
@@ -89,13 +90,13 @@ class TrainingConfig:
     """Liger's fused kernels, on a GPU with the package liger-kernel; for fine-tuning, not for
     preferences."""
     save_steps: Count = later(50)
-    """Optimizer steps between two checkpoints of an unfinished training: at most so many are lost
+    """Optimizer steps between two checkpoints of an unfinished training: at most this many are lost
     when it is interrupted."""
     gradient_checkpointing: bool | None = None
-    """Compute activations twice to save memory; by default on a GPU only."""
+    """Whether activations are computed twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
-    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name the Trainer
-    knows.
+    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name that the
+    Trainer knows.
     """
     lora_r: Natural = 0
     """Rank of LoRA adapters; 0 trains all weights."""
@@ -104,9 +105,9 @@ class TrainingConfig:
     lora_target_modules: str | tuple[str, ...] = "all-linear"
     """Names of modules, or one pattern, as PEFT takes them."""
     lora_modules_to_save: tuple[str, ...] = ()
-    """Modules that are trained whole beside the adapters."""
+    """Modules that are trained in full besides the adapters."""
     use_dora: bool = False
-    """DoRA: the adapter learns direction and magnitude apart."""
+    """DoRA: the adapter learns direction and magnitude separately."""
     load_in_4bit: bool = False
     """QLoRA: the weights under the adapter in 4 bits; needs CUDA and bitsandbytes."""
     publish: Literal["merged", "adapter"] = "merged"
@@ -116,9 +117,10 @@ class TrainingConfig:
     launch: LaunchConfig | None = None
     """None trains in one plain process, on the first GPU or the CPU."""
     num_threads: Natural = 0
-    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`, without which
-    it is one where there is no GPU. Two threads are faster on an idle machine, and many times
-    slower beside other programs; two processes (`launch.num_processes`) are faster on both."""
+    """CPU threads of each process of the trainer; 0 leaves it to `OMP_NUM_THREADS`; without that
+    variable it is one where there is no GPU. Two threads are faster on an idle machine, and many
+    times slower beside other programs; two processes (`launch.num_processes`) are faster on both.
+    """
 
     @property
     def num_processes(self) -> int:
@@ -138,7 +140,9 @@ class TrainingConfig:
         return "max_tokens" if self.max_tokens else "num_train_epochs"
 
     def anywhere(self) -> TrainingConfig:
-        """Return the settings without addresses: what decides the weights, wherever it runs."""
+        """Return the settings without addresses: what decides the weights, wherever the training
+        runs.
+        """
         if self.launch is None:
             return self
         unplaced = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)
@@ -162,55 +166,54 @@ class BaseConfig:
     """Tokens of all batches, padding included."""
     batch_tokens: Count = 4096
     learning_rate: Positive = 0.02
-    """Of Muon, which trains the matrices of the layers."""
+    """Learning rate of Muon, which trains the matrices of the layers."""
     embedding_learning_rate: Positive = 3e-3
-    """Of AdamW, which trains embeddings and norms."""
+    """Learning rate of AdamW, which trains embeddings and norms."""
     warmup_steps: Natural = 100
     judge_share: Unit = 0.2
-    """Part of the samples that are judge examples."""
+    """Share of the samples that are judge examples."""
     mistake_share: Unit = 0.0
-    """Part of the expert episodes in which the expert misreads a command for some replies, which
+    """Share of the expert episodes in which the expert misreads a command for some replies, which
     are not trained.
     """
     shaped_share: Unit = later(0.0)
-    """Part of the samples that come from invented worlds in the shape of the official goals."""
+    """Share of the samples that come from invented worlds in the shape of the official goals."""
     depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
-    """How the goals of those worlds divide into depths 1 to 4, as weights; fewer numbers leave the
-    deepest out.
+    """Weights of depths 1 to 4 among the goals of those worlds; fewer numbers leave the deepest
+    out.
     """
     max_steps: Natural = later(0)
-    """Of those worlds, only such whose goal the expert reaches in at most so many steps; 0 means
+    """Only those worlds are used whose goal the expert reaches in at most this many steps; 0 means
     any.
     """
     long_share: Unit = later(0.0)
-    """Part of those worlds that `max_steps` leaves alone: a base that has seen a few long goals
+    """Share of those worlds that `max_steps` does not limit: a base that has seen a few long goals
     wins some of them sometimes, and what is won sometimes can be learned.
     """
     judge_depths: tuple[Annotated[float, Field(ge=0)], ...] = later(())
-    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps:
-    what an agent tries is longer than what it can do, and so is what it must judge. Empty: as the
+    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps: an
+    agent attempts longer goals than it can reach, and must judge these attempts, too. Empty: as the
     other examples."""
     procedural_share: Unit = 0.5
-    """Part of the other samples that come from procedural worlds; the rest comes from the training
+    """Share of the other samples that come from procedural worlds; the rest comes from the training
     instances.
     """
     rename_share: Unit = 0.65
-    """Part of the samples of training instances whose items are renamed; those of procedural worlds
-    always are.
+    """Share of the samples of training instances whose items are renamed; those of procedural
+    worlds always are.
     """
     drills: Natural = 0
     """Samples at the beginning that only ask for listed commands, one by one."""
     drill_questions: Count = later(100)
-    """The most commands that one of them asks for."""
+    """The most commands that one such sample asks for."""
     output: str = ""
     """Where the finished model directory goes."""
     bf16: bool | Literal["auto"] = later(True)
     """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
     num_threads: Natural = 0
     questions: QuestionsConfig | None = later(None)
-    """A base for the world `reasoning`, and what it is made of; the settings of TextCraft's
-    curriculum, from `judge_share` to `drill_questions`, then mean nothing. None: a base for
-    TextCraft.
+    """Settings of a base for the world `reasoning`; those of TextCraft's curriculum, from
+    `judge_share` to `drill_questions`, then have no effect. None: a base for TextCraft.
     """
 
 

@@ -1,4 +1,4 @@
-"""YAML from a user, read so that nothing is lost without notice and nothing takes for ever."""
+"""YAML from a user, read so that nothing is lost silently and nothing takes forever."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from agentr_core.errors import ConfigError
 MOST_VALUES = 100_000
 """The most values in a document once its aliases are written out."""
 MOST_DIGITS = 1_000
-"""Python refuses to print numbers of several thousand digits, and so to show them in a message."""
+"""The most digits of a number: Python refuses to print several thousand, even in an error message.
+"""
 LARGEST = 2**63 - 1
-"""Seeds and counts are stored in 64 bits."""
+"""The largest whole number: seeds and counts are stored in 64 bits."""
 _INTEGER = "tag:yaml.org,2002:int"
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -42,7 +43,7 @@ def read_yaml(text: str) -> Any:
     except ConfigError:
         raise
     except ValueError as error:
-        # Such as dates that no calendar has.
+        # Such as a date that does not exist.
         raise ConfigError(f"a value in it cannot be read ({error})") from None
     finally:
         loader.dispose()
@@ -51,7 +52,7 @@ def read_yaml(text: str) -> Any:
 def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
     """Return one phrase for each value of `given` that was parsed as another kind, in `parsed`.
 
-    Booleans are not numbers, numbers are not booleans, and whole numbers have 64 bits.
+    Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
     """
     if isinstance(given, Mapping) and isinstance(parsed, Mapping):
         pairs = [(str(key), value, parsed[key]) for key, value in given.items() if key in parsed]
@@ -93,7 +94,7 @@ def _listed(value: Any) -> bool:
 
 
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Return how many values a node contains; `sizes` has those of known nodes, 0 while one is
+    """Return how many values a node contains; `sizes` has the counts of known nodes, 0 while one is
     being counted.
     """
     known = sizes.get(id(node))

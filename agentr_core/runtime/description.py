@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from agentr_core.types import Instance, Sample
 
 Need = Literal["gpu", "env"]
-"""What a stage takes up, as a tag that Prefect limits: a model on a GPU, environments."""
+"""What a stage occupies, as a tag that Prefect limits: a model on a GPU, environments."""
 Position = Literal["data", "samples", "run"]
 """Where sections stand: after the funnel of data construction, before the recipe, or on the page of
-the whole run, which has those of its last iteration."""
+the whole run, which shows those of its last iteration."""
 Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
-"""Raises `UserError` for what would stop a stage; is given training instances."""
+"""Raises `UserError` for what would stop a stage; the instances are training instances."""
 
 
 def nothing_to_check(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
@@ -58,19 +58,19 @@ class Stage:
 
     name: str
     about: str
-    """What it does, as one sentence."""
+    """What the stage does, as one sentence."""
     work: Callable[[Workplace, int], Awaitable[Any]]
-    """Does what is not done yet of an iteration and returns a small summary."""
+    """Does the part of an iteration that is not yet done, and returns a short summary."""
     reads: tuple[str, ...] = ()
-    """The sections and fields of a recipe that reach it, as `section` or `section.field`."""
+    """The sections and fields of a recipe that affect it, as `section` or `section.field`."""
     needs: tuple[Need, ...] = ()
     roles: tuple[ModelRole, ...] = ()
     """The roles whose models it asks."""
     spreads: bool = False
     """Whether it hands shards to the workers of a cluster."""
     gathers: bool = False
-    """Whether it adds to the experience of an iteration, as a collection does. It does no more once
-    the iteration has a dataset.
+    """Whether it adds to the experience of an iteration, as a collection does. It does nothing more
+    once the iteration has a dataset.
     """
     check: Check = nothing_to_check
 
@@ -85,7 +85,7 @@ class Training:
     """The section of the recipe that has its schedule."""
     num_train_epochs: float = 1.0
     anew: bool = False
-    """Whether it trains the model that the run began with, and not the last policy."""
+    """Whether it trains the model that the run began with, not the latest policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Funnel:
     """The section of a report that counts what came out of each stage of data construction."""
 
     title: str
-    """From what to what, as a heading."""
+    """A heading that says from what to what the funnel leads."""
     stages: Callable[[Workplace, int], tuple[FunnelStage, ...]]
     """Returns the counts of an iteration, read from the store."""
 
@@ -103,13 +103,13 @@ class Plan:
     """The plan of one iteration: its stages and its training."""
 
     stages: tuple[Stage, ...]
-    """In their order."""
+    """The stages, in order."""
     training: Training | None = None
     """None where nothing is trained."""
     phase: str = ""
-    """What kind of iteration it is, where a method has several kinds."""
+    """The kind of iteration, where a method has several."""
     takes: Callable[[Sample], bool] | None = None
-    """Which of the samples that were made become the dataset; None: all."""
+    """Returns whether a sample becomes part of the dataset; None: all do."""
     funnel: Funnel | None = None
     """None where no training data is made."""
 
@@ -142,7 +142,7 @@ class ReportPart:
     """
 
     sections: Callable[[Workplace, int], Sequence[Section]]
-    """Returns them, read from the store; none where there is nothing to say."""
+    """Returns the sections, read from the store; none where there is nothing to say."""
     position: Position = "data"
 
 
@@ -195,59 +195,59 @@ class Method:
     """
 
     name: str
-    """As recipes write it in `method`."""
+    """The name, as recipes give it in `method`."""
     title: str
     flow: Literal["flywheel", "compare", "base-model"] = "flywheel"
     """Which flow runs its recipes."""
     sections: tuple[str, ...] = ()
-    """The sections of a recipe that it reads, of those that not every method reads
-    (`config.OPTIONAL`).
+    """The sections of a recipe that it reads, among those that not every method reads
+    (`recipes.recipe.OPTIONAL`).
     """
     stages: tuple[Stage, ...]
-    """Every stage that an iteration may have, in their order."""
+    """Every stage that an iteration may have, in order."""
     plan: Callable[[Recipe, int], Plan]
     """Returns what an iteration, counted from 1, does."""
     before: tuple[Stage, ...] = ()
-    """What is done with the model that a run begins with, before the first iteration."""
+    """Stages for the model that a run begins with, before the first iteration."""
     acts: bool = True
-    """Whether a policy acts in an environment; else a recipe has neither."""
+    """Whether a policy acts in an environment; otherwise a recipe has neither."""
     faults: Callable[[Recipe], list[str]] = _no_faults
-    """Returns what is wrong with a recipe, one sentence each, beyond what is wrong with any
-    method.
+    """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
+    for all methods.
     """
     settle: Callable[[Recipe], None] = _sound
-    """Raises `ConfigError` for what only the parsed recipe as a whole shows."""
+    """Raises `ConfigError` for faults that only the parsed recipe as a whole shows."""
     trained: Callable[[Recipe], Sequence[Recipe]] = _itself
     """Returns the recipes whose trainings a run does: its own, or those of its arms."""
     identify: Callable[[Recipe, dict[str, Any]], None] = _as_it_is
-    """Takes from the plain data of a recipe what is no part of its run's id."""
+    """Removes from the plain data of a recipe what is not part of its run's id."""
     describe: Callable[[Recipe, int, int], list[str]] = _no_lines
-    """Returns lines for `agentr plan`; is given the numbers of training instances and of held-out
-    episodes.
+    """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of
+    held-out episodes.
     """
     sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = _nothing
-    """Returns the most replies of an iteration, and the most tokens of each, by what they are for;
-    is given the number of training instances."""
+    """Returns the most replies of an iteration, and the most tokens of each, by purpose, given a
+    recipe and the number of training instances."""
     taken_over: tuple[str, ...] = ("collect", "critique", "explore")
-    """The stages, by name, whose inputs are stored with a run, so that runs in which they are equal
-    take over each other's work. The default names them also for a method that has none of them,
-    since runs have been stored so.
+    """The stages, by name, whose inputs are stored with a run, so that runs with equal inputs take
+    over each other's work. The default also names them for a method that has none of them, since
+    runs have been stored that way.
     """
     acting: Callable[[Recipe], Acting] = _as_evaluated
     """Returns how the policy acts where experience is collected."""
     prospect: Callable[[Recipe, Headroom], Prospect] | None = None
-    """Returns what an iteration of a recipe would make of a policy's experience, and whether one
-    can learn from that; None where nobody can say.
+    """Returns what an iteration of a recipe would make of a policy's experience, and whether a
+    model can learn from that; None where this cannot be told.
     """
     voiced: Callable[[str], bool] | None = None
-    """Whether a reply says a sentence with which samples of this method turn back from a mistake;
-    None where they have no such sentences.
+    """Returns whether a reply contains a sentence with which samples of this method turn back from
+    a mistake; None where they have no such sentences.
     """
     measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = _no_measures
-    """Returns what is measured of episodes besides what is of every method's, by name; is given
-    iteration and name of their evaluation.
+    """Returns the metrics of episodes, by name, beyond those of all methods, given the iteration
+    and the name of their evaluation.
     """
     report: tuple[ReportPart, ...] = ()
-    """What it adds to the report of an iteration, in its order."""
+    """What it adds to the report of an iteration, in order."""
     without_expert: str = "choose an environment that has one"
     """What to do about an environment that has no expert."""

@@ -44,7 +44,7 @@ class EpisodeShard:
     done: int
     total: int
     ungraded: Mapping[str, EpisodeResult] = field(default_factory=dict)
-    """Episodes that were played before and wait for their grade, by the key of their plan."""
+    """Episodes that were played earlier and wait for their grade, by the key of their plan."""
 
     def __len__(self) -> int:
         return len(self.plans)

@@ -49,7 +49,7 @@ class Checkpoint:
     path: Path
     weights_sha256: str
     role: ModelRole = "actor"
-    """Whose model of the recipe plays: the actor's, with the weights at `path`, or the teacher."""
+    """The role whose model plays: the actor, with the weights at `path`, or the teacher."""
 
     def absolute(self) -> Checkpoint:
         """Return the same checkpoint with a path that does not depend on the working directory."""

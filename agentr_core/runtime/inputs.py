@@ -19,7 +19,7 @@ from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_dat
 from agentr_core.recipes import ModelRole, Recipe
 
 VERSION = 1
-"""Raise it when the same inputs would give other replies."""
+"""Increase it when the same inputs would give different replies."""
 
 
 def input_ids(

@@ -21,8 +21,8 @@ from agentr_core.types import Instance
 
 TRAIN = "train"
 SELECTED = "selected"
-"""What the instances of an iteration are chosen for, as names in the store: it collects from all,
-and trains on those of them that it selected, if it did.
+"""Names in the store for what the instances of an iteration are chosen for: it collects from all,
+and trains on the selected ones if it selects any.
 """
 
 

@@ -14,9 +14,10 @@ from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, replace
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _MOST_PROCESSES = 4
-"""Of a trainer without a GPU: each holds the model and has a part of each step."""
+"""The most processes of a trainer without a GPU: each holds the model and does a part of each step.
+"""
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
-"""What Linux calls the instructions that multiply in bfloat16: two of x86, and that of Arm."""
+"""Linux's names for the instructions that multiply in bfloat16: two on x86, one on Arm."""
 
 
 def settled(recipe: Recipe) -> Recipe:

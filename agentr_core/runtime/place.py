@@ -36,7 +36,7 @@ class Workplace(Equipment):
     spread: Spread | None = None
     """Hands shards to the workers of a cluster; None: everything is done in this process."""
     limit: int | None = None
-    """The most trees, episodes or questions that a stage which gathers begins; None: all."""
+    """The most trees, episodes or questions that a gathering stage begins; None: all."""
 
     def started_at(self) -> datetime | None:
         """Return the moment whose date chat templates print: the start of the run, or for an arm

@@ -14,7 +14,7 @@ from agentr_core.recipes.environments import PromptConfig
 from agentr_core.samples.json_lines import conversation, records
 
 FOLDER = "examples"
-"""Of the shipped data: a file of examples for each world that has some."""
+"""The folder of the shipped data with a file of examples for each world that has some."""
 
 
 def opening_of(recipe: Recipe) -> Opening | None:

@@ -35,7 +35,7 @@ STAGE = "expert"
 BARE = "bare"
 """The source of the expert's episodes as they were played, where thoughts are written for them."""
 LOOKED_AT = 20
-"""Training instances that are asked for an expert before anything is started."""
+"""How many training instances are asked for an expert before anything is started."""
 
 Expert = Callable[[Environment, Instance], Sequence[Trajectory | Rejection]]
 """Returns the expert's episodes of an instance, played live, or why there is none."""

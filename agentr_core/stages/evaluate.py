@@ -50,7 +50,7 @@ class Series:
     max_steps: int
     repeats: int
     config: Any
-    """What the row of the evaluation says of it: a record."""
+    """What the row of the evaluation stores about it: a record."""
 
 
 def evaluation_id(place: Workplace, iteration: int, name: str) -> str:

@@ -32,7 +32,7 @@ STAGE = "headroom"
 VERSION = 1
 TRAIN, TEST = "headroom-train", "headroom-test"
 GREEDY = "-greedy"
-"""Ends the names of the evaluations of one greedy episode an instance."""
+"""Ends the names of the evaluations with one greedy episode per instance."""
 OF_FORECASTS = "forecast/"
 """Begins the names of forecasts among the metrics of the training instances."""
 

@@ -39,8 +39,8 @@ from agentr_core.store.tables import Rows, merge
 
 Measures = dict[str, Estimate]
 OF_REVISION = ("success", "reward", "gain_over_base", "gain_over_previous", "reflecting")
-"""What is measured of the revision test: its episodes begin with steps of another model, and those
-of one instance with different ones.
+"""The metrics of the revision test, whose episodes begin with steps of another model, different
+ones for each episode of an instance.
 """
 
 

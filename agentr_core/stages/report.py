@@ -38,7 +38,7 @@ from agentr_core.store.queries.runs import run_versions
 from agentr_core.store.queries.worlds import made_by_world
 
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
-"""Lists of the viewer that are narrowed by run and iteration."""
+"""Lists of the viewer that are filtered by run and iteration."""
 INTERVALS = (
     "success by Wilson's score, reward by bootstrap; differences are paired by instance, and clustered where several "
     "instances are one under different names"

@@ -22,7 +22,7 @@ from agentr_core.recipes import ThoughtsConfig
 from agentr_core.types import Answer, Message, Question, Step, Trajectory
 
 VERSION = 1
-"""Raise it when the same configuration would ask something else."""
+"""Increase it when the same configuration would ask something else."""
 THOUGHT = "Thought:"
 PROMPT = """\
 An expert did a task step by step, and of each step only the action was written down. Below are what the expert was \
@@ -31,7 +31,7 @@ Write what the expert thought before that action: one or two sentences in the fi
 known by then to this action. Say nothing that only later steps can show. Write the thought alone, without a label \
 and without the action."""
 NAME = f"expert-thought@{fingerprint(PROMPT)[:8]}"
-"""The name of the prompt with a hash of its words, as it is stored."""
+"""The name of the prompt with a hash of its text, as it is stored."""
 _LABEL = re.compile(r"Action[ \t]*\d*[ \t]*:")
 _SHOWN = 200
 

@@ -18,7 +18,7 @@ from flows.cli.prefect_settings import PREFECT_DEFAULTS, set_defaults
 __all__ = ["PREFECT_DEFAULTS", "cli", "main"]
 
 _ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
-"""Errors that no code of ours can be at fault for; the sentence names the file."""
+"""Errors that cannot be the fault of our code; the sentence names the file."""
 _COMMANDS = [
     recipes.run,
     recipes.collect,

@@ -33,10 +33,10 @@ def env_list() -> None:
 @_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
-    """Say of one environment, or each, whether it works: in the contract, what is missing, or what
-    is broken.
+    """Check whether one environment, or each, keeps the contract, and say what is missing or
+    broken.
 
-    Exits with 1 if one is broken, or if the one that is named is not in order.
+    Exits with 1 if one is broken, or if the named one does not work.
     """
     from flows.commands.environments import diagnose, options_of
 
@@ -54,9 +54,9 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 @click.argument("name")
 @_option
 @click.option("--split", default="train", show_default=True)
-@click.option("--index", type=int, help="The instance; the first one of the split if not given.")
+@click.option("--index", type=int, help="The instance; by default, the first one of the split.")
 def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> None:
-    """Play an instance yourself: type actions, an empty line ends it."""
+    """Play an instance yourself: type actions; an empty line ends the episode."""
     from flows.commands.environments import options_of
     from flows.commands.environments import play as play_by_hand
 
@@ -86,7 +86,7 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
 @_option
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=36001, show_default=True, help="0 means a free one.")
-@click.option("--split", "splits", multiple=True, help="Serve this split; otherwise all but endless ones.")
+@click.option("--split", "splits", multiple=True, help="Serve this split; by default, all but endless ones.")
 @click.option(
     "--idle-minutes",
     type=click.FloatRange(min=0, min_open=True),
@@ -99,7 +99,7 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="The most environments that clients have open at once.",
+    help="The most environments that clients may have open at once.",
 )
 def env_serve(
     name: str,
@@ -110,7 +110,7 @@ def env_serve(
     idle_minutes: float,
     max_environments: int,
 ) -> None:
-    """Serve an environment over HTTP, in the contract of AgentGym's servers, until interrupted."""
+    """Serve an environment over HTTP, in the protocol of AgentGym's servers, until interrupted."""
     from flows.commands.environments import options_of
     from flows.commands.environments import serve as serve_environment
 
@@ -130,10 +130,10 @@ def env_serve(
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one.")
 def gateway(host: str, port: int) -> None:
-    """Let agents in processes of their own play the episodes of runs, until interrupted.
+    """Let agents in their own processes play the episodes of runs, until interrupted.
 
-    An agent takes an episode with POST /episodes, uses the base_url that it is told as OpenAI's,
-    and ends with POST /episodes/ID/reward. Runs reach it as environment `gateway`.
+    An agent takes an episode with POST /episodes, uses the base_url from the reply as OpenAI's, and
+    ends with POST /episodes/ID/reward. Runs reach it as environment `gateway`.
     """
     from flows.commands.environments import serve_gateway
 

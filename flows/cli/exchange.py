@@ -1,4 +1,4 @@
-"""Commands that write training sets for other programs, and read what others wrote."""
+"""Commands that write training sets for other programs, and read the files of others."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "
 @click.argument("source")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True)
-@click.option("--iteration", type=click.IntRange(min=1), help="Of a run, this iteration; otherwise its last one.")
+@click.option("--iteration", type=click.IntRange(min=1), help="Of a run, this iteration; by default, its last one.")
 @click.option(
-    "--without-mask", is_flag=True, help="Write it even where the format cannot say which turns carry no loss."
+    "--without-mask", is_flag=True, help="Write the set even where the format cannot say which turns carry no loss."
 )
 @WORKSPACE
 def export(source: str, folder: Path, form: str, iteration: int | None, without_mask: bool, workspace: Path) -> None:
     """Write a training set into a new FOLDER for another program.
 
     SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns must not be
-    trained, and each program has its own way to be told: the README.md in the folder says which. A
-    format that cannot tell is refused unless --without-mask is given. The folder appears once it is
-    complete.
+    trained, and each program is told this in its own way, which the README.md in the folder
+    describes. A format that cannot tell it is refused unless --without-mask is given. The folder
+    appears once it is complete.
 
     \b
     parquet        for `datasets.load_dataset`, with a card and the ids behind each row
-    trl            messages with token ids and labels; prompt and completion; of pairs preferences
-    sharegpt       turns with a flag `train` each
+    trl            messages with token ids and labels; prompt and completion; preferences for pairs
+    sharegpt       turns, each with a flag `train`
     llama-factory  a line for each trained turn, and dataset_info.json
     agenttraj      as AgentTraj-L of AgentGym, with `loss` of each turn
     atif           a file for each trajectory, in the agent trajectory interchange format
@@ -47,13 +47,21 @@ def export(source: str, folder: Path, form: str, iteration: int | None, without_
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--as", "use", type=click.Choice(["expert", "pairs", "general"]), required=True)
-@click.option("--environment", default="", metavar="NAME", help="Whose instances they are; general chat has none.")
-@click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the environment.")
-@click.option("--split", default="train", show_default=True, help="Of instances that are named by their index alone.")
 @click.option(
-    "--opening", type=click.IntRange(min=0), default=2, show_default=True, help="Turns of an expert before the problem."
+    "--environment", default="", metavar="NAME", help="The environment of the instances; general chat has none."
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out records that are not sound; otherwise they stop it.")
+@click.option("-o", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the environment.")
+@click.option(
+    "--split", default="train", show_default=True, help="The split of instances that are named by their index alone."
+)
+@click.option(
+    "--opening",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Turns before the problem in an expert's conversation.",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out unsound records; otherwise they stop the import.")
 def import_records(
     source: Path,
     target: Path,
@@ -64,11 +72,11 @@ def import_records(
     opening: int,
     skip_bad: bool,
 ) -> None:
-    """Check the records of SOURCE, a file of another program or a folder of them, and write them to
-    TARGET for recipes.
+    """Check the records of SOURCE, a file from another program or a folder of such files, and write
+    them to TARGET for recipes.
 
     A file is JSON lines or one array: conversations of AgentTraj, ETO, ShareGPT or OpenAI, or
-    trajectories in ATIF. Each record that is not sound is told with its line, and then nothing is
+    trajectories in ATIF. Each unsound record is reported with its line, and then nothing is
     written. A recipe takes TARGET as eto.expert.file (several demonstrations of an instance are
     fine), eto.preferences.file or data.general.file.
     """

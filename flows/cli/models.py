@@ -19,7 +19,7 @@ _vllm_env = click.option(
     "--env",
     "environment",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of vLLM's own environment; otherwise AGENTR_VLLM_ENV, or .venv-vllm.",
+    help="Folder of vLLM's own environment; by default, AGENTR_VLLM_ENV or .venv-vllm.",
 )
 _device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 
@@ -33,7 +33,7 @@ def _use_environment(folder: Path | None) -> None:
 @_vllm_env
 @_device
 def models_install(environment: Path | None, device: str) -> None:
-    """Make the environment that vLLM lives in; nothing is done where it is complete."""
+    """Make the environment that vLLM runs in; do nothing where it is complete."""
     from flows.commands.models import install
 
     _use_environment(environment)
@@ -59,7 +59,7 @@ def models_serve(
 ) -> None:
     """Serve a model with vLLM until interrupted; runs replace its weights between iterations.
 
-    Settings of a recipe are changed with -o, such as -o model.vllm.kv_cache_gib=4.
+    Change settings of a recipe with -o, such as -o model.vllm.kv_cache_gib=4.
     """
     from flows.commands.models import serve as serve_model
     from flows.commands.models import settings

@@ -14,7 +14,9 @@ from flows.cli.prefect_settings import quiet_prefect
 @click.command()
 @RECIPE
 @OVERRIDE
-@click.option("--resume", "resume", metavar="RUN", default="", help="Go on with a run of this id, with its own recipe.")
+@click.option(
+    "--resume", "resume", metavar="RUN", default="", help="Go on with the run of this id, with its own recipe."
+)
 @click.option(
     "--more", type=click.IntRange(min=1), metavar="N", help="Add N iterations to those that the run has finished."
 )
@@ -31,10 +33,17 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str, more: int | None)
 @RECIPE
 @OVERRIDE
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Begin at most N trees, episodes or questions; else all."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Begin at most N trees, episodes or questions; by default, all.",
 )
 @click.option(
-    "--enough", type=click.IntRange(min=1), default=1, show_default=True, help="Trajectories worth a training."
+    "--enough",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Trajectories that are enough for a training.",
 )
 def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough: int) -> None:
     """Gather experience with the policy of a recipe's run, for its next iteration, and train
@@ -58,7 +67,7 @@ def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Do nothing unless so many trajectories were gathered since the last training.",
+    help="Do nothing unless this many trajectories were gathered since the last training.",
 )
 def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
     """Train the next iteration of a recipe's run on what was gathered for it, evaluate and report
@@ -75,7 +84,13 @@ def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
 @RECIPE
 @OVERRIDE
 @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
-@click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, help="Instead of the recipe's seeds.")
+@click.option(
+    "--seed",
+    "seeds",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Use this seed instead of the recipe's; may be repeated.",
+)
 def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], seeds: tuple[int, ...]) -> None:
     """Train each arm of a recipe on one pool with an equal budget, over several seeds, and show one
     table.
@@ -97,7 +112,7 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     "--gpu-gib", type=click.FloatRange(min=1), default=80.0, show_default=True, help="Memory of a GPU, in GiB."
 )
 def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
-    """Show what a recipe would run, the tokens and memory it needs, and which field reaches which
+    """Show what a recipe would run, the tokens and memory it needs, and which fields affect which
     stage.
     """
     from flows.commands.plan import describe
@@ -109,13 +124,13 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 @RECIPE
 @OVERRIDE
 @click.option("--model", "model", type=click.Path(path_type=Path), help="Evaluate this model directory instead.")
-@click.option("--states", default="", help="A run: take the revision test's states from its first model's failures.")
+@click.option("--states", default="", help="The run whose first model's failures the revision test starts from.")
 @click.option(
     "--answers",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Score the episodes in this file instead: another system's, as `agentr import` reads experts.",
+    help="Score another system's episodes instead: a file of the kinds that `agentr import` reads for experts.",
 )
-@click.option("--opening", type=click.IntRange(min=0), default=2, help="Of --answers: turns before the problem.")
+@click.option("--opening", type=click.IntRange(min=0), default=2, help="With --answers: turns before the problem.")
 def evaluate(
     recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str, answers: Path | None, opening: int
 ) -> None:
@@ -158,8 +173,8 @@ def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances:
 
     Samples episodes of training and held-out instances: pass@k and greedy success by difficulty,
     the share of instances always, sometimes and never won, how many pairs, good paths and mixed
-    groups an iteration would make, and which method can learn from that. More episodes or instances
-    go on from those that are there.
+    groups an iteration would make, and which method can learn from that. A later call for more
+    episodes or instances adds to those already played.
     """
     quiet_prefect()
     from flows.commands.headroom import shown

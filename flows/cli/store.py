@@ -12,14 +12,14 @@ from flows.cli.options import WORKSPACE
 
 @click.group()
 def store() -> None:
-    """The store of a workspace: its sizes, soundness and backups; runs taken in and out."""
+    """The store of a workspace: its sizes, soundness and backups; merging and removing runs."""
 
 
 @store.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @WORKSPACE
 def backup(file: Path, workspace: Path) -> None:
-    """Write the whole store to one sound FILE, also while a run is writing; a store is opened by
+    """Write the whole store to one sound FILE, even while a run is writing; the copy is opened by
     its path.
     """
     from flows.commands.stores import back_up
@@ -48,7 +48,7 @@ def store_check(workspace: Path) -> None:
 @store.command()
 @WORKSPACE
 def sizes(workspace: Path) -> None:
-    """Show the rows and the size of each table, and what lies idle in the file."""
+    """Show the rows and the size of each table, and the idle space in the file."""
     from flows.commands.stores import sizes_of
 
     click.echo(sizes_of(workspace), nl=False)
@@ -57,10 +57,10 @@ def sizes(workspace: Path) -> None:
 @store.command()
 @WORKSPACE
 def compact(workspace: Path) -> None:
-    """Write the store anew without what lies idle in its file.
+    """Rewrite the store without the idle space in its file.
 
-    The new file takes the place of the old one once it is whole; whatever happens before that,
-    nothing is lost.
+    The new file replaces the old one once it is complete; whatever happens before that, nothing is
+    lost.
     """
     from flows.commands.stores import compacted
 
@@ -71,11 +71,11 @@ def compact(workspace: Path) -> None:
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @WORKSPACE
 def merge(others: tuple[Path, ...], workspace: Path) -> None:
-    """Take the rows of other stores into that of the workspace, each row once.
+    """Add the rows of other stores to that of the workspace, each row once.
 
     OTHER is a workspace or the file of a store, such as a backup from another machine; it stays as
-    it is. Nothing is taken when a row of one id differs between two stores. Weights, datasets and
-    reports stay where they are.
+    it is. Nothing is added if two stores have different rows under the same id. Weights, datasets
+    and reports stay where they are.
     """
     from flows.commands.stores import merged
 
@@ -87,7 +87,7 @@ def merge(others: tuple[Path, ...], workspace: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go and stay.")
 @WORKSPACE
 def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
-    """Take runs out of the store; what other runs were made of stays, however far back.
+    """Remove runs from the store; what other runs were made from stays, however far back.
 
     Weights, datasets and reports stay where they are; folders of weights that nothing in the store
     names any longer are listed.

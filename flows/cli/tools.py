@@ -8,7 +8,7 @@ import click
 
 
 @click.command("doctor")
-@click.option("--attempts", is_flag=True, help="Show each attempt to get out, too.")
+@click.option("--attempts", is_flag=True, help="Also show each attempt to escape.")
 def machine_doctor(attempts: bool) -> None:
     """Say how well the Python tool can confine a model's code on this machine.
 
@@ -36,7 +36,7 @@ def retrieve() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("runs/indexes"),
     show_default=True,
-    help="Folder in which indexes are kept, by what they were made of.",
+    help="Folder of indexes, which are kept by what they were made from.",
 )
 @click.option(
     "--encoder",
@@ -48,7 +48,7 @@ def retrieve() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="A flat FAISS index of the corpus by that model, instead of one made here.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Of the encoder, such as cuda:0.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the encoder, such as cuda:0.")
 @click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, help="Searches done at once.")
 def retrieve_serve(
     corpus: Path,

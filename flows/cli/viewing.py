@@ -11,28 +11,30 @@ from flows.cli.options import WORKSPACE
 
 @click.command()
 @WORKSPACE
-@click.option("--host", default="127.0.0.1", show_default=True, help="Beyond this machine the address has a token.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Beyond this machine, the address contains a token."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=4280, show_default=True, help="0 means a free one.")
 @click.option(
     "--index",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File in which the words of texts are kept for searches; otherwise one in the workspace.",
+    help="File that indexes the words of texts for searches; by default, one in the workspace.",
 )
 @click.option(
     "--bundle",
     "folder",
     type=click.Path(path_type=Path),
-    help="Write pages as files into this new folder, to share, and serve none.",
+    help="Write pages as files into this new folder, for sharing, and serve nothing.",
 )
 @click.option("--run", default="", metavar="RUN", help="With --bundle: only this run.")
 @click.option(
     "--pages", type=click.IntRange(min=1), default=2000, show_default=True, help="With --bundle: the most pages."
 )
 def view(workspace: Path, host: str, port: int, index: Path | None, folder: Path | None, run: str, pages: int) -> None:
-    """Show a workspace in a browser, also while a run writes, until interrupted.
+    """Show a workspace in a browser, even while a run is writing, until interrupted.
 
     Runs, iterations and evaluations; trajectories, search trees, pairs, samples and groups, with
-    filters; what each was made of; and a search of all texts. Nothing in the store is changed.
+    filters; what each was made from; and a search of all texts. Nothing in the store is changed.
     """
     from flows.commands.viewing import serve, write
 

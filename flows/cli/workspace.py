@@ -20,14 +20,14 @@ from flows.cli.options import WORKSPACE
 @click.option(
     "--viewer",
     metavar="URL",
-    help="Where `agentr view` shows the workspace, for links to it; empty for none.  [default: where it does]",
+    help="Address of `agentr view` on the workspace, for links to it; empty for none.  [default: its usual one]",
 )
 @WORKSPACE
 def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Path) -> None:
-    """Write the reports of a run anew, a page an iteration and one of the whole run, and print
-    where they are.
+    """Write the reports of a run anew, a page for each iteration and one for the whole run, and
+    print their paths.
 
-    Of several runs: write one page that compares them with the first on the same episodes, and
+    For several runs: write one page that compares them with the first on the same episodes, and
     print its table.
     """
     from tasks.reporting import compare_runs, compare_worlds, write_reports
@@ -55,11 +55,11 @@ def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Pa
 @click.option(
     "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the answer to FILE."
 )
-@click.option("--example", default="", metavar="NAME", help="Ask one of the examples in place of QUERY.")
-@click.option("--examples", is_flag=True, help="List the examples, and ask nothing.")
+@click.option("--example", default="", metavar="NAME", help="Ask one of the examples instead of QUERY.")
+@click.option("--examples", is_flag=True, help="List the examples and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
 def sql(query: str, workspace: Path, form: str, output: Path | None, example: str, examples: bool, files: bool) -> None:
-    """Ask the store a question in SQL; it answers while a run is writing.
+    """Ask the store a question in SQL; it answers even while a run is writing.
 
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
     hexadecimal digits.
@@ -77,7 +77,7 @@ def sql(query: str, workspace: Path, form: str, output: Path | None, example: st
 @WORKSPACE
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def trace(entity: str, workspace: Path, form: str) -> None:
-    """Show what something in the store was made of, back to the model that the run began with.
+    """Show what something in the store was made from, back to the model that the run began with.
 
     ID is the beginning of the id of a checkpoint, dataset, sample, pair, preference, tree,
     trajectory or evaluation, or TREE#NUMBER for a node.
@@ -99,13 +99,13 @@ def runs(workspace: Path) -> None:
 @click.command()
 @click.argument("checkpoint")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--base-model", default="", metavar="NAME", help="What its parent is called where it is published.")
+@click.option("--base-model", default="", metavar="NAME", help="The name under which its parent is published.")
 @click.option("--license", "licence", default="", metavar="ID", help="A licence, such as apache-2.0, for the card.")
 @WORKSPACE
 def publish(checkpoint: str, folder: Path, base_model: str, licence: str, workspace: Path) -> None:
     """Write a checkpoint into a new FOLDER to give away: weights, tokenizer, template, and a card.
 
-    The card is a README.md with the scores, the budget, the recipe and the lineage; folders of this
+    The card is a README.md with the scores, the budget, the recipe and the lineage; paths on this
     machine are left out of it.
     """
     from flows.commands.publishing import publish_checkpoint

@@ -13,7 +13,7 @@ from agentr_core.texts import quoted
 from agentr_core.types import PathPair, Step
 
 _QUOTED = 80
-"""The most characters of an action or an observation in a message."""
+"""The most characters of an action or an observation that a message quotes."""
 
 
 def live(recorded: Step, outcome: Outcome) -> Step:

@@ -18,7 +18,7 @@ from agentr_core.types import Verdict
 
 TITLE = "Judge beside the tree's values"
 _FARTHEST = 5
-"""Distances from here on share the outermost bars."""
+"""Distances of this much or more share the outermost bars."""
 Witnesses = Callable[[PathAudit], tuple[int | None, int | None]]
 _COMPARED: dict[str, Witnesses] = {
     "judge and tree": lambda one: (one.judge, one.tree),

@@ -58,6 +58,6 @@ class JudgeRecord:
     model: str = ""
     """The judge; empty for the acting model."""
     no_error: int
-    """Those of them in which no step was found bad."""
+    """Judged paths in which no step was found bad."""
     revision_lengths: tuple[LengthCount, ...] = ()
     oracle: OracleAgreement | None = None

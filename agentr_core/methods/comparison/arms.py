@@ -20,7 +20,9 @@ from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
 
 OPEN = ("data.", "training.", "eto.dpo.")
-"""What an arm may change: nothing that decides what the pool holds or how it is evaluated."""
+"""The beginnings of the fields that an arm may change: none decides what the pool holds or how the
+arm is evaluated.
+"""
 OF_POOL = ("data.windowed",)
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"

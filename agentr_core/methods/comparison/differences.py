@@ -15,7 +15,7 @@ from agentr_core.stages.report_scores import finite
 from agentr_core.store.codec.trajectories import Episode
 
 Played = Mapping[str, Sequence[Episode]]
-"""The held-out episodes of a model by set."""
+"""The held-out episodes of a model, by set."""
 
 
 def played(place: Workplace, iteration: int) -> Played:

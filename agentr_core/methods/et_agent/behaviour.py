@@ -19,7 +19,7 @@ from agentr_core.recipes.curriculum import Counts
 from agentr_core.types import ToolCall, Trajectory
 
 _SOFT = 0.1
-"""How many calls weigh as much as none in tool productivity."""
+"""The number of calls that halves the weight of a score in tool productivity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,9 @@ from agentr_core.types import Trajectory
 NUDGED = "nudged"
 """The name of the evaluation whose episodes go on after wrong answers."""
 CONCISENESS = "conciseness"
-"""The purpose of votes, as table answer has it."""
+"""The purpose of votes, as in table `answer`."""
 OF_SOURCE = "source-"
-"""Begins the names of what is measured of one source of questions."""
+"""Begins the names of metrics of one source of questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ _AXES: Mapping[str, str] = {
     "redundant_calls": "no redundancy",
     "conciseness": "conciseness",
 }
-"""Axes of the radar; that of redundant calls is what is left of 1."""
+"""Axes of the radar chart; that of redundant calls shows 1 minus the metric."""
 
 
 def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

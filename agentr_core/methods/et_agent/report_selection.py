@@ -14,7 +14,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import Selected, load_selection
 
 _FRONTS = 6
-"""Fronts that have a row of their own."""
+"""Number of fronts that have a row of their own."""
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:

@@ -25,9 +25,11 @@ from agentr_core.recipes.curriculum import Counts
 from agentr_core.types import Trajectory
 
 AMPLITUDE = 2.0
-"""A of the cost: with 2 a right answer of mean cost is worth 1, with 1, as published, a quarter."""
+"""A in the cost: a right answer of mean cost is worth 1 with an A of 2, and a quarter with 1, as
+published.
+"""
 SIGMAS = (0.10, 0.05, 0.02)
-"""Sigma of each stage of the curriculum. Of these only the first is published."""
+"""Sigma of each stage of the curriculum. Only the first is published."""
 FORMAT_PENALTY = 1.0
 
 
@@ -47,7 +49,7 @@ class EfficiencyReward:
     decay: bool = False
     counts: Counts = "calls"
     call_costs: tuple[tuple[str, float], ...] = later(())
-    """What a call costs, by the name of its tool; 1 where none is told."""
+    """The cost of a call, by the name of its tool; 1 for tools that are not named."""
 
     def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
         """Return the reward of each episode of a group. Raises as `group_rewards`."""

@@ -23,9 +23,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RIGHT_FROM = 0.75
-"""The least correctness of a right answer in the filter of mixed groups; of 0 and 1, only 1 is."""
+"""The lowest correctness of a right answer in the filter of mixed groups; where it can only be 0 or
+1, that is 1.
+"""
 _DIGITS = 12
-"""Dispersions that are equal on paper must be equal numbers, or one would dominate the other."""
+"""Digits that dispersions are rounded to: those that are mathematically equal must be equal
+numbers, or one would dominate the other.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

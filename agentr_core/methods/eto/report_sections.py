@@ -15,7 +15,7 @@ from agentr_core.store.queries.preferences import PreferenceTrainingStep
 
 TITLE = "Preference pairs"
 _END = 5
-"""Optimizer steps over which the end of a training is taken."""
+"""Optimizer steps that count as the end of a training."""
 
 
 def preferences(record: PreferenceRecord) -> Section:

@@ -12,9 +12,9 @@ import numpy as np
 from agentr_core.types import Instance
 
 _WON, _MISSED = 0.5, 0.1
-"""Wins and losses that every instance begins with. Most are hopeless or mastered, and the policy
-improves: of groups of eight whose instance had always lost before, a third were mixed, and 4% where
-it had always won (`deployments/LOG.md`, "which instances have contrast").
+"""Wins and losses that every instance begins with. Most instances are hopeless or mastered, and the
+policy improves: of groups of eight, a third were mixed where the instance had always been lost
+before, and 4% where it had always been won (`deployments/LOG.md`, "which instances have contrast").
 """
 
 

@@ -20,13 +20,15 @@ class Family:
     instance: Instance
     first: int
     seed: Callable[[int], int]
-    """The seed of an episode, by its number."""
+    """Returns the seed of an episode, given its number."""
     beginning: Beginning = field(default_factory=Beginning)
-    """What all of its episodes go on from."""
+    """The steps that all of its episodes go on from."""
     episodes: dict[str, Trajectory] = field(default_factory=dict)
-    """What was played, by the id of the trajectory."""
+    """The episodes played so far, by the id of the trajectory."""
     given: dict[str, int] = field(default_factory=dict)
-    """With how many steps those of them began that do not begin at the start."""
+    """How many steps an episode began with, by the id of the trajectory, for those that do not
+    begin at the start.
+    """
     planned: int = 0
     _newest: list[Member] = field(default_factory=list)
     _forks: dict[str, Fork] = field(default_factory=dict)

@@ -23,8 +23,8 @@ from agentr_core.training.result import write_result
 _PACKAGES = ("torch", "transformers")
 _SHARED_MEMORY = Path("/dev/shm")
 _COPIES = 8
-"""More than what is shared at once: the weights of two steps, and for helpers weights and
-gradients, all of them in up to twice the bytes that are stored.
+"""An upper limit on the copies of the weights that are shared at once: the weights of two steps,
+and weights and gradients for helpers, each in up to twice the stored bytes.
 """
 
 

@@ -33,7 +33,7 @@ from agentr_core.types import Derivation, Instance, Trajectory
 
 STAGE = "reinforce"
 _LEAST = 2
-"""Episodes below which there is nothing to compare."""
+"""The fewest episodes that can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class _Training:
     renderer: Renderer
     history: list[TrainingStep] = field(default_factory=list)
     loaded: int = -1
-    """The step whose weights the sampler has; -1: those that it began with."""
+    """The step whose weights the sampler has; -1: the weights that it began with."""
 
     async def run(self) -> None:
         """Do all steps that are left, and publish the checkpoint."""

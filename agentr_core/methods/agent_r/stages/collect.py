@@ -18,7 +18,7 @@ from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_al
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
-"""Raise it when the same configuration would give other trees."""
+"""Increase it when the same configuration would give different trees."""
 
 
 def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:

@@ -28,7 +28,7 @@ from agentr_core.types import Instance, Tree
 
 STAGE = "collect"
 MAX_RESTARTS = 20
-"""How often a tree is restarted in a world that does not repeat itself before it counts as
+"""How often a tree is restarted in a world that is not reproducible before the tree counts as
 failed.
 """
 

@@ -13,7 +13,7 @@ from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, attemp
 from agentr_core.recipes import FlywheelConfig
 
 Make = Callable[[Attempt], Awaitable[Member | None]]
-"""Returns the child of an attempt, made now or before; None where its operator makes none."""
+"""Returns the child of an attempt, made now or earlier; None where its operator makes none."""
 
 
 class Grown(NamedTuple):

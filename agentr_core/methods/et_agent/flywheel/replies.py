@@ -8,7 +8,7 @@ from typing import NamedTuple
 from agentr_core.environments.reasoning.grammar import tags
 
 STEP_FOUND = "Analysis:"
-"""What ends the reply of one who is asked for a step and not for the analysis."""
+"""The text that ends a reply to a request for a step without its analysis."""
 _STEP = re.compile(r"(?<!corrected )\bstep\W*:\W*(\d+|no\b)", re.IGNORECASE)
 _CORRECTED = re.compile(r"\bcorrected\s+step\W*:\**", re.IGNORECASE)
 _THOUGHT = re.compile(r"^\W*thought\s+(\d+)\W*:\**", re.IGNORECASE | re.MULTILINE)

@@ -16,7 +16,7 @@ from agentr_core.methods.et_agent.flywheel.prompts import IN_TAGS, Domain
 from agentr_core.types import Step, Trajectory
 
 _ACTS = (*CALLS, "answer", "result")
-"""Tags with which a step acts. A model that opens a result itself is answered, too."""
+"""Tags with which a step acts. A model that opens a result itself also gets an answer."""
 _THINK = re.compile(r"</?think>")
 _ANSWER = re.compile(r"</?answer>")
 

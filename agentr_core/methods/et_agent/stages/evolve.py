@@ -24,7 +24,7 @@ from agentr_core.store.codec import load_draws, load_edits, load_members, load_t
 from agentr_core.types import Instance, Trajectory
 
 VERSION = 1
-"""Raise it when the same configuration would make other families."""
+"""Increase it when the same configuration would make different families."""
 
 
 def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
