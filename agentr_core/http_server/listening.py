@@ -39,4 +39,4 @@ def _listen(host: str, port: int) -> socket.socket:
         door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return door
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen at {host}:{port} ({error}); choose another --host or --port") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error

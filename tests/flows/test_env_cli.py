@@ -109,7 +109,7 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
         (("play", "textcraft", "-o", "url=x"), "environment textcraft has no option url"),
         (("play", "textcraft", "--index", "9999"), "textcraft has no instance 9999 in split train"),
         (("serve", "textcraft", "--split", "attic"), "textcraft has no split 'attic'"),
-        (("serve", "textcraft", "--host", "203.0.113.1"), "cannot listen at 203.0.113.1:36001 .*; choose another"),
+        (("serve", "textcraft", "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:36001 .*; choose another"),
     ],
 )
 def test_a_wrong_word_is_told(words: tuple[str, ...], said: str) -> None:

@@ -205,7 +205,7 @@ def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: Turned, tmp
     assert [{name: line[name] for name in ("input_ids", "labels")} for line in lines] == pq.read_table(file).to_pylist()
     assert sum(sum(line["completion_mask"]) for line in lines) > 0
     aside = file.rename(file.with_suffix(".aside"))
-    with pytest.raises(ConfigError, match="has the tokens of iteration 1, is gone; bring it back"):
+    with pytest.raises(ConfigError, match="has the tokens of iteration 1, is missing; restore it"):
         export_folder(turned.root, run, tmp_path / "again", "trl")
     aside.rename(file)
 
