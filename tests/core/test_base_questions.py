@@ -52,6 +52,7 @@ def habits_of(sample: Sample) -> tuple[str, ...]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_seed_and_number_alone() -> None:
     forward = [Questions(HABITS, 0).sample(i) for i in range(40)]
     other = Questions(HABITS, 0)
@@ -108,6 +109,7 @@ def test_forms_differ_in_their_shares_and_keep_the_mean() -> None:
     assert form_of("Begin with 27. Halve a number") == "Begin with Halve a"
 
 
+@pytest.mark.slow
 def test_each_habit_does_what_its_name_says() -> None:
     seen: Counter[str] = Counter()
     for sample in samples(HABITS, 500):
@@ -131,6 +133,7 @@ def test_the_beginning_is_plain() -> None:
     assert any(told[60:])
 
 
+@pytest.mark.slow
 def test_nothing_that_ships_is_asked_or_looked_up() -> None:
     questions = {problem.question for problems in load(SHIPPED).values() for problem in problems}
     corpus = data_path("reasoning", "corpus.jsonl")

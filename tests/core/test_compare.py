@@ -365,6 +365,7 @@ def test_the_budget_may_be_time() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -> None:
     wanted = recipe(model=tiny_model_dir)
     pool = run_id_of(wanted)

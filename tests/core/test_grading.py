@@ -241,6 +241,7 @@ async def test_what_was_played_is_kept_also_when_the_stage_stops() -> None:
     assert kept
 
 
+@pytest.mark.slow
 async def test_a_grade_is_stored_with_its_words(store: Store) -> None:
     stopped = await run(Exam(), ["right"], ["stop"])
     passed, grading = await graded(Exam(), stopped, Judge("0.5"), seed=1)
@@ -338,6 +339,7 @@ def test_worlds_are_told_apart_by_what_they_have() -> None:
     assert not isinstance(Line(), Graded | Asking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_a_step_asks_a_model_and_goes_on_with_its_answer(store: Store, blocking: bool) -> None:
     judge = Judge("a lamp")
@@ -369,6 +371,7 @@ async def test_a_step_asks_a_model_and_goes_on_with_its_answer(store: Store, blo
         act(env, "Action: look")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can_snapshot", [True, False])
 async def test_a_search_asks_in_its_steps_and_resumes_from_what_is_stored(store: Store, can_snapshot: bool) -> None:
     config = SearchConfig(dives=3, width=2, depth=3)

@@ -53,6 +53,7 @@ def path(
     return save_tiny_model(tmp_path_factory.mktemp("q") / "m", template=template) if template else tiny_model_dir
 
 
+@pytest.mark.slow
 async def test_what_was_sampled_is_what_is_trained(path: Path) -> None:
     model = TransformersModel.load(path, device="cpu")
     stops = Counter.transcript.stop
@@ -83,6 +84,7 @@ async def test_what_was_sampled_is_what_is_trained(path: Path) -> None:
     await model.close()
 
 
+@pytest.mark.slow
 async def test_results_carry_no_loss_and_no_control_token(path: Path) -> None:
     model = TransformersModel.load(path, device="cpu")
     trajectory = await played(Asked(model), 3)
@@ -105,6 +107,7 @@ async def test_results_carry_no_loss_and_no_control_token(path: Path) -> None:
     await model.close()
 
 
+@pytest.mark.slow
 async def test_a_prefix_cache_changes_no_reply_of_a_growing_turn(path: Path) -> None:
     cached, bare = (TransformersModel.load(path, device="cpu", prefix_cache_bytes=size) for size in (1 << 20, 0))
     with_cache, without = Asked(cached), Asked(bare)

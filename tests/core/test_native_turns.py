@@ -210,6 +210,7 @@ async def test_an_episode_is_asked_in_turns_and_trained_as_it_was_read(renderer:
         assert ids[: len(prompt) + len(one.token_ids)] == [*prompt, *one.token_ids]
 
 
+@pytest.mark.slow
 async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
     save_tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_workspace_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: py
     refused(caught, "Permission denied")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sqlite:x", "md:x", "it's", "a b*[c]", "häuser", "s3:", "-w"])
 def test_an_odd_name_of_a_workspace_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -102,6 +102,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         select(["a", "b", "c"], CORRECTNESS, CALLS, 1)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_questions_take_less_than_two_seconds() -> None:
     rng = np.random.default_rng(0)
     n, rollouts = 100_000, 16

@@ -164,6 +164,7 @@ async def test_the_published_settings_give_the_published_records_in_number_and_o
     assert impossible > total / 3, "what only splice.impossible=keep keeps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 1.0])
 async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> None:
     env = Line()

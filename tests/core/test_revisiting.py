@@ -105,6 +105,7 @@ def stored(store: Store, group: Group, iteration_id: str, at: int) -> None:
     store.write(merge([*rows, of_group]))
 
 
+@pytest.mark.slow
 def test_the_last_failures_from_the_start_are_found_again(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     room = ROOMS[0]

@@ -25,6 +25,7 @@ FIRST, SECOND = "aaaa000000000001", "bbbb000000000001"
 CSS = Path(render_html.__code__.co_filename).with_name("templates") / "page.css"
 
 
+@pytest.mark.slow
 def test_a_run_has_a_page_that_leads_to_its_iterations_and_to_the_viewer(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set(range(5)), set(range(10)), set(range(12))])
     *pages, index = write_reports(tmp_path, FIRST, viewer="http://127.0.0.1:1")
@@ -39,12 +40,14 @@ def test_a_run_has_a_page_that_leads_to_its_iterations_and_to_the_viewer(tmp_pat
     assert f"http://127.0.0.1:1/run/{FIRST}" in pages[0].read_text()
 
 
+@pytest.mark.slow
 def test_without_a_viewer_no_page_leads_there(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set(), {1}])
     *_, index = write_reports(tmp_path, FIRST, viewer="")
     assert re.findall(r'href="([^"#]+)"', index.read_text()) == ["iteration-01.html"]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set(range(4)), set(range(10))])
     finish(tmp_path, SECOND, [set(range(4)), set(range(8, 20))], episodes=25, seed=1, method="eto")
@@ -60,6 +63,7 @@ def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> No
     assert page.read_text().count("<polyline") == 2
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set()])
     with pytest.raises(ConfigError, match="a run is named twice"):
@@ -71,6 +75,7 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
         compare_runs(tmp_path, [FIRST, "cccc"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["agent-r", "eto", "grpo"])
 def test_every_method_has_the_page_of_a_run(tmp_path: Path, method: str) -> None:
     finish(tmp_path, FIRST, [set(), {1, 2}], method=method)
@@ -80,6 +85,7 @@ def test_every_method_has_the_page_of_a_run(tmp_path: Path, method: str) -> None
     assert [key for key in ("curves", "funnels", "costs", "reports") if f'<section id="{key}">' not in html] == []
 
 
+@pytest.mark.slow
 def test_ten_thousand_trajectories_make_small_pages(tmp_path: Path) -> None:
     place = finish(tmp_path, FIRST, [set(), {1, 2}])
     with place.store.transaction() as con:
@@ -123,6 +129,7 @@ def test_colours_can_be_read_in_light_dark_and_print(theme: int) -> None:
     assert ratio(colours["soft"], colours["error-wash"]) >= 4.5
 
 
+@pytest.mark.slow
 def test_what_is_drawn_and_what_scrolls_has_a_name_and_the_keyboard_gets_there(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set(), {1, 2}])
     html = write_reports(tmp_path, FIRST)[-1].read_text()

@@ -61,6 +61,7 @@ async def evaluated(run: RunRef) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [("running", "running"), ("failed", "failed"), ("finished", "finished"), ("evaluating", "finished")],
@@ -84,6 +85,7 @@ def row(store: Store) -> tuple[object, ...]:
     return tuple(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["running", "failed", "finished"])
 def test_an_evaluation_of_a_begun_run_takes_new_settings_and_leaves_the_rest(tmp_path: Path, status: str) -> None:
     run = RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=5)

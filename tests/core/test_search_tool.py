@@ -223,6 +223,7 @@ def test_a_server_that_is_not_ours_is_known_by_its_address() -> None:
         assert RetrievalServer(url, top_k=2).parameters == {"top_k": 2, "fingerprint": url}
 
 
+@pytest.mark.slow
 def test_what_may_pass_is_tried_again_and_what_may_not_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("agentr_core.tools.search.connection.time.sleep", waits.append)
@@ -240,6 +241,7 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_at_once(monkeypat
         assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_come_in_time_is_a_timeout() -> None:
     def late(_: Request) -> Response:
         time.sleep(1)

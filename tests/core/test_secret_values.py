@@ -53,6 +53,7 @@ def test_other_fields_are_let_be(extra: dict[str, Any]) -> None:
     assert masked(extra) == extra
 
 
+@pytest.mark.slow
 def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
     extra = {"search": {"api_key": "${SEARCH_KEY}", "hits": 3}, "tags": ["${TAG}", "x"]}
     made = recipe(extra)

@@ -56,6 +56,7 @@ def test_the_table_of_the_readme_is_what_the_command_prints(env: TextCraft, shap
     assert printed in (ROOT / "data" / "textcraft" / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_world_can_be_solved_and_has_its_depth(env: TextCraft) -> None:
     for instance in env.instances("shaped")[:200]:
         assert env.depth(instance) == instance.index % 4 + 1
@@ -67,6 +68,7 @@ def test_every_world_can_be_solved_and_has_its_depth(env: TextCraft) -> None:
         assert last.info["success"], instance.key
 
 
+@pytest.mark.slow
 def test_no_official_recipe_occurs_and_only_planks_keep_their_kind(env: TextCraft) -> None:
     known = {(r.output, frozenset(i.name for i in r.inputs)) for r in env.book.recipes}
     kinds = set()
@@ -84,6 +86,7 @@ def test_a_world_depends_on_its_index_and_the_seed_alone(env: TextCraft) -> None
     assert one.world(3)[0].recipes != other.world(3)[0].recipes
 
 
+@pytest.mark.slow
 def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None:
     plans = [plan(env.task(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
     again = [p for p in plans if p is not None and any(times > 1 for times in p.crafts.values())]

@@ -35,6 +35,7 @@ def queries(source: str) -> list[int]:
     return sorted({line for line, text in literals(source) if SQL.match(text)})
 
 
+@pytest.mark.slow
 def test_no_module_outside_the_store_has_a_query() -> None:
     found = [f"{file.relative_to(ROOT)}:{line}" for file in FILES for line in queries(file.read_text("utf-8"))]
     assert not found, f"move these into a module of agentr_core/store/queries: {', '.join(found)}"

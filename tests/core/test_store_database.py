@@ -240,6 +240,7 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
             attempt()
 
 
+@pytest.mark.slow
 def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         first = migrations.available()[:1]
@@ -252,6 +253,7 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.missing("text", ["a"]) == []
 
 
+@pytest.mark.slow
 def test_steps_and_nodes_of_before_new_columns_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         older = migrations.available()[:5]
@@ -273,6 +275,7 @@ def test_steps_and_nodes_of_before_new_columns_are_kept(store: Store, monkeypatc
     assert store.query("select matched, valid from v_steps").empty
 
 
+@pytest.mark.slow
 def test_pairs_of_before_they_had_places_get_them_and_one_kind_of_id(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "agentr.duckdb"
 
 
+@pytest.mark.slow
 def test_a_second_writer_waits_and_then_says_who_holds_the_store(path: Path) -> None:
     store = Store(path, wait_s=0.3)
     store.write({})
@@ -94,6 +95,7 @@ def test_a_second_writer_waits_and_then_says_who_holds_the_store(path: Path) -> 
         holder.communicate()
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_know_the_lock_is_waited_for_too(path: Path) -> None:
     Store(path).write({})
     code = "import duckdb, sys; con = duckdb.connect(sys.argv[1]); print('holding', flush=True); sys.stdin.readline()"

@@ -51,6 +51,7 @@ OF_KIND = {
 """An argument for each annotation."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ORIGINS)
 def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
@@ -58,6 +59,7 @@ def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, tm
     assert ancestry(store, "unknown", kind) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTINGS)
 def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
@@ -75,6 +77,7 @@ def every() -> Iterator[Query]:
                 yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [pytest.param(query, id=query.__name__) for query in every()])
 def test_nothing_is_found_where_there_is_nothing(query: Query, tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")

@@ -111,6 +111,7 @@ def test_other_questions_are_answered(store: Store, sql: str) -> None:
     assert store.answer(sql).num_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [

@@ -231,6 +231,7 @@ def test_expert_solves_every_official_goal(style: Literal["optimal", "lazy"]) ->
             assert last.info["success"], instance.key
 
 
+@pytest.mark.slow
 def test_optimal_expert_is_never_longer_than_the_lazy_one_and_as_long_as_its_plan() -> None:
     optimal, lazy = TextCraft(expert="optimal"), TextCraft(expert="lazy")
     for instance in [*optimal.instances("test"), *optimal.instances("procedural")[:200]]:
@@ -272,6 +273,7 @@ def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_d
         assert env.depth(instance) == instance.index % 4 + 1
 
 
+@pytest.mark.slow
 def test_renamed_instances_are_training_instances_under_other_names() -> None:
     env = TextCraft(expert="lazy")
     train, renamed = env.instances("train"), env.instances("renamed")

@@ -38,6 +38,7 @@ def env(cache: str) -> WebShop:
     return WebShop(cache_dir=cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["synthetic", "human"])
 def test_the_expert_earns_everything_on_shipped_goals(cache: str, kind: str) -> None:
     env = WebShop(goals=kind, cache_dir=cache)  # type: ignore[arg-type]

@@ -156,6 +156,7 @@ def build(folder: Path) -> int:
     return len(open_catalogue(find_files(folder, "", wishes=False), 0, folder / "cache"))
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_share_one_result(tmp_path: Path) -> None:
     write(tmp_path, [entry(f"B{number}", f"Mug {number}") for number in range(200)])
     with multiprocessing.get_context("spawn").Pool(2) as pool:
