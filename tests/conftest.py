@@ -165,8 +165,8 @@ def make_tiny_tokenizer() -> Callable[..., Any]:
 
 
 def tier_of(item: pytest.Item) -> str:
-    """Return what a test costs: `unit` milliseconds, `process` a program, a server or a training,
-    `flow` a whole run.
+    """Return what a test costs: `unit` milliseconds, `process` a program, a server, a training or a
+    quarter of a second and more, `flow` a whole run.
     """
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     if folder == "flows":

@@ -19,7 +19,7 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
         listening: is called with the address, such as `http://127.0.0.1:36001`, once clients can
             connect.
 
-    Raises `ConfigError` if it cannot listen at the address.
+    Raises `ConfigError` if it cannot listen on the address.
     """
     import uvicorn
 
