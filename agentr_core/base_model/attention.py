@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
+from transformers.models.qwen3.modeling_qwen3 import repeat_kv
 
 NAME = "agentr_training"
 
@@ -25,9 +26,11 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__
     """Return causal attention over rows that start at their first token: [rows, tokens, heads, head
     size].
 
-    `query`, `key` and `value` are [rows, heads, tokens, head size]. Masks are ignored: padding must
-    come last.
+    `query` is [rows, heads, tokens, head size]; `key` and `value` have the same shape, or fewer
+    heads, which the query heads share. Masks are ignored: padding must come last.
     """
+    shared = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, shared), repeat_kv(value, shared)
     query = query * query.shape[3] ** -0.5
     if module.sliding_window is None:
         found = _causal(query, key, value)

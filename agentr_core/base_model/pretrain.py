@@ -109,7 +109,7 @@ def make_model(config: BaseConfig, tokenizer: Any, seed: int) -> Any:
             intermediate_size=config.intermediate_size,
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=heads,
-            num_key_value_heads=heads,
+            num_key_value_heads=config.num_key_value_heads or heads,
             head_dim=config.head_dim,
             use_sliding_window=True,
             sliding_window=config.sliding_window,
@@ -210,7 +210,10 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
         seed=seed,
     )
     optimizer = MuonWithAdamW(
-        model, learning_rate=config.learning_rate, embedding_learning_rate=config.embedding_learning_rate
+        model,
+        learning_rate=config.learning_rate,
+        embedding_learning_rate=config.embedding_learning_rate,
+        bf16=bool(config.bf16),
     )
     trainer = BaseTrainer(
         model=model,

@@ -158,6 +158,8 @@ class BaseConfig:
     hidden_size: Count = 256
     num_hidden_layers: Count = 4
     head_dim: Count = 64
+    num_key_value_heads: Natural = later(0)
+    """Heads of keys and values, which the query heads share evenly; 0: one for each query head."""
     intermediate_size: Count = 704
     sliding_window: Count = 4
     """Tokens that every other layer sees, from the first layer on, the present token included."""

@@ -18,13 +18,21 @@ class Words:
         return 64
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 4, 50])
-def test_loss_and_gradients_are_those_of_eager_attention(tokens: int) -> None:
-    config = BaseConfig(hidden_size=32, num_hidden_layers=4, head_dim=8, intermediate_size=32, sliding_window=4)
+@pytest.mark.parametrize(("tokens", "key_heads"), [(1, 0), (3, 0), (4, 0), (50, 0), (50, 2), (50, 1)])
+def test_loss_and_gradients_are_those_of_eager_attention(tokens: int, key_heads: int) -> None:
+    config = BaseConfig(
+        hidden_size=32,
+        num_hidden_layers=4,
+        head_dim=8,
+        num_key_value_heads=key_heads,
+        intermediate_size=32,
+        sliding_window=4,
+    )
     ids = torch.arange(2 * tokens).view(2, tokens) * 7 % 64
     found = []
     for own in (True, False):
         model = make_model(config, Words(), seed=0)
+        assert model.config.num_key_value_heads == (key_heads or 4)
         if not own:
             model.set_attn_implementation("eager")
         with torch.no_grad():

@@ -75,6 +75,9 @@ def test_a_base_recipe_needs_an_output_and_no_model() -> None:
     assert "base.hidden_size: 40 is no multiple of base.head_dim, 16" in faults(
         least, "base.hidden_size=40", "base.head_dim=16"
     )
+    assert "base.num_key_value_heads: 4 query heads cannot share 3 evenly; take a divisor of 4" in faults(
+        least, "base.num_key_value_heads=3"
+    )
 
 
 def test_a_base_for_questions_takes_nothing_of_textcrafts_curriculum() -> None:

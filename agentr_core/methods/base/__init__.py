@@ -27,6 +27,12 @@ def _faults(recipe: Recipe) -> list[str]:
         faults.append(
             f"base.hidden_size: {base.hidden_size} is no multiple of base.head_dim, {base.head_dim}; change one of them"
         )
+    elif base.num_key_value_heads and (base.hidden_size // base.head_dim) % base.num_key_value_heads:
+        heads = base.hidden_size // base.head_dim
+        faults.append(
+            f"base.num_key_value_heads: {heads} query heads cannot share {base.num_key_value_heads} evenly; "
+            f"take a divisor of {heads}"
+        )
     if base.questions is not None:
         faults += [
             f"base.{name}: TextCraft's curriculum has it, and base.questions asks for another; leave it out"
