@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,43 @@ def parse(
 
 def _say(error: Any) -> str:
     if error["type"] == "unexpected_keyword_argument":
-        return "unknown field"
+        return f"unknown field{_meant(error['loc'])}"
     if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
         # What stands there may be the key itself.
         return "give the name of an environment variable, in capitals, that holds the key; never the key"
     said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
     # What stands there may hold a secret.
     return said if "extra_body" in error["loc"] else f"{said} (got {_short(repr(error['input']))})"
+
+
+def _meant(path: Sequence[str | int]) -> str:
+    """Return the closest known field as a question, or nothing where none is close."""
+    schema = ADAPTER.json_schema()
+    sections = [schema]
+    for part in path[:-1]:
+        inner = [_inner(section, str(part)) for section in sections]
+        sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
+    known = [name for section in sections for name in section.get("properties", ())]
+    close = get_close_matches(str(path[-1]), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
+    mapped = [*section.get("patternProperties", {}).values(), section.get("additionalProperties")]
+    found = section.get("properties", {}).get(name) or mapped[0] or section.get("items")
+    return found if isinstance(found, dict) else {}
+
+
+def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas that a node of a JSON schema stands for: itself, or what it refers to."""
+    if "$ref" in node:
+        node = shared[node["$ref"].rpartition("/")[2]]
+    alternatives = node.get("anyOf") or node.get("oneOf")
+    if not alternatives:
+        yield node
+        return
+    for alternative in alternatives:
+        yield from _unfolded(alternative, shared)
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

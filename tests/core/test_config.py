@@ -68,6 +68,23 @@ def test_a_number_out_of_its_range_is_a_fault(value: object) -> None:
     assert "search.exploration: " in faults({**LEAST, "search": {"exploration": value}})
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainning.bf16=true", "trainning: unknown field (did you mean training?)"),
+        ("search.dive=1", "search.dive: unknown field (did you mean dives?)"),
+        ("models.judge.max_btach=1", "models.judge.max_btach: unknown field (did you mean max_batch?)"),
+        ("evaluation.sets.renamed.splt=test", "evaluation.sets.renamed.splt: unknown field (did you mean split?)"),
+        ("training.launch.processes=2", "training.launch.processes: unknown field (did you mean num_processes?)"),
+        ("training.lr=1", "training.lr: unknown field"),
+    ],
+)
+def test_an_unknown_field_names_the_known_one_that_was_meant(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(TINY, [override])
+    assert str(raised.value).endswith(f": {said}")
+
+
 def test_a_base_recipe_needs_an_output_and_no_model() -> None:
     assert "base.output: " in faults({"name": "b", "method": "base"})
     least: dict[str, object] = {"name": "b", "method": "base", "base": {"output": "o"}}
