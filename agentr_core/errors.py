@@ -191,5 +191,9 @@ class WorkerLost(AgentrError, Transient):
     """A cluster lost one worker after another at the same shard."""
 
 
+class ArmsFailed(AgentrError):
+    """Some arms of a comparison could not be made; the others were."""
+
+
 class ErrorBudgetSpent(AgentrError):
     """A stage had more episode errors than its recipe allows."""

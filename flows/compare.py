@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect import flow
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe
@@ -59,7 +59,11 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
 async def run_arms(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed comparison within a flow run. What is done is found in the store.
 
-    Raises `RunBusy` when another process is working on the same comparison, or on one of its arms.
+    An arm that cannot be made does not stop the others.
+
+    Raises:
+        RunBusy: another process is working on the same comparison, or on one of its arms.
+        ArmsFailed: some arms could not be made; the report has the others.
     """
     pool = reference(recipe)
     with runs.locked(pool):
@@ -68,15 +72,34 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             await prepare(pool, recipe)
             if plan_of(recipe, 1).stages:
                 await iterate(pool, recipe, 1)
-            for arm in arms_of(recipe, pool.run_id):
-                await _learn(arm)
+            arms = arms_of(recipe, pool.run_id)
+            failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm)) is not None]
             report = await reporting.compared(pool)
+            if failed:
+                raise ArmsFailed(
+                    f"{len(failed)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failed)}); "
+                    f"the report {report} has the others, and the same command tries these again"
+                )
     return {"run_id": pool.run_id, "table": reporting.arm_table(pool), "report": report}
+
+
+def _title(arm: Arm) -> str:
+    return f"arm {arm.name}, seed {arm.seed}"
+
+
+async def _fault_of(arm: Arm) -> Exception | None:
+    """Make an arm; return the fault of its data or training that prevented it, or None."""
+    try:
+        await _learn(arm)
+    except (DataFault, TrainingFault, ErrorBudgetSpent) as fault:
+        tell(f"{_title(arm)} cannot be made, the others continue: {fault}")
+        return fault
+    return None
 
 
 async def _learn(arm: Arm) -> None:
     run = reference(arm.recipe)
-    tell(f"arm {arm.name}, seed {arm.seed}: run {run.run_id}")
+    tell(f"{_title(arm)}: run {run.run_id}")
     if arm.whole:
         await turn(arm.recipe)
         return

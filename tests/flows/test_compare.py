@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from wheel import all_rows
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ArmsFailed, ConfigError
 from agentr_core.store import Store
 from flows.cli import cli
 from flows.commands.exporting import export_folder
@@ -218,3 +218,19 @@ def test_the_wheel_does_not_take_a_comparison(compared: Compared) -> None:
 def test_a_comparison_is_served_as_one(compared: Compared) -> None:
     assert load_recipe(compared.recipe, []).method == "compare"
     assert deployments([compared.recipe])[0].flow_name == "compare"
+
+
+def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Compared) -> None:
+    arms = "compare.arms={short: [data.use=good, data.max_length=8], fewer: [data.use=good, data.good_per_tree=1]}"
+    with pytest.raises(ArmsFailed) as raised:
+        asyncio.run(compare(str(compared.recipe), overrides=[arms], seeds=[1]))
+
+    said = str(raised.value)
+    assert said.startswith("1 of 2 runs of the comparison could not be made (arm short, seed 1: ")
+    assert "the same command tries these again" in said
+    runs = compared.ask("select arm, status, run_id from v_arms where arm in ('fewer', 'short') order by arm")
+    assert runs[["arm", "status"]].values.tolist() == [["fewer", "finished"], ["short", "failed"]]
+    page = next(Path(word) for word in said.split() if word.endswith("comparison.html")).with_suffix(".md")
+    made, failed = (f"`{run}`" in page.read_text("utf-8") for run in runs["run_id"])
+    assert made
+    assert not failed
