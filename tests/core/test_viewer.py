@@ -150,6 +150,13 @@ async def test_a_group_and_a_family(pages: httpx.AsyncClient) -> None:
     assert members[1:] == [gallery.ROLLOUTS[1], "", gallery.ROLLOUTS[0]]
 
 
+async def test_the_steps_that_an_episode_goes_on_from_are_marked(pages: httpx.AsyncClient) -> None:
+    continued = (await pages.get(f"/trajectory/{gallery.ROLLOUTS[0]}")).text
+    assert re.findall(r'<article class="step( given)?" id="(\d+)"', continued) == [(" given", "0"), ("", "1")]
+    assert "Steps 2, 1 given" in shown(continued)
+    assert "given" not in (await pages.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
+
+
 async def test_what_is_known_by_the_beginning_of_its_id_is_found(pages: httpx.AsyncClient) -> None:
     for words, where in (
         (gallery.PAIR, f"/pair/{gallery.PAIR}"),

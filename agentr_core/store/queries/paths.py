@@ -58,6 +58,8 @@ class TrajectoryHead(NamedTuple):
     advantage: float | None
     relatives: int
     """The number of trajectories that it was made from, or that were made from it."""
+    given: int
+    """The steps at its beginning that it took over from the trajectory that it goes on from."""
 
 
 class ToolCall(NamedTuple):
@@ -119,7 +121,8 @@ def family(store: Store, trajectory_id: str) -> list[Derivation]:
 _HEAD = """
 select t.trajectory_id, t.source, i.run_id, i.iteration, t.evaluation_id, e.name, t.instance_id, n.depth, x.text,
     t.reward, t.success, t.stop, t.num_steps, t.tree_id, t.leaf, r.iteration_id, r.step, r.number, r.advantage,
-    (select count(*) from derivation d where $1 in (d.child_id, d.parent_id))
+    (select count(*) from derivation d where $1 in (d.child_id, d.parent_id)),
+    (select coalesce(max(d.position), 0) from derivation d where d.child_id = $1)
 from trajectory t
 join instance n using (instance_id)
 join text x on x.text_id = t.first_observation_id
