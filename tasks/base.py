@@ -12,8 +12,11 @@ from threading import Event
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.recipes import Recipe
 from tasks.progress import stage_progress
+
+__all__ = ["keep_freed_memory", "pretrain"]
 
 
 @task(task_run_name="pretrain", cache_policy=NO_CACHE, persist_result=False, tags=["gpu"])
@@ -22,7 +25,6 @@ async def pretrain(recipe: Recipe) -> str:
     is continued.
     """
     from agentr_core.base_model.publish import make_and_publish
-    from agentr_core.models.cpu_memory import keep_freed_memory
 
     keep_freed_memory()
     cancelled = Event()

@@ -15,9 +15,9 @@ def keep_freed_memory() -> bool:
     whether it does.
 
     By default glibc maps every big tensor anew and unmaps it when freed, and each new page costs a
-    fault: about a tenth of a training step on a CPU. Threads that start later share one arena,
-    because the other arenas hold no block above 64 MiB. With any other C library nothing changes,
-    and the result is False.
+    fault: about a tenth of a training step on a CPU. Threads that start later share the arenas that
+    there are by then. All but the first hold no block above 64 MiB, so this is best called before
+    any thread has started. With any other C library nothing changes, and the result is False.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

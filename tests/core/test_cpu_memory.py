@@ -1,0 +1,50 @@
+"""What the allocator is told spares page faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TRAINING = """
+import resource, threading
+import torch
+from agentr_core.models.cpu_memory import keep_freed_memory
+
+torch.set_num_threads(1)
+if {keeps}:
+    assert keep_freed_memory()
+ended = threading.Event()
+others = [threading.Thread(target=lambda: (bytearray(1000), ended.wait())) for _ in range(4)]
+for other in others:
+    other.start()
+
+def multiply():
+    for _ in range(4):
+        (torch.ones(32, 512, 64) @ torch.ones(32, 64, 512)).softmax(-1)
+
+def faults():
+    multiply()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    multiply()
+    counted.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+counted = []
+for _ in range(3):
+    one = threading.Thread(target=faults)
+    one.start()
+    one.join()
+ended.set()
+print(max(counted))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another C library")
+def test_tensors_of_a_thread_that_starts_later_use_the_same_pages_again() -> None:
+    def most_faults(*, keeps: bool) -> int:
+        program = [sys.executable, "-c", TRAINING.format(keeps=keeps)]
+        return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+
+    assert most_faults(keeps=True) < most_faults(keeps=False) / 4
