@@ -31,6 +31,7 @@
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
+    ├── ArmsFailed                    a comparison lacks the arms that could not be made
     ├── WorkerLost (Transient)        workers of a cluster were lost again and again at one shard
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
