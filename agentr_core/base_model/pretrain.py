@@ -209,16 +209,10 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
         disable_tqdm=True,
         seed=seed,
     )
-    optimizer = MuonWithAdamW(
-        model,
-        learning_rate=config.learning_rate,
-        embedding_learning_rate=config.embedding_learning_rate,
-        bf16=bool(config.bf16),
-    )
     trainer = BaseTrainer(
         model=model,
         args=arguments,
-        optimizers=(optimizer, None),
+        optimizers=(_optimizer(config, model), None),
         train_dataset=CurriculumBatches(config, tokenizer, seed, steps),
         data_collator=_only,
         callbacks=callbacks,
@@ -227,6 +221,15 @@ def pretrain(config: BaseConfig, *, seed: int, work: Path, callbacks: list[Any])
     has_checkpoint = any(work.glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=has_checkpoint or None)
     return trainer.model, tokenizer
+
+
+def _optimizer(config: BaseConfig, model: Any) -> MuonWithAdamW:
+    return MuonWithAdamW(
+        model,
+        learning_rate=config.learning_rate,
+        embedding_learning_rate=config.embedding_learning_rate,
+        bf16=bool(config.bf16),
+    )
 
 
 def _only(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
