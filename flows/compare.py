@@ -76,6 +76,7 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm)) is not None]
             report = await reporting.compared(pool)
             if failed:
+                tell(reporting.arm_table(pool))
                 raise ArmsFailed(
                     f"{len(failed)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failed)}); "
                     f"the report {report} has the others, and the same command tries these again"

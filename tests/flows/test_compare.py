@@ -234,3 +234,5 @@ def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Compared)
     made, failed = (f"`{run}`" in page.read_text("utf-8") for run in runs["run_id"])
     assert made
     assert not failed
+    with pytest.raises(ArmsFailed, match="1 of 1 runs"):
+        asyncio.run(compare(str(compared.recipe), overrides=[arms], arms=["short"], seeds=[1]))
