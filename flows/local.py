@@ -44,7 +44,7 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: 
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
     if kind == "base-model":
-        # Before Prefect's threads start: the training's would share the arenas that they leave.
+        # Before Prefect starts threads, whose arenas the training's thread might otherwise get.
         keep_freed_memory()
         return f"model in {_run(_base_model, recipe)}"
     if more:
