@@ -15,10 +15,14 @@ BASE = "base"
 """The name, in tables, of the model that all arms begin with."""
 SCORE_NOTE = (
     "Means over seeds with 95% intervals (Student's t), on the same held-out instances; without an interval there was "
-    "one seed. The seeds vary what training does with one pool of samples: another pool, or other instances, may "
-    "differ by more than the intervals show. The difference is paired by seed. Steps are those of successful episodes; "
-    "recovered is the revision test, on the same failed prefixes of the base model."
+    "one seed. {seeds} The difference is paired by seed. Steps are those of successful episodes; recovered is the "
+    "revision test, on the same failed prefixes of the base model."
 )
+SEEDS_NOTE = (
+    "The seeds vary what training does with one pool of samples: another pool, or other instances, may differ by more "
+    "than the intervals show."
+)
+WHOLE_SEEDS_NOTE = "Each seed is a whole run; other instances may differ by more than the intervals show."
 TOKENS_NOTE = (
     "Every arm is trained until the budget is reached; the last sample goes over it. Tokens of preference pairs are "
     "those of both sides."
@@ -134,9 +138,10 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     """Return the sections of the page: scores, differences where two models were evaluated, the
     budget, the runs, the recipe.
     """
+    seeds = WHOLE_SEEDS_NOTE if report.of_runs else SEEDS_NOTE
     paired = Section("differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE)
     return (
-        Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE),
+        Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE.format(seeds=seeds)),
         *([paired] if report.differences else []),
         _spent(report),
         Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),

@@ -69,6 +69,8 @@ def test_each_arm_is_a_run_of_its_own_and_one_table_tells_them(
     assert [arm.split()[0] for arm in arms] == chosen
     page = Path(done["report"]).with_suffix(".md").read_text("utf-8")
     sampled = store.query("select sum(sampled_tokens)::bigint n from rl_step")["n"][0]
+    assert "Each seed is a whole run" in page
+    assert "one pool" not in page
     assert f"{sampled:,}" in page, "what group RL sampled is what the report says"
     assert store.query("select count(*) n from v_orphans")["n"][0] == 0
     assert f"already done: {len(chosen)} of 2 trainings" in describe(file, [])
