@@ -74,14 +74,14 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
                 await iterate(pool, recipe, 1)
             arms = arms_of(recipe, pool.run_id)
             failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm)) is not None]
-            report = await reporting.compared(pool)
+            report, table = await reporting.compared(pool), reporting.arm_table(pool)
             if failed:
-                tell(reporting.arm_table(pool))
+                tell(table)
                 raise ArmsFailed(
                     f"{len(failed)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failed)}); "
                     f"the report {report} has the others, and the same command tries these again"
                 )
-    return {"run_id": pool.run_id, "table": reporting.arm_table(pool), "report": report}
+    return {"run_id": pool.run_id, "table": table, "report": report}
 
 
 def _title(arm: Arm) -> str:

@@ -90,21 +90,20 @@ def _meant(path: Sequence[str | int]) -> str:
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
-    mapped = [*section.get("patternProperties", {}).values(), section.get("additionalProperties")]
-    found = section.get("properties", {}).get(name) or mapped[0] or section.get("items")
-    return found if isinstance(found, dict) else {}
+    """Return the schema of what a section has under a name: a field, or any member of a mapping."""
+    of_any_name = [*section.get("patternProperties", {}).values(), section.get("additionalProperties") or {}]
+    found: dict[str, Any] = section.get("properties", {}).get(name) or of_any_name[0]
+    return found
 
 
 def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schemas that a node of a JSON schema stands for: itself, or what it refers to."""
     if "$ref" in node:
         node = shared[node["$ref"].rpartition("/")[2]]
-    alternatives = node.get("anyOf") or node.get("oneOf")
-    if not alternatives:
-        yield node
-        return
-    for alternative in alternatives:
+    for alternative in node.get("anyOf", ()):
         yield from _unfolded(alternative, shared)
+    if "anyOf" not in node:
+        yield node
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from words import Words
 
 from agentr_core.base_model.pretrain import make_model
 from agentr_core.recipes import BaseConfig
-
-
-class Words:
-    """As much of a tokenizer as a new model needs."""
-
-    eos_token_id, pad_token_id = 1, 0
-
-    def __len__(self) -> int:
-        return 64
 
 
 @pytest.mark.parametrize(("tokens", "key_heads"), [(1, 0), (3, 0), (4, 0), (50, 0), (50, 2), (50, 1)])

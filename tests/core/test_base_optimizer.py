@@ -6,21 +6,13 @@ import copy
 
 import pytest
 import torch
+from words import Words
 
 from agentr_core.base_model.optimizer import FullPrecisionMuon, MuonWithAdamW, orthogonalized
 from agentr_core.base_model.pretrain import make_model
 from agentr_core.recipes import BaseConfig
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-
-
-class Words:
-    """As much of a tokenizer as a new model needs."""
-
-    eos_token_id, pad_token_id = 1, 0
-
-    def __len__(self) -> int:
-        return 64
 
 
 def trained(*, bf16: bool, steps: int = 3, taken_over: dict[str, object] | None = None) -> MuonWithAdamW:

@@ -22,13 +22,13 @@ _CRAFTING = (
 
 def _faults(recipe: Recipe) -> list[str]:
     base, plain = recipe.base, BaseConfig()
+    heads = base.hidden_size // base.head_dim
     faults = [] if base.output else ["base.output: name the directory in which the finished model goes"]
     if base.hidden_size % base.head_dim:
         faults.append(
             f"base.hidden_size: {base.hidden_size} is no multiple of base.head_dim, {base.head_dim}; change one of them"
         )
-    elif base.num_key_value_heads and (base.hidden_size // base.head_dim) % base.num_key_value_heads:
-        heads = base.hidden_size // base.head_dim
+    elif base.num_key_value_heads and heads % base.num_key_value_heads:
         faults.append(
             f"base.num_key_value_heads: {heads} query heads cannot share {base.num_key_value_heads} evenly; "
             f"take a divisor of {heads}"
