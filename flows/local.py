@@ -25,7 +25,6 @@ from flows.compare import comparison, run_arms
 from flows.flywheel import turn
 from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
-from tasks.base import keep_freed_memory
 from tasks.wiring import load_recipe, reference
 from tasks.workspaces import find_run, stored_recipe
 
@@ -44,8 +43,6 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: 
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
     if kind == "base-model":
-        # Before Prefect starts threads, whose arenas the training's thread might otherwise get.
-        keep_freed_memory()
         return f"model in {_run(_base_model, recipe)}"
     if more:
         recipe = _further(recipe, overrides, more)

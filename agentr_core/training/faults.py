@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
-from agentr_core.training.job import Fault
+from agentr_core.training.job import LESS_MEMORY, Fault
 
 # Writers in Rust and C++ report a failed write only in their message; torch's does not give the
 # cause.
@@ -18,11 +18,11 @@ _WRITE_FAILED = ("No space left on device", "PytorchStreamWriter failed", "inlin
 _MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 
-def describe(error: BaseException, folder: Path) -> Fault:
+def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMORY) -> Fault:
     """Return the fault for an exception: its kind, what happened and what to do.
 
     `folder` is where the training writes; after a failed write, the message says how much space is
-    left there.
+    left there. `less_memory` tells a user which fields need less memory.
     """
     if isinstance(error, ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
@@ -35,11 +35,7 @@ def describe(error: BaseException, folder: Path) -> Fault:
             "some and train again",
         )
     if any(_is_memory(link) for link in chain):
-        return _fault(
-            OutOfMemory,
-            f"memory ran out ({_line(error)}); set training.gradient_checkpointing=true, or lower "
-            "training.per_device_train_batch_size (and raise gradient_accumulation_steps) or data.max_length",
-        )
+        return _fault(OutOfMemory, f"memory ran out ({_line(error)}); {less_memory}")
     return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
 
 

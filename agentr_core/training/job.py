@@ -16,6 +16,11 @@ from agentr_core.training.objectives import GroupRelative, Supervised, Trainable
 
 VERSION = 1
 """To be raised when the same job would give other weights than before."""
+LESS_MEMORY = (
+    "set training.gradient_checkpointing=true, or lower training.per_device_train_batch_size (and raise "
+    "gradient_accumulation_steps) or data.max_length"
+)
+"""What a user can do when a fine-tuning runs out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

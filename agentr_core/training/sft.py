@@ -1,53 +1,22 @@
-"""Training seen from outside: start the trainer's process, follow it, and report how it ended.
-
-Training has its own process so that a crash, a lack of memory or a cancellation ends only that
-process, and so that its memory is freed when it is done.
-"""
+"""Fine-tuning from outside: from a job to a finished checkpoint."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import shutil
-import signal
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from agentr_core.errors import (
-    AgentrError,
-    ConfigError,
-    DataFault,
-    ModelDirectoryError,
-    NonFiniteLoss,
-    OutOfMemory,
-    TrainingFault,
-)
-from agentr_core.lifetime import python_path
+from agentr_core.errors import DataFault, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
-from agentr_core.training.job import EVENT, JOB, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
+from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, TrainingJob, TrainingStep, write_whole
 from agentr_core.training.launch import PLACES
+from agentr_core.training.process import TrainerProcess
 from agentr_core.writing import writing
 
 WORKER = "agentr_core.training.worker"
-POLL = 0.2
-"""Seconds between two readings of the events."""
-GRACE = 5.0
-"""Seconds a cancelled trainer has to end by itself."""
-LINGER = 60.0
-"""Seconds a trainer has to end by itself once its checkpoint is published."""
-TAIL = 15
-"""Lines of the log in an error message."""
-_KINDS: dict[str, type[AgentrError]] = {
-    kind.__name__: kind
-    for kind in (ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +69,15 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     with writing(job.work.root):
         job.work.root.mkdir(parents=True, exist_ok=True)
         write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
-    exit_status, fault = await _run(job, on_progress)
-    if exit_status:
-        raise _translate(exit_status, fault, job.work)
+    process = TrainerProcess(
+        module=WORKER,
+        work=job.work,
+        environment=_environment(job),
+        read=EVENT.validate_json,
+        published=lambda: is_complete(job.output_dir),
+        less_memory=LESS_MEMORY,
+    )
+    await process.run(on_progress)
     return _finished(job, reused=False)
 
 
@@ -138,89 +113,9 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
     )
 
 
-async def _run(job: TrainingJob, on_progress: Callable[[TrainingStep], None]) -> tuple[int, Fault | None]:
-    """Return the exit status of the trainer's process (negative: the signal that ended it) and the
-    fault that it reported.
-
-    Once the checkpoint is published, the training is done: processes that do not end by themselves,
-    since those of a group may wait for each other for ever, are ended.
-    """
-    fault: Fault | None = None
-    published: float | None = None
-    with (
-        job.work.log_file.open("ab") as log,
-        # A new file for each attempt: the events of earlier ones have been reported already.
-        tempfile.NamedTemporaryFile(dir=job.work.root, prefix="events-", suffix=".jsonl") as events,
-    ):
-        process = await _started(job, events.name, log)
-        exited = asyncio.ensure_future(process.wait())
-        rest = b""
-        try:
-            while True:
-                await asyncio.wait({exited}, timeout=POLL)
-                ended = exited.done()
-                *lines, rest = (rest + events.read()).split(b"\n")
-                for line in lines:
-                    event = EVENT.validate_json(line)
-                    if isinstance(event, Fault):
-                        # The first fault is the cause: other processes then report only that one is
-                        # gone.
-                        fault = fault or event
-                    else:
-                        on_progress(event)
-                if ended:
-                    return exited.result(), fault
-                if published is None and is_complete(job.output_dir):
-                    published = time.monotonic()
-                if published is not None and time.monotonic() - published > LINGER:
-                    return 0, fault
-        finally:
-            await _end(process, exited)
-
-
-async def _started(job: TrainingJob, events: str, log: BinaryIO) -> asyncio.subprocess.Process:
-    """Return the trainer's process, which writes what happens to the file `events`."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        WORKER,
-        str(job.work.job_file),
-        events,
-        # Never written to: the trainer sees this pipe end when this process dies, however that
-        # happens.
-        stdin=asyncio.subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        env=_environment(job),
-        # An interrupt at the terminal is for this process, which then shuts the trainer down.
-        start_new_session=True,
-    )
-
-
-async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
-    if exited.done():
-        return
-    try:
-        _signal(process, signal.SIGTERM)
-        await asyncio.wait({exited}, timeout=GRACE)
-    finally:
-        if not exited.done():
-            _signal(process, signal.SIGKILL)
-            await asyncio.wait({exited})
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Send a signal to a trainer and to the launcher of its processes, which passes it on to
-    them.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
 def _environment(job: TrainingJob) -> dict[str, str]:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in PLACES},
-        "PYTHONPATH": python_path(),
         # Everything the trainer reads is local; a query to the hub would only add the network to
         # what can fail.
         "HF_HUB_OFFLINE": "1",
@@ -235,23 +130,3 @@ def _environment(job: TrainingJob) -> dict[str, str]:
     if job.config.num_threads:
         environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
     return environment
-
-
-def _translate(exit_status: int, fault: Fault | None, work: WorkFolder) -> AgentrError:
-    lines = work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-    if fault is not None:
-        kind, message = _KINDS[fault.kind], fault.message
-    # A launcher reports this only in its log.
-    elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
-        kind = OutOfMemory
-        message = (
-            "the trainer was killed by the system, probably because memory ran out; set "
-            "training.gradient_checkpointing=true, lower training.per_device_train_batch_size or data.max_length, or "
-            "give the machine more memory"
-        )
-    elif exit_status < 0:
-        kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
-    else:
-        kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
-    kept = "; its last intermediate checkpoint is kept" if any(work.checkpoints.glob("checkpoint-*")) else ""
-    return kind("\n".join([f"{message}{kept}. End of {work.log_file}:", *(f"    {line}" for line in lines)]))

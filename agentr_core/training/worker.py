@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     job = JOB.validate_json(job_file.read_bytes())
     try:
-        with _lock(job.work.lock_file) as lock:
+        with locked(job.work.lock_file) as lock:
             if is_complete(job.output_dir):
                 return 0
             if job.config.launch is None:
@@ -49,8 +49,11 @@ def main(arguments: list[str]) -> int:
 
 
 @contextmanager
-def _lock(file: Path) -> Iterator[int]:
-    """Hold the lock of a job during the block; yield its file descriptor."""
+def locked(file: Path) -> Iterator[int]:
+    """Hold the lock of a job during the block; yield its file descriptor.
+
+    Raises `TrainingFault` if another process holds it.
+    """
     with file.open("a+") as stream:
         deadline = time.monotonic() + LOCK_WAIT
         while True:
