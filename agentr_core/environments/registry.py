@@ -4,7 +4,8 @@ A package adds one with an entry point in the group `agentr.environments` that n
 class takes the recipe's `environment.options` as keyword arguments. If a class has `variables`, a
 mapping of options to environment variables, an option that the recipe leaves out comes from its
 variable. If it has a static method `version_of`, that method gives the version of the environment's
-texts for some options, which is part of a run's id.
+texts for some options, which is part of a run's id. If it has a static method `files_of`, so are
+the contents of the files and folders that it names for some options.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
     """
     told = getattr(_kind(name), "version_of", None)
     return int(told(options)) if told else 1
+
+
+def files_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the user's files and folders that an environment plays from, for some options."""
+    named = getattr(_kind(name), "files_of", None)
+    return tuple(named(options)) if named else ()
 
 
 def asks_models(name: str) -> bool:

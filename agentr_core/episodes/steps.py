@@ -144,22 +144,22 @@ async def step_with(
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
-    """Return the result of a function that uses the environment, run in a thread if the environment
-    blocks.
+    """Return the result of a function that uses the environment, run in a thread of its own if the
+    environment blocks.
 
-    A function that waits for an outside agent gets a thread of its own: shared threads are few, and
-    the call that would let it go on might have to wait for one.
+    Shared threads are few: a slow answer would hold up other episodes, and the call that lets one
+    waiting for an outside agent go on might never get a thread.
     """
 
     def timed() -> T:
         with timer.environment():
             return function()
 
-    if isinstance(env, Relaying):
-        alone = ThreadPoolExecutor(1, thread_name_prefix="outside")
-        try:
-            context = contextvars.copy_context()
-            return await asyncio.get_running_loop().run_in_executor(alone, context.run, timed)
-        finally:
-            alone.shutdown(wait=False)
-    return await asyncio.to_thread(timed) if env.blocking else timed()
+    if not env.blocking:
+        return timed()
+    own = ThreadPoolExecutor(1, thread_name_prefix=env.name)
+    try:
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(own, context.run, timed)
+    finally:
+        own.shutdown(wait=False)

@@ -141,7 +141,7 @@ async def _tried(
             raise
         except Exception as error:
             final = not isinstance(error, Transient) or attempt > errors.retries
-            on_error(_describe(name, error, attempt, final))
+            on_error(describe(name, error, attempt=attempt, final=final))
             if final:
                 raise
             await asyncio.sleep(min(backoff_seconds * 2 ** (attempt - 1), _MAX_BACKOFF_SECONDS))
@@ -172,7 +172,7 @@ def allowed_losses(errors: ErrorsConfig, total: int) -> int:
     return int(round(errors.budget * total, 9))
 
 
-def _describe(name: str, error: Exception, attempt: int, final: bool) -> UnitError:
+def describe(name: str, error: Exception, attempt: int, final: bool) -> UnitError:
     return UnitError(
         key=name,
         kind=type(error).__name__,

@@ -180,7 +180,8 @@ class ModelsConfig:
     editor: ModelConfig | None = None
     """Finds steps of trajectories and rewrites them (method et-agent)."""
     summariser: ModelConfig | None = None
-    """Shortens what a search tool found. No stage of the shipped methods uses it."""
+    """Says what the documents of a search say about its query (world reasoning, option
+    `summarised`)."""
     teacher: ModelConfig | None = later(None)
     """Plays the training instances in the actor's place where experience is collected, and answers
     there for roles without a model of their own. The actor is trained on the text of the teacher's

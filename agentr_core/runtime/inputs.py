@@ -52,7 +52,13 @@ def input_ids(
         return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
     world, train = _worlds(recipe, asked)
-    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *_besides(recipe, model, prompts)
+    played = {name: files[name] for name in played_from(recipe)}
+    acting = (
+        *(VERSION, recipe.seed, world, model("actor"), recipe.context, train),
+        *_besides(recipe, model, prompts),
+        # Without such files, ids stay what they were before these became part of them.
+        *([played] if played else []),
+    )
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     grpo = recipe.grpo
@@ -84,6 +90,12 @@ def _besides(
         yield recipe.teacher_iterations
     if prompts:
         yield prompts
+
+
+def played_from(recipe: Recipe) -> Iterator[str]:
+    """Yield the user's files and folders that the worlds of a recipe play from."""
+    for world in recipe.worlds().values():
+        yield from registry.files_of(world.environment.name, world.environment.options)
 
 
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:

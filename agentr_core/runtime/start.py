@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,12 +11,12 @@ from typing import Any, Literal
 
 from agentr_core.environments import registry
 from agentr_core.errors import DataFileError
-from agentr_core.fingerprint import fingerprint
+from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
 from agentr_core.runtime.identity import identity, teacher_of
-from agentr_core.runtime.inputs import input_ids
+from agentr_core.runtime.inputs import input_ids, played_from
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.prompts import prompt_files
@@ -38,14 +37,14 @@ def run_id_of(recipe: Recipe) -> str:
     trainings of the same comparison: its run is the pool, and each arm has a run of its own. The
     contents of every role's model are part of the id, and so of the ids of all that they make:
     trees and episodes of the actor, judgements and verdicts of the judge. So are the contents of
-    files of demonstrations and of pairs, and the version of the environment's texts once these have
-    changed.
+    files of demonstrations, of pairs and of the environment, and the version of the environment's
+    texts once these have changed.
     """
     own = recipe.own_models()
     behaviour = {
         role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
     }
-    files = _files(recipe)
+    files = input_files(recipe)
     models = {role: identity(model) for role, model in own.items()}
     further = files, recipe.compare.pool, _changed_worlds(recipe), prompt_files(recipe)
     return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
@@ -193,14 +192,16 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
     known = input_ids(
-        recipe, asked_for(recipe), weights=weights, files=_files(recipe), prompts=prompt_files(recipe), at=now
+        recipe, asked_for(recipe), weights=weights, files=input_files(recipe), prompts=prompt_files(recipe), at=now
     )
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 
 
-def _files(recipe: Recipe) -> dict[str, str]:
-    return {name: _sha256(Path(name)) for name in (recipe.eto.expert.file, recipe.eto.preferences.file) if name}
+def input_files(recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of the files and folders that a recipe plays from or trains on."""
+    named = (recipe.eto.expert.file, recipe.eto.preferences.file, *played_from(recipe))
+    return {name: _sha256(Path(name)) for name in named if name}
 
 
 def versions() -> Mapping[str, str]:
@@ -208,11 +209,15 @@ def versions() -> Mapping[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
-def _sha256(file: Path) -> str:
+def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or that of the names and contents of all files in a folder."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        if not path.is_dir():
+            return file_sha256(path)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return fingerprint([(str(file.relative_to(path)), file_sha256(file)) for file in files])
     except OSError as error:
-        raise DataFileError(f"file {file} of the recipe cannot be read: {error}") from error
+        raise DataFileError(f"file {path} of the recipe cannot be read: {error}") from error
 
 
 def _now() -> datetime:

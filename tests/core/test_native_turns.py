@@ -37,6 +37,7 @@ from agentr_core.methods.agent_r.splicing import splice
 from agentr_core.methods.et_agent.costs import well_formed
 from agentr_core.methods.et_agent.rft import fit_for_tuning
 from agentr_core.methods.et_agent.stages.evaluate import check_asking
+from agentr_core.methods.et_agent.stages.rollout import check_counts
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import SpliceConfig, load
 from agentr_core.runtime.start import asked_for
@@ -463,9 +464,27 @@ def test_a_recipe_says_so_and_is_another_run() -> None:
     assert fingerprint(asked_for(own)) != fingerprint(asked_for(calls))
     with pytest.raises(ConfigError, match=r"environment.transcript"):
         load(file, ["environment.transcript=morse"])
-    reasoned = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
-    with pytest.raises(ConfigError, match="counts: with transcript native it is steps"):
-        load(reasoned, ["environment.transcript=native"])
+
+
+def test_calls_are_counted_in_a_growing_turn_only() -> None:
+    recipe = load(ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml")
+    turns = [registry.make("reasoning", {}, transcript="native"), registry.make("textcraft", {})]
+    check_counts(recipe, registry.make("reasoning", {}), ())
+    for env in turns:
+        with pytest.raises(ConfigError, match=r"curriculum.counts: .* so set it to steps"):
+            check_counts(recipe, env, ())
+    curriculum = replace(recipe.et_agent.curriculum, counts="steps")
+    for env in turns:
+        check_counts(replace(recipe, et_agent=replace(recipe.et_agent, curriculum=curriculum)), env, ())
+
+
+def test_a_policy_does_not_judge_itself() -> None:
+    file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
+    asked = ["environment.options={judged: all}", "et_agent.behaviour.votes=3"]
+    with pytest.raises(ConfigError) as caught:
+        load(file, asked)
+    assert str(caught.value).count("models.judge: ") == 2
+    assert load(file, [*asked, "models.judge={path: data/models/reasoning-tiny}"]).models.judge is not None
 
 
 def test_a_hint_needs_a_growing_turn() -> None:

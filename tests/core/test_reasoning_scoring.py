@@ -73,6 +73,7 @@ def test_the_normal_form_of_latex(answer: str, form: str) -> None:
         (r"\frac{\pi}{2}", "pi/2"),
         (r"(x+1)^2", "x^2+2x+1"),
         ("ab", "ba"),
+        ("2xyz", "2zyx"),
         (r"\{1,2\}", r"\{2,1\}"),
         ("[0,1)", "[0, 1)"),
         ("(1/2, 3)", "(0.5,3.0)"),
@@ -98,6 +99,10 @@ def test_equal_values(one: str, other: str) -> None:
         (r"\text{yes}", r"\text{no}"),
         ("", "0"),
         ("1/0", "2/0"),
+        ("BADC", "ABCD"),
+        ("1AB", "1BA"),
+        ("12A", "A12"),
+        ("cat", "act"),
     ],
 )
 def test_other_values(one: str, other: str) -> None:

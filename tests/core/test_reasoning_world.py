@@ -22,6 +22,7 @@ from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (
     Answer,
     Generation,
+    Grade,
     Instance,
     Question,
     Request,
@@ -201,7 +202,7 @@ async def test_a_rollout_from_a_prefix_is_as_if_it_had_not_been_cut() -> None:
     ]
 
 
-async def test_a_slow_search_holds_up_no_other_question() -> None:
+async def test_slow_searches_hold_up_no_other_question() -> None:
     others_done = threading.Event()
 
     class Slow(Bench):
@@ -223,13 +224,59 @@ async def test_a_slow_search_holds_up_no_other_question() -> None:
     async def played(env: ReasoningWorld, *said: str) -> Trajectory:
         return await episode(instance(), env, model(*said), max_steps=4, sampling=Sampling(), seed=0)
 
+    class Quick(Bench):
+        blocking = True
+
     async def other() -> None:
-        assert (await played(world(), RIVER)).success
+        env = ReasoningWorld(QUESTIONS, Quick(PASSAGES), Rules())
+        assert (await played(env, PYTHON, RIVER)).success
         others_done.set()
 
-    slow = ReasoningWorld(QUESTIONS, Slow(PASSAGES), Rules())
-    found, _ = await asyncio.gather(played(slow, SEARCH, RIVER), other())
-    assert found.success
+    # More than asyncio has threads to share.
+    slow = [ReasoningWorld(QUESTIONS, Slow(PASSAGES), Rules()) for _ in range(40)]
+    *found, _ = await asyncio.gather(*(played(env, SEARCH, RIVER) for env in slow), other())
+    assert all(one is not None and one.success for one in found)
+
+
+async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
+    asked: list[Question] = []
+
+    async def model(request: Request) -> list[Generation]:
+        text = next(replies)
+        return [Generation(text=text, token_ids=(), finish_reason="stop", prompt_tokens=1, completion_tokens=1)]
+
+    async def helper(question: Question, *, seed: int, session: str) -> Answer:
+        asked.append(question)
+        return Answer(
+            role=question.role, model="m", prompt_hash="h", seed=seed, text="Findings:\nIt is the Red River.",
+            finish_reason="stop", prompt_tokens=1, completion_tokens=1,
+        )  # fmt: skip
+
+    replies = iter([SEARCH, "<search>nowhere</search>", PYTHON, RIVER])
+    env = world(summarised=True)
+    played = await episode(instance(), env, model, max_steps=9, sampling=Sampling(), seed=0, helper=helper)
+    assert played.success
+    search, *others = played.steps
+    assert search.observation == "\n<result>\nIt is the Red River.\n</result>\n"
+    assert [call.output for call in search.tool_calls] == [f"Ostra\n{PASSAGES['Ostra']}"], "the call has the documents"
+    assert not any(step.answers for step in others), "only documents are summarised"
+    (question,) = asked
+    assert question.role == "summariser"
+    assert PASSAGES["Ostra"] in question.messages[0].text
+    assert KNOWLEDGE.question in question.messages[0].text
+    again = world(summarised=True)
+    restore(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
+    assert again.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
+
+
+def test_a_box_outside_an_answer_is_the_answer_of_an_episode_that_gives_none() -> None:
+    env = world(judged="all")
+    told = "<think>The document says \\boxed{Oder}. I think it is \\boxed{Red River}.</think>"
+    grade = env.grader.rule(trajectory(env, [SEARCH, told, told]))
+    assert grade is not None
+    assert (grade.reward, grade.success) == (1.0, True)
+    silent = trajectory(env, [SEARCH, "I do not know.", "I do not know."])
+    assert env.grader.rule(silent) == Grade(reward=0.0, success=False)
 
 
 def test_unknown_splits_instances_and_options_are_named() -> None:

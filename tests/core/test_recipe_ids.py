@@ -4,6 +4,8 @@ count while unset.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes import Recipe, parse
-from agentr_core.runtime.start import asked_for
+from agentr_core.runtime.inputs import input_ids
+from agentr_core.runtime.start import asked_for, input_files, run_id_of
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}
 
@@ -43,3 +46,26 @@ def test_only_a_world_that_says_other_things_now_gets_other_ids() -> None:
     version = registry.version_of
     assert [version(name, {}) for name in ("textcraft", "webshop", "sciworld", "nowhere")] == [1, 1, 1, 1]
     assert version("sciworld", {"setting": "eto"}) == 2
+
+
+def test_another_question_in_a_file_makes_another_run_and_other_rollouts(tiny_model_dir: Path, tmp_path: Path) -> None:
+    file, folder = tmp_path / "questions.jsonl", tmp_path / "sets"
+    folder.mkdir()
+    row = '{"id": "1", "split": "train", "question": "%s", "golds": ["2"], "source": "s", "domain": "math"}\n'
+    given = {
+        "model": {"path": str(tiny_model_dir)},
+        "environment": {"name": "reasoning", "options": {"questions": [str(file), str(folder)]}},
+    }
+
+    def ids() -> tuple[str, str]:
+        asked = recipe("et-agent", given)
+        files = input_files(asked)
+        inputs = input_ids(asked, asked_for(asked), weights={}, files=files, prompts={}, at=datetime.now(UTC))
+        return run_id_of(asked), inputs["rollout"]
+
+    found = []
+    for one, other in (("1+1", "1+1"), ("4-2", "1+1"), ("4-2", "2/1")):
+        file.write_text(row % one, encoding="utf-8")
+        (folder / "test.jsonl").write_text(row % other, encoding="utf-8")
+        found.append(ids())
+    assert len({run for run, _ in found}) == len({rollout for _, rollout in found}) == 3

@@ -18,7 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentr_core.errors import ConfigError, EnvironmentServerError, EnvironmentUnavailable, MalformedAnswer
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentServerError,
+    EnvironmentTimeout,
+    EnvironmentUnavailable,
+    MalformedAnswer,
+)
 from agentr_core.retrying import RetryPolicy
 from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
@@ -134,8 +140,8 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path: Path) -> None:
     provider = Counting()
     provider.fault = EnvironmentUnavailable("the server sleeps")
     tool = SearchTool(provider, once=Once(AnsweredCalls(Store(tmp_path / "s.duckdb"))))
-    first = tool.call("Ada")
-    assert (first.status, first.output) == ("error", "The search failed: the server sleeps")
+    with pytest.raises(EnvironmentUnavailable, match="the server sleeps"):
+        tool.call("Ada")
     provider.fault = EnvironmentServerError("wrong key")
     with pytest.raises(EnvironmentServerError, match="wrong key"):
         tool.call("Ada")
@@ -233,9 +239,9 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_told_at_once(monkeypat
         assert (call.status, call.output, len(seen)) == ("ok", "T0\nfound", 4)
         assert max(waits) >= 7
     with answering(status(503, "down")) as (url, seen):
-        call = SearchTool(Serper(KEY, top_k=3, url=url)).call("q")
-        assert (call.status, len(seen)) == ("error", 4)
-        assert call.output.endswith("/search answered 503: down")
+        with pytest.raises(EnvironmentUnavailable, match="/search answered 503: down"):
+            SearchTool(Serper(KEY, top_k=3, url=url)).call("q")
+        assert len(seen) == 8
     with answering(status(400, "too odd")) as (url, seen):
         assert SearchTool(Serper(KEY, top_k=3, url=url)).call("q").status == "error"
         assert len(seen) == 1
@@ -248,17 +254,19 @@ def test_an_answer_that_does_not_come_in_time_is_a_timeout() -> None:
         return JSONResponse({})
 
     with answering(late) as (url, _):
-        call = SearchTool(Serper(KEY, top_k=3, url=url, timeout_s=0.1, policy=ONE_TRY)).call("q")
-    assert (call.status, call.milliseconds < 900) == ("timeout", True)
-    assert "gave no answer within 0.1 s" in call.output
+        began = time.monotonic()
+        with pytest.raises(EnvironmentTimeout, match=r"gave no answer within 0\.1 s"):
+            SearchTool(Serper(KEY, top_k=3, url=url, timeout_s=0.1, policy=ONE_TRY)).call("q")
+        assert time.monotonic() - began < 0.9
 
 
-def test_a_server_that_is_gone_is_an_error() -> None:
+def test_a_server_that_is_gone_is_a_fault_and_no_result() -> None:
     with running(Starlette()) as url:
         pass
-    call = SearchTool(RetrievalServer(url, top_k=2, policy=ONE_TRY)).call("q")
-    assert call.status == "error"
-    assert "cannot be reached" in call.output
+    tool = SearchTool(RetrievalServer(url, top_k=2, policy=ONE_TRY))
+    for use in (tool.reach, lambda: tool.call("q")):
+        with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
+            use()
 
 
 def test_serper_is_asked_with_the_key_and_pages_with_one_snippet_are_one() -> None:

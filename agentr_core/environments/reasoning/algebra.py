@@ -133,10 +133,20 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _value(tokens: Sequence[str]) -> Any:
+    if _is_word(tokens):
+        raise _Unknown
     parser = _Parser(tokens)
     value = parser.sum()
     parser.end()
     return value
+
+
+def _is_word(tokens: Sequence[str]) -> bool:
+    """Return whether tokens are a word, a code or an order of choices, such as `cat`, `1A` or
+    `BDCA`, and not a product such as `ab` or `2xyz`: its letters do not commute.
+    """
+    plain = len(tokens) > 1 and all(token.isalnum() and token not in ("sqrt", "pi") for token in tokens)
+    return plain and (any(token.isupper() for token in tokens) or (len(tokens) > 2 and tokens[0].isalpha()))
 
 
 class _Parser:

@@ -5,6 +5,7 @@ process.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -38,7 +39,9 @@ class ToolSettings:
     server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
     encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
     account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
-    `sandbox` is a level of the Python tool, or `strictest`.
+    `sandbox` is a level of the Python tool, or `strictest`. A call of it may take
+    `python_timeout_s` seconds, and as many of processor time or, if they are more,
+    `Limits.cpu_s`.
     """
 
     tools: tuple[str, ...] = _TOOLS
@@ -58,7 +61,8 @@ class ToolSettings:
 class OpenTools:
     """The tools, and a function that returns once all of them can be called.
 
-    `ready` raises `SandboxError` if the requested level of the sandbox does not hold here.
+    `ready` raises `SandboxError` if the requested level of the sandbox does not hold here, and as
+    `SearchTool.reach` if the search does not answer.
     """
 
     toolbox: Tools
@@ -83,17 +87,18 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     if settings.searched not in _SEARCHED:
         raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
     functions: dict[str, Callable[[str], ToolCall]] = {}
-    ready: Callable[[], object] = bool
+    ready: list[Callable[[], object]] = []
     if SEARCH in settings.tools:
         outside = settings.searched == "web" or settings.search_url
         search = _search(settings, kept if outside else None)
         search.get()
         functions[SEARCH] = lambda query: search.get().call(query)
+        ready.append(lambda: search.get().reach())
     if PYTHON in settings.tools:
         python = _python(settings.sandbox, settings.python_timeout_s)
         functions[PYTHON] = lambda code: python.get()(code)
-        ready = python.get
-    return OpenTools(toolbox=Tools(functions, blocking=bool(functions)), ready=ready)
+        ready.append(python.get)
+    return OpenTools(toolbox=Tools(functions, blocking=bool(functions)), ready=lambda: [one() for one in ready])
 
 
 @lru_cache(maxsize=8)
@@ -103,7 +108,9 @@ def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]
 
 @lru_cache(maxsize=4)
 def _python(sandbox: str, timeout_s: float) -> PerProcess[Callable[[str], ToolCall]]:
-    return PerProcess(lambda: _started(sandbox, Limits(timeout_s=timeout_s)))
+    return PerProcess(
+        lambda: _started(sandbox, Limits(timeout_s=timeout_s, cpu_s=max(Limits.cpu_s, math.ceil(timeout_s))))
+    )
 
 
 def _provider(settings: ToolSettings) -> Provider:

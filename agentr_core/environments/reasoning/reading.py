@@ -12,9 +12,12 @@ def text_of(trajectory: Trajectory) -> str:
 
 
 def prediction_of(trajectory: Trajectory) -> str:
-    """Return the final answer of an episode; the empty string if it ended without one."""
+    """Return the final answer of an episode: that of its answer tag, or without one the last box
+    that the model wrote; the empty string if it has neither.
+    """
     action = trajectory.steps[-1].action if trajectory.steps else ""
-    return final_answer(action) if action.startswith("<answer>") else ""
+    answered = action.startswith("<answer>")
+    return final_answer(action if answered else "".join(step.reply for step in trajectory.steps))
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentr_core.environments.reasoning.judge import Judged
 from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
@@ -21,7 +21,7 @@ class Reasoning(ReasoningWorld):
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
             document_chars, sandbox, python_timeout_s: see `ToolSettings`.
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
-            judged, success_from: see `Rules`.
+            summarised, judged, success_from: see `Rules`.
 
     Raises what `question_sets.load`, `open_tools` and `Rules` raise.
     """
@@ -53,6 +53,7 @@ class Reasoning(ReasoningWorld):
         spare_replies: int = 1,
         python_chars: int = 1000,
         search_chars: int = 5000,
+        summarised: bool = False,
         judged: Judged = "none",
         success_from: float = 0.8,
     ) -> None:
@@ -78,11 +79,18 @@ class Reasoning(ReasoningWorld):
             spare_replies=spare_replies,
             python_chars=python_chars,
             search_chars=search_chars,
+            summarised=summarised,
             judged=judged,
             success_from=success_from,
         )
         self._ready = opened.ready
         super().__init__(load(tuple(questions)), opened.toolbox, rules)
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the question sets and the corpus that are not shipped."""
+        named = (*options.get("questions", SHIPPED), options.get("corpus", ""))
+        return tuple(file for file in named if file and file not in SHIPPED)
 
     def keep_answers(self, kept: Kept) -> None:
         """Keep the answers of search servers; see `protocols.Keeping`."""
@@ -90,6 +98,6 @@ class Reasoning(ReasoningWorld):
 
     def reach(self) -> None:
         """Return once the tools can be called. Raises `SandboxError` if the requested level of the
-        sandbox does not hold.
+        sandbox does not hold, and `EnvironmentFault` or `UserError` if the search does not answer.
         """
         self._ready()

@@ -27,6 +27,7 @@ from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox, Transcript
+from agentr_core.tools.search import summary
 from agentr_core.types import Instance, Step, ToolCall, Transition
 
 _NO_CALL = "There is no call that this could be the result of."
@@ -42,7 +43,9 @@ class Rules:
     (0: no further limit). `extra_calls` are added to each limit for an episode that goes on from a
     recorded beginning. `spare_replies` is the number of replies that may have neither a call nor an
     answer; one more ends the episode. `python_chars` and `search_chars` characters of a tool's
-    output are shown. `judged` and `success_from` are those of `AnswerGrader`.
+    output are shown. With `summarised`, a model of role `summariser` is asked what the documents of
+    a search say about its query, and its summary is shown instead. `judged` and `success_from` are
+    those of `AnswerGrader`.
     """
 
     python_calls: int = 6
@@ -52,6 +55,7 @@ class Rules:
     spare_replies: int = 1
     python_chars: int = 1000
     search_chars: int = 5000
+    summarised: bool = False
     judged: Judged = "none"
     success_from: float = 0.8
 
@@ -79,14 +83,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The state of an episode: calls made, spare replies used, and whether it began with recorded
-    steps.
+    """The state of an episode: calls made, spare replies used, whether it began with recorded
+    steps, and the search whose documents are being summarised.
     """
 
     problem: Problem
     made: dict[str, int]
     spared: int = 0
     resumed: bool = False
+    summarised: ToolCall | None = None
 
 
 def replies(solution: Sequence[Move], answer: str) -> list[str]:
@@ -179,12 +184,25 @@ class ReasoningWorld:
         if found is not None and self._left(found.name):
             call = self._call(found)
             self._count(found, made=True)
-            shown = self._shown(call.output, self._rules.shown_chars(found.name))
-            return Transition(shown, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
+            if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
+                self._state = replace(self._now, summarised=call)
+                question = summary.question(found.content, call.output, [self._now.problem.question])
+                return Transition("", 0.0, False, False, {"success": False, "question": question})
+            return self._result(call, call.output)
         self._count(found, made=False)
         said = self._shown(_SPENT, len(_SPENT)) if found else self._told(action)
         over = self._now.spared > self._rules.spare_replies
         return Transition(said, 0.0, over, False, {"success": False, "valid": False})
+
+    def answer(self, reply: str) -> Transition:
+        """Return the result of the search whose documents the reply summarises; see
+        `protocols.Asking`.
+        """
+        call = self._now.summarised
+        if call is None:
+            raise EnvironmentFault(f"{self.name} asked for no summary")
+        self._state = replace(self._now, summarised=None)
+        return self._result(call, summary.read(reply))
 
     def snapshot(self) -> Any:
         """Return the state, which is never changed in place."""
@@ -233,6 +251,10 @@ class ReasoningWorld:
         reward = correctness(final_answer(action), problem.golds, problem.domain)
         success = reward > self._rules.success_from
         return Transition("", reward, True, False, {"success": success, "valid": True})
+
+    def _result(self, call: ToolCall, output: str) -> Transition:
+        shown = self._shown(output, self._rules.shown_chars(call.tool))
+        return Transition(shown, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
 
     def _call(self, call: Call) -> ToolCall:
         if not call.content:

@@ -26,6 +26,7 @@ ROLLOUT = Stage(
     needs=("gpu", "env"),
     roles=("actor",),
     spreads=True,
+    check=imported("agentr_core.methods.et_agent.stages.rollout:check_counts"),
 )
 SELECT = Stage(
     name="select",
@@ -120,16 +121,9 @@ def faults(recipe: Recipe) -> list[str]:
         plain = {"grpo": GrpoConfig(), "et_agent.curriculum": CurriculumConfig()}
         return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
-    if recipe.et_agent.curriculum.counts == "calls" and _native(recipe):
-        found.append("et_agent.curriculum.counts: with transcript native it is steps; a call in turns is one")
     found += [
         f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
         for name in SCHEDULE
         if getattr(recipe.grpo, name) is not None
     ]
     return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
-
-
-def _native(recipe: Recipe) -> bool:
-    worlds = recipe.environments.values() or (recipe.environment,)
-    return any(world.transcript == "native" for world in worlds)

@@ -18,7 +18,7 @@ from agentr_core.tools.search.corpus import Document
 from agentr_core.tools.search.retriever import Retriever
 from agentr_core.tools.search.wire import MOST_RESULTS, FoundDocument, Health, Search
 
-PATIENCE = RetryPolicy(retries=3, seconds=60)
+PATIENCE = RetryPolicy(retries=7, seconds=60)
 T = TypeVar("T")
 
 

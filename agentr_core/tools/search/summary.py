@@ -1,7 +1,7 @@
 """The question to a model with the role of summariser about the documents found, so that the
 transcript holds what they say about a query instead of the documents.
 
-The world asks the question, as `Asking` in `protocols` says, and shows the result of `read`.
+A world asks the question, as `Asking` in `protocols` says, and shows the result of `read`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from agentr_core.errors import EnvironmentFault, EnvironmentTimeout
+from agentr_core.errors import EnvironmentRefusal
 from agentr_core.texts import lone_surrogate
 from agentr_core.tools.search.once import Once
 from agentr_core.tools.search.providers import Provider
@@ -43,10 +43,13 @@ class SearchTool:
         - ok;
         - empty: nothing was found;
         - invalid: the query is blank, too long or not text, and the output says so;
-        - timeout, error: the search failed after several tries, and the output says how.
+        - error: the provider refuses this query, and the output says how.
 
-        Raises `UserError` when the provider cannot be used at all, for example because of a wrong
-        key.
+        Raises:
+            EnvironmentUnavailable: the provider failed after several tries. What is no fault of the
+                query must not reach the model, let alone its reward.
+            MalformedAnswer: as above, since the answers cannot be read.
+            UserError: the provider cannot be used at all, for example because of a wrong key.
         """
         began = time.perf_counter()
         call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))
@@ -58,10 +61,13 @@ class SearchTool:
                 parameters = {**self._provider.parameters, "document_chars": self._document_chars}
                 call = replace(call, parameters=parameters)
                 call, cached = self._once.answer(call, self._ask)
-            except EnvironmentFault as error:
-                status = "timeout" if isinstance(error, EnvironmentTimeout) else "error"
-                call = replace(call, status=status, output=f"The search failed: {error}")
+            except EnvironmentRefusal as error:
+                call = replace(call, status="error", output=f"The search failed: {error}")
         return replace(call, cached=cached, milliseconds=(time.perf_counter() - began) * 1000)
+
+    def reach(self) -> None:
+        """Return once the provider has answered. Raises as `call`."""
+        self._provider.parameters  # noqa: B018
 
     def _ask(self, call: ToolCall) -> ToolCall:
         began = time.perf_counter()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import Continuation, transcript_of
-from agentr_core.episodes.units import run_all
-from agentr_core.errors import ConfigError
+from agentr_core.episodes.units import describe, run_all
+from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.et_agent.conciseness import vote
@@ -34,7 +34,7 @@ STAGE = "evaluate"
 
 
 class Vote(NamedTuple):
-    """A missing vote: number `number` on an episode."""
+    """A vote: number `number` on an episode."""
 
     trajectory_id: str
     trajectory: Trajectory
@@ -112,7 +112,9 @@ def _right(episode: Episode) -> bool:
 
 async def _vote(place: Workplace, iteration: int) -> None:
     """Have the judge vote on each episode of the test set."""
-    left = _missing(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
+    votes = _votes(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
+    stored = load_replies(place.store, CONCISENESS, [one.trajectory_id for one in votes])
+    left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
     if not left:
         return
     policy, recipe = place.trained(iteration), place.recipe
@@ -124,24 +126,33 @@ async def _vote(place: Workplace, iteration: int) -> None:
         ):
             done = 0
 
-            async def ask(one: Vote) -> Answer:
+            async def ask(one: Vote) -> Answer | None:
                 seed = derive_seed(recipe.seed, CONCISENESS, one.trajectory_id, one.number)
-                return await aside.ask(vote(one.trajectory, one.problem.golds), seed=seed, session=one.trajectory_id)
+                question = vote(one.trajectory, one.problem.golds)
+                try:
+                    return await aside.ask(question, seed=seed, session=one.trajectory_id)
+                except PromptTooLong as error:
+                    # Such an episode has no vote, however often it is tried.
+                    failed(describe(one.key, error, attempt=1, final=True))
+                    return None
 
-            def keep(key: str, answer: Answer) -> None:
+            def keep(key: str, answer: Answer | None) -> None:
                 nonlocal done
                 done, one = done + 1, by_key[key]
                 position = max(0, len(one.trajectory.steps) - 1)
-                writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
+                if answer is not None:
+                    writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
                 place.progress(done, len(left), "votes")
 
             by_key = {one.key: one for one in left}
+            failed = place.on_error(writer, STAGE, iteration)
             await run_all(
                 left,
                 ask,
                 key=lambda one: one.key,
                 errors=recipe.errors,
-                on_error=place.on_error(writer, STAGE, iteration),
+                total=len(votes),
+                on_error=failed,
                 concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
                 on_result=keep,
             )
@@ -149,14 +160,12 @@ async def _vote(place: Workplace, iteration: int) -> None:
             clock.add_effort(aside.effort())
 
 
-def _missing(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:
-    """Return the votes that are not stored, of episodes that answer a question."""
-    stored = load_replies(place.store, CONCISENESS, [one.trajectory_id for one in episodes])
+def _votes(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:
+    """Return all votes on episodes that answer a question."""
     answered = zip(episodes, answers_of(place, [one.trajectory for one in episodes]), strict=True)
     return [
         Vote(episode.trajectory_id, episode.trajectory, one.problem, number)
         for episode, one in answered
         if one.problem is not None
         for number in range(place.recipe.et_agent.behaviour.votes)
-        if number not in stored.get(episode.trajectory_id, {})
     ]

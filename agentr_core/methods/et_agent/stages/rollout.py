@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentr_core.episodes.transcript import Continuation, transcript_of
+from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.et_agent.curriculum import acting
+from agentr_core.protocols import Environment
+from agentr_core.recipes import Recipe
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
@@ -42,6 +46,17 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         max_steps=how.max_steps,
     )
     return {"rollouts": len(wanted), "new": new}
+
+
+def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` where calls are counted, and the format of tags is asked for, in a world
+    of turns.
+    """
+    if recipe.et_agent.curriculum.counts == "calls" and not isinstance(transcript_of(env), Continuation):
+        raise ConfigError(
+            f"et_agent.curriculum.counts: calls are counted in one growing turn with tags; episodes of {env.name} are "
+            "turns, so set it to steps"
+        )
 
 
 def _wanted(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
