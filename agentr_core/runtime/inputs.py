@@ -52,13 +52,8 @@ def input_ids(
         return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
     world, train = _worlds(recipe, asked)
-    played = {name: files[name] for name in played_from(recipe)}
-    acting = (
-        *(VERSION, recipe.seed, world, model("actor"), recipe.context, train),
-        *_besides(recipe, model, prompts),
-        # Without such files, ids stay what they were before these became part of them.
-        *([played] if played else []),
-    )
+    besides = _besides(recipe, model, files, prompts)
+    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *besides
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     grpo = recipe.grpo
@@ -78,7 +73,10 @@ def input_ids(
 
 
 def _besides(
-    recipe: Recipe, model: Callable[[ModelRole], tuple[Any, ...]], prompts: Mapping[str, str]
+    recipe: Recipe,
+    model: Callable[[ModelRole], tuple[Any, ...]],
+    files: Mapping[str, str],
+    prompts: Mapping[str, str],
 ) -> Iterator[Any]:
     """Yield what else decides how a recipe acts, apart from the actor and its world."""
     if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
@@ -90,6 +88,8 @@ def _besides(
         yield recipe.teacher_iterations
     if prompts:
         yield prompts
+    if played := {name: files[name] for name in played_from(recipe)}:
+        yield played
 
 
 def played_from(recipe: Recipe) -> Iterator[str]:

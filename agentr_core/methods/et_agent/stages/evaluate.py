@@ -21,7 +21,7 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.equipment import in_flight
-from agentr_core.runtime.helpers import helpers
+from agentr_core.runtime.helpers import Helpers, helpers
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, measure_evaluation, play_evaluations
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
@@ -115,8 +115,11 @@ async def _vote(place: Workplace, iteration: int) -> None:
     votes = _votes(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
     stored = load_replies(place.store, CONCISENESS, [one.trajectory_id for one in votes])
     left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
-    if not left:
-        return
+    if left:
+        await _ask_all(place, iteration, left, total=len(votes))
+
+
+async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
     policy, recipe = place.trained(iteration), place.recipe
     with place.timed(f"{STAGE} {CONCISENESS}", iteration) as clock:
         async with (
@@ -127,10 +130,8 @@ async def _vote(place: Workplace, iteration: int) -> None:
             done = 0
 
             async def ask(one: Vote) -> Answer | None:
-                seed = derive_seed(recipe.seed, CONCISENESS, one.trajectory_id, one.number)
-                question = vote(one.trajectory, one.problem.golds)
                 try:
-                    return await aside.ask(question, seed=seed, session=one.trajectory_id)
+                    return await _ask(aside, one, recipe.seed)
                 except PromptTooLong as error:
                     # Such an episode has no vote, however often it is tried.
                     failed(describe(one.key, error, attempt=1, final=True))
@@ -151,13 +152,18 @@ async def _vote(place: Workplace, iteration: int) -> None:
                 ask,
                 key=lambda one: one.key,
                 errors=recipe.errors,
-                total=len(votes),
+                total=total,
                 on_error=failed,
                 concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
                 on_result=keep,
             )
             clock.add_batcher(sampler)
             clock.add_effort(aside.effort())
+
+
+async def _ask(aside: Helpers, one: Vote, seed: int) -> Answer:
+    own = derive_seed(seed, CONCISENESS, one.trajectory_id, one.number)
+    return await aside.ask(vote(one.trajectory, one.problem.golds), seed=own, session=one.trajectory_id)
 
 
 def _votes(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:
