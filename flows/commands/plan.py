@@ -152,8 +152,8 @@ def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[
         "training.per_device_train_batch_size or data.max_length"
     )
     if all(isinstance(one.objective, GroupRelative) for one in _trainings(recipe)):
-        # A row is a whole episode, and the pass that trains it keeps all its activations.
-        config = replace(config, per_device_train_batch_size=1, gradient_checkpointing=False)
+        # A row is a whole episode.
+        config = replace(config, per_device_train_batch_size=1)
         longest = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
         way_out = "or lower grpo.micro_batch_tokens and model.context_length"
     need = estimates.training(shape, config, longest)

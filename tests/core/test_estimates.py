@@ -216,7 +216,7 @@ def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     file = RECIPES / "textcraft-grpo-qwen3-4b.yaml"
     assert "activations of 1 x 4,096 tokens" in describe(file, [])
-    said = CliRunner().invoke(cli, ["plan", str(file), "--gpu-gib", "24"]).output
+    said = CliRunner().invoke(cli, ["plan", str(file), "--gpu-gib", "8"]).output
     assert "that is too much: set training.lora_r, or lower grpo.micro_batch_tokens and model.context_length" in said
 
 

@@ -23,7 +23,7 @@ from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.training.group import snapshots
 from agentr_core.training.group.helpers import shared_out
 from agentr_core.training.group.learner import Learner
-from agentr_core.training.group.policy import Totals
+from agentr_core.training.group.policy import Policy, Totals
 from agentr_core.training.group.rows import PolicyRow, numbered, policy_row
 from agentr_core.types import (
     FinishReason,
@@ -172,6 +172,28 @@ def test_how_an_update_is_cut_into_passes_changes_only_the_rounding(tiny_model_d
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora_r", [0, 4], ids=["all", "lora"])
+def test_activations_that_are_computed_again_give_the_same_gradient(tiny_model_dir: Path, lora_r: int) -> None:
+    def accumulated(checkpointing: bool) -> tuple[dict[str, torch.Tensor], int]:
+        training = dataclasses.replace(TRAINING, lora_r=lora_r, gradient_checkpointing=checkpointing)
+        policy = Policy(tiny_model_dir, training, GrpoConfig())
+        # Adapters begin at zero, and so would the gradient of what they read.
+        with torch.no_grad():
+            for parameter in policy.parameters.values():
+                parameter.add_(0.01)
+        calls: list[int] = []
+        named = policy.model.named_modules()
+        layer = next(module for name, module in named if name.endswith("layers.0.input_layernorm"))
+        layer.register_forward_pre_hook(lambda *_: calls.append(1))
+        policy.accumulate(rows(), [1.0] * len(rows()))
+        return {name: p.grad for name, p in policy.parameters.items() if p.grad is not None}, len(calls)
+
+    (plain, once), (again, twice) = accumulated(False), accumulated(True)
+    assert twice == 2 * once > 0
+    assert plain.keys() == again.keys()
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
 def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir: Path, tmp_path: Path) -> None:
     alone, one = updated(tiny_model_dir)
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)

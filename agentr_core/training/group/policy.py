@@ -74,6 +74,9 @@ class Policy:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.to(self._device).eval()
+        on_gpu = self._device.type == "cuda"
+        if on_gpu if training.gradient_checkpointing is None else training.gradient_checkpointing:
+            _checkpoint(self.model)
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._reference: Any = None
         if grpo.beta:
@@ -202,6 +205,17 @@ class Policy:
             ).logits
         kept = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(self._device)]
         return torch.log_softmax(kept[:, : self._vocabulary].float(), -1)
+
+
+def _checkpoint(model: Any) -> None:
+    """Have the layers of a model compute their activations again in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            # A layer does so in training mode only; what it consists of stays without dropout.
+            layer.training = True
 
 
 def _numbers(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
