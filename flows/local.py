@@ -72,7 +72,8 @@ def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
 def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     """Return the stored recipe of a run, with the changes of `RESUMABLE` overrides.
 
-    Raises `ConfigError` for other overrides, and if the run cannot go on.
+    Raises `ConfigError` for other overrides, for a run of another recipe, and if the run cannot go
+    on.
     """
     ignored = [change for change in overrides if not change.startswith(RESUMABLE)]
     if ignored:
@@ -83,7 +84,11 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     workspace = Path(recipe.workspace)
     run_id = find_run(workspace, resume)
     stored = stored_recipe(workspace, run_id)
-    recipe = replace(stored, workspace=recipe.workspace, iterations=recipe.iterations, scale=recipe.scale)
+    if stored.name != recipe.name:
+        raise ConfigError(f"run {run_id} is of recipe {stored.name}, and not of {recipe.name}; give its own recipe")
+    longer = any(change.startswith("iterations=") for change in overrides)
+    iterations = recipe.iterations if longer else stored.iterations
+    recipe = replace(stored, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale)
     if reference(recipe).run_id != run_id:
         raise ConfigError(
             f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
@@ -110,7 +115,7 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
     """Gather experience for the iteration that the run of a recipe is at, and return the result as
     text. Raises `UserError` before anything is started.
     """
-    recipe = load_recipe(path, list(overrides))
+    recipe = _acting(path, overrides)
     again = {"recipe": str(path), "overrides": list(overrides)}
     result = _run(_collection, recipe, trains=False, limit=limit, enough=enough, again=again)
     changed = "".join(f" -o {shlex.quote(change)}" for change in overrides)
@@ -125,7 +130,7 @@ def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
     """Train on what was gathered for the iteration that the run of a recipe is at, and return the
     result as text. Raises `UserError` before anything is started.
     """
-    result = _run(_improvement, load_recipe(path, list(overrides)), enough=enough)
+    result = _run(_improvement, _acting(path, overrides), enough=enough)
     if not result["trained"]:
         return f"{result['trajectories']} of {enough} trajectories are gathered; nothing is trained"
     return (
@@ -142,12 +147,10 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> s
         states: the beginning of the id of a run of the same workspace, whose states the revision
             test takes.
     """
-    recipe = load_recipe(path, list(overrides))
+    recipe = _acting(path, overrides)
     if states:
         run_id = find_run(Path(recipe.workspace), states)
         recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
-    if not method_of(recipe).acts:
-        raise ConfigError(f"recipe {path} makes a model; evaluate one with a recipe of another method and --model")
     return str(_run(_evaluation, recipe, trains=False))
 
 
@@ -158,10 +161,18 @@ def headroom_of(path: Path, overrides: Sequence[str], *, episodes: int, instance
     Args:
         instances: of each of the two sets; 0 means all.
     """
+    recipe = _acting(path, overrides)
+    return _run(_headroom, recipe, trains=False, episodes=episodes, instances=instances)
+
+
+def _acting(path: Path, overrides: Sequence[str]) -> Recipe:
+    """Return a recipe whose model acts in a world. Raises `ConfigError` for one that makes a
+    model.
+    """
     recipe = load_recipe(path, list(overrides))
     if not method_of(recipe).acts:
-        raise ConfigError(f"recipe {path} makes a model; ask for the headroom of one with a recipe of another method")
-    return _run(_headroom, recipe, trains=False, episodes=episodes, instances=instances)
+        raise ConfigError(f"recipe {path} makes a model and plays no episodes; give a recipe of another method")
+    return recipe
 
 
 # Prefect makes a form from the parameters of each flow. For a recipe that takes half a second per

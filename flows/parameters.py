@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Iterations = Annotated[int | None, Field(ge=1)]
+Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
 """A number of iterations."""
 Units = Annotated[int | None, Field(ge=1)]
 """How much one collection gathers."""

@@ -60,9 +60,10 @@ def reference(recipe: Recipe) -> RunRef:
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a file, with its number formats and the run that it continues settled.
 
+    The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
-    recipe = settled(_after_its_run(recipes.load(path, overrides)))
+    recipe = settled(_after_its_run(_at_home(recipes.load(path, overrides))))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():
@@ -74,6 +75,11 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
                 f"that key, with name: {world.environment.name}"
             )
     return recipe
+
+
+def _at_home(recipe: Recipe) -> Recipe:
+    usual = os.environ.get("AGENTR_WORKSPACE")
+    return replace(recipe, workspace=usual) if usual and recipe.workspace == Recipe.workspace else recipe
 
 
 def _after_its_run(recipe: Recipe) -> Recipe:

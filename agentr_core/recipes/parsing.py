@@ -109,7 +109,7 @@ def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"override {key!r} must look like section.field=value")
+        raise ConfigError(f"override {override!r} must look like section.field=value")
     try:
         # A range ends with a bracket that YAML does not accept.
         value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)

@@ -19,6 +19,10 @@ from agentr_core.store.codec import chosen_rows, instance_row, load_chosen
 from agentr_core.store.tables import Row
 from agentr_core.types import Instance
 
+MOST_INSTANCES = 1_000_000
+"""The most instances of a whole split: worlds with renamed or invented goals have splits without
+end, of which a recipe takes a part.
+"""
 TRAIN = "train"
 SELECTED = "selected"
 """Names in the store for what the instances of an iteration are chosen for: it collects from all,
@@ -32,12 +36,12 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
 
     They are drawn anew for each iteration or once for all iterations, and only from those that
     `instances.only` names. Raises `ConfigError` if the split lacks one that is named in a list, or
-    has none in a range.
+    has none in a range, or is too large to take it whole.
     """
     config = recipe.instances
     listed = _named(env.instances(config.train), config)
     if not config.train_limit or config.train_limit >= len(listed):
-        return tuple(listed)
+        return _whole(listed, config.train, "instances.train_limit")
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
     return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
 
@@ -47,7 +51,8 @@ def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Inst
     numbers = config.numbers()
     if not config.only:
         return listed
-    if max(numbers) < len(listed) and all(listed[number].index == number for number in numbers):
+    highest = numbers[-1] if isinstance(numbers, range) else max(numbers)
+    if highest < len(listed) and all(listed[number].index == number for number in numbers):
         # A split that counts from 0 may hold billions of instances, and need not be searched.
         return [listed[number] for number in sorted(numbers)]
     wanted = numbers if isinstance(numbers, range) else frozenset(numbers)
@@ -65,14 +70,15 @@ def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Inst
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     """Return the held-out instances: the whole test split, or `test_limit` instances spread evenly
-    over it.
+    over it. Raises `ConfigError` for a whole split that is too large.
     """
-    return _some(env.instances(recipe.instances.test), recipe.instances.test_limit, spread=True)
+    config = recipe.instances
+    return _some(env.instances(config.test), config.test, config.test_limit, "instances.test_limit", spread=True)
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
-    """Return the instances of a further evaluation set."""
-    return _some(env.instances(chosen.split), chosen.limit, spread=chosen.spread)
+    """Return the instances of a further evaluation set. Raises as `test_instances`."""
+    return _some(env.instances(chosen.split), chosen.split, chosen.limit, "limit of the set", spread=chosen.spread)
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -122,9 +128,15 @@ def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
     ]
 
 
-def _some(listed: Sequence[Instance], limit: int, *, spread: bool) -> tuple[Instance, ...]:
+def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
+    if len(listed) > MOST_INSTANCES:
+        raise ConfigError(f"split {split} has {len(listed):,} instances, too many to take them all; set {field}")
+    return tuple(listed)
+
+
+def _some(listed: Sequence[Instance], split: str, limit: int, field: str, *, spread: bool) -> tuple[Instance, ...]:
     if not limit or limit >= len(listed):
-        return tuple(listed)
+        return _whole(listed, split, field)
     return tuple(listed[position * len(listed) // limit if spread else position] for position in range(limit))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +28,18 @@ def opening_of(recipe: Recipe) -> Opening | None:
     """
     prompt = recipe.environment.prompt
     return None if prompt == PromptConfig() else _read(prompt, recipe.environment.name)
+
+
+def example_ids(recipe: Recipe) -> frozenset[str]:
+    """Return the ids in the file of examples that the prompt of a recipe of one world uses: those
+    of the instances that they solve. Raises as `opening_of`.
+    """
+    prompt = recipe.environment.prompt
+    if not prompt.examples:
+        return frozenset()
+    file = _examples_file(prompt, recipe.environment.name)
+    told = itertools.islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
+    return frozenset(str(record["id"]) for _, record in told if "id" in record)
 
 
 def prompt_files(recipe: Recipe) -> dict[str, str]:

@@ -66,7 +66,8 @@ def load_tokenizer(path: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
+    # What a foreign file makes a tokenizer's code raise is anyone's guess.
+    except Exception as error:
         raise ModelDirectoryError(
             f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}"
         ) from error

@@ -69,9 +69,9 @@ def query_fault(error: duckdb.Error, path: Path) -> ConfigError | StoreError:
         )
     # The excerpt with the caret is cut off: it needs several lines to make sense.
     message = re.split(r"\s*LINE \d+:", text)[0].rstrip(".! ")
-    return ConfigError(
-        f"SQL: {message}; `select table_name, comment from duckdb_tables()` and duckdb_views() show what there is"
-    )
+    unknown = isinstance(error, duckdb.CatalogException | duckdb.BinderException)
+    hint = "; `select table_name, comment from duckdb_tables()` and duckdb_views() show what there is"
+    return ConfigError(f"SQL: {message}{hint if unknown else ''}")
 
 
 def _cause(text: str) -> str:

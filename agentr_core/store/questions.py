@@ -28,7 +28,7 @@ def ask(
     and unless `files` is given it reaches no files except those it has open.
 
     Raises:
-        ConfigError: a statement does more than query.
+        ConfigError: a statement does more than query, or there are several queries.
         duckdb.Error: the SQL is wrong.
     """
     statements = con.extract_statements(sql)
@@ -50,6 +50,8 @@ def ask(
 
 
 def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
+    if sum(statement.type.name in _ASKS for statement in statements) > 1:
+        raise ConfigError("SQL: these are several queries, and only one can be answered; ask them one by one")
     for statement in statements:
         kind = statement.type.name
         if kind in _USES_FILES or (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(_masked(statement.query))):

@@ -19,6 +19,8 @@ __all__ = ["PREFECT_DEFAULTS", "cli", "main"]
 
 _ABOUT_THE_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 """Errors that cannot be the fault of our code; the sentence names the file."""
+_GO_ON = ("run", "collect", "improve", "compare", "eval", "headroom")
+"""Commands that, when repeated, go on where they were interrupted."""
 _COMMANDS = [
     recipes.run,
     recipes.collect,
@@ -57,11 +59,9 @@ def main() -> None:
     """Run the command line and turn errors into one sentence and an exit code."""
     try:
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("interrupted; the same command goes on where it stopped", err=True)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on where it stopped", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        goes_on = sys.argv[1:2] and sys.argv[1] in _GO_ON
+        click.echo(f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()

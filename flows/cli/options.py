@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
+
+
+class IdPrefix(click.ParamType[str]):
+    """The beginning of an id, of at least `least` characters.
+
+    An empty one, such as an unset variable of the shell, would name whatever there is.
+    """
+
+    name = "id"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the prefix; fail if it is too short."""
+        if len(value.strip()) < self._least:
+            wanted = (
+                "an id, or the beginning of one" if self._least == 1 else f"at least {self._least} characters of it"
+            )
+            self.fail(f"{value!r} names nothing; give {wanted}", param, ctx)
+        return value.strip()
+
+
+def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Return a number; fail for NaN and infinity, which no range leaves out."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no size; give a number", ctx, param)
+    return value
+
 
 RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
 OVERRIDE = click.option(
@@ -17,5 +47,6 @@ WORKSPACE = click.option(
     default=Path("runs"),
     show_default=True,
     envvar="AGENTR_WORKSPACE",
+    show_envvar=True,
     help="Folder of the store, checkpoints and reports.",
 )

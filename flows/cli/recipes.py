@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from agentr_core.lifetime import importing
-from flows.cli.options import OVERRIDE, RECIPE
+from flows.cli.options import OVERRIDE, RECIPE, finite
 from flows.cli.prefect_settings import quiet_prefect
 
 
@@ -15,10 +15,10 @@ from flows.cli.prefect_settings import quiet_prefect
 @RECIPE
 @OVERRIDE
 @click.option(
-    "--resume", "resume", metavar="RUN", default="", help="Go on with the run of this id, with its own recipe."
+    "--resume", "resume", metavar="RUN", default="", help="Go on with the run of this id, with RECIPE as it was then."
 )
 @click.option(
-    "--more", type=click.IntRange(min=1), metavar="N", help="Add N iterations to those that the run has finished."
+    "--more", type=click.IntRange(1, 10_000), metavar="N", help="Add N iterations to those that the run has finished."
 )
 def run(recipe: Path, overrides: tuple[str, ...], resume: str, more: int | None) -> None:
     """Run a recipe from start to end; the same command again goes on where it stopped."""
@@ -109,7 +109,12 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
 @RECIPE
 @OVERRIDE
 @click.option(
-    "--gpu-gib", type=click.FloatRange(min=1), default=80.0, show_default=True, help="Memory of a GPU, in GiB."
+    "--gpu-gib",
+    type=click.FloatRange(min=1),
+    callback=finite,
+    default=80.0,
+    show_default=True,
+    help="Memory of a GPU, in GiB.",
 )
 def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
     """Show what a recipe would run, the tokens and memory it needs, and which fields affect which

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE
+from flows.cli.options import WORKSPACE, IdPrefix
 
 
 @click.group()
@@ -83,11 +83,13 @@ def merge(others: tuple[Path, ...], workspace: Path) -> None:
 
 
 @store.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=IdPrefix(6))
 @click.option("--dry-run", is_flag=True, help="Only say what would go and stay.")
 @WORKSPACE
 def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
     """Remove runs from the store; what other runs were made from stays, however far back.
+
+    RUN is the beginning of a run's id, at least 6 characters of it.
 
     Weights, datasets and reports stay where they are; folders of weights that nothing in the store
     names any longer are listed.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE
+from flows.cli.options import WORKSPACE, IdPrefix
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=IdPrefix())
 @click.option(
     "--beside",
     default="",
@@ -50,7 +50,10 @@ def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Pa
 @click.argument("query", default="")
 @WORKSPACE
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv", "parquet"]), default="table", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "parquet"]),
+    help="How the answer is written.  [default: as the ending of FILE says, else table]",
 )
 @click.option(
     "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the answer to FILE."
@@ -58,7 +61,9 @@ def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Pa
 @click.option("--example", default="", metavar="NAME", help="Ask one of the examples instead of QUERY.")
 @click.option("--examples", is_flag=True, help="List the examples and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
-def sql(query: str, workspace: Path, form: str, output: Path | None, example: str, examples: bool, files: bool) -> None:
+def sql(
+    query: str, workspace: Path, form: str | None, output: Path | None, example: str, examples: bool, files: bool
+) -> None:
     """Ask the store a question in SQL; it answers even while a run is writing.
 
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
@@ -73,7 +78,7 @@ def sql(query: str, workspace: Path, form: str, output: Path | None, example: st
 
 
 @click.command()
-@click.argument("entity", metavar="ID")
+@click.argument("entity", metavar="ID", type=IdPrefix())
 @WORKSPACE
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def trace(entity: str, workspace: Path, form: str) -> None:
@@ -97,7 +102,7 @@ def runs(workspace: Path) -> None:
 
 
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=IdPrefix())
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--base-model", default="", metavar="NAME", help="The name under which its parent is published.")
 @click.option("--license", "licence", default="", metavar="ID", help="A licence, such as apache-2.0, for the card.")
@@ -114,7 +119,7 @@ def publish(checkpoint: str, folder: Path, base_model: str, licence: str, worksp
 
 
 @click.command()
-@click.argument("sample")
+@click.argument("sample", type=IdPrefix())
 @WORKSPACE
 def preview(sample: str, workspace: Path) -> None:
     """Show one training sample turn by turn; trained text is marked."""

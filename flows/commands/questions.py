@@ -15,14 +15,14 @@ PARQUET = "parquet"
 
 
 def answer(
-    workspace: Path, query: str, form: str, *, named: str = "", output: Path | None = None, files: bool = False
+    workspace: Path, query: str, form: str | None, *, named: str = "", output: Path | None = None, files: bool = False
 ) -> str:
     """Return the answer to a question in SQL in one of the `FORMATS`, or, if it is written to a
     file, a line that says so.
 
     Args:
         query: the question; empty if it is the example `named`.
-        form: also `parquet`, which needs a file.
+        form: also `parquet`, which needs a file; None: as the file's ending says, else a table.
         output: the file; None for none.
         files: whether the question may read and write other files.
 
@@ -30,6 +30,7 @@ def answer(
     """
     if bool(query) == bool(named):
         raise ConfigError("give one question: QUERY, or --example NAME")
+    form = form or _form_of(output)
     if form == PARQUET and output is None:
         raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
     store = open_store(workspace, must_exist=True)
@@ -47,6 +48,12 @@ def answer(
     else:
         write_text(output, FORMATS[form](found))
     return f"{output}: {found.num_rows:,} rows\n"
+
+
+def _form_of(output: Path | None) -> str:
+    """Return the format that the ending of a file stands for."""
+    ending = output.suffix.removeprefix(".").lower() if output is not None else ""
+    return ending if ending == PARQUET or ending in FORMATS else "table"
 
 
 def example_list() -> str:

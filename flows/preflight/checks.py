@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.transcript import transcript_of
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, StoreError
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.protocols import Environment, Served, Stateful
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import held_out_instances, training_instances
-from agentr_core.runtime.prompts import opening_of
-from agentr_core.types import Sampling
+from agentr_core.runtime.prompts import example_ids, opening_of
+from agentr_core.types import Instance, Sampling
 from flows.preflight.requirements import (
     Faults,
     check_prompt,
@@ -61,6 +63,7 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
             _check_environment(world, trains=trains, asks=asks)
     with faults.noted():
         store = open_store(Path(recipe.workspace))
+        _check_workspace(Path(recipe.workspace))
         if store.path.exists():
             with store.reading():
                 pass
@@ -89,12 +92,29 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
             check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
         _check_opening(env, opening_of(recipe))
         instances = training_instances(recipe, env, 1)
-        held_out_instances(recipe, env)
+        _check_examples(recipe, held_out_instances(recipe, env))
         if trains:
             for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
                 stage.check(recipe, env, instances)
     finally:
         env.close()
+
+
+def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
+    """Raise `ConfigError` when an example in the prompt solves an instance that is held out."""
+    if shared := example_ids(recipe) & {instance.key for instance in held_out}:
+        raise ConfigError(
+            f"environment.prompt.examples_file: its example {min(shared)} solves an instance that an evaluation plays; "
+            "take examples from a training split"
+        )
+
+
+def _check_workspace(folder: Path) -> None:
+    """Raise `StoreError` when a workspace can neither be written to nor made."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is no folder"
+        raise StoreError(f"workspace {folder} cannot be used: {there} {why}; name another one")
 
 
 def _check_opening(env: Environment, opening: Opening | None) -> None:

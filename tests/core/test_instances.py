@@ -14,7 +14,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes import Recipe, parse, resolved
-from agentr_core.runtime.instances import training_instances
+from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.runtime.start import asked_for
 from agentr_core.types import Instance
 
@@ -60,6 +60,17 @@ def test_numbers_are_those_of_the_world_and_not_positions() -> None:
 
 def test_a_part_of_an_endless_split_is_found_at_once() -> None:
     assert drawn(recipe(only="[1000000000, 1000000003)"), numbers=range(2**40)) == list(range(10**9, 10**9 + 3))
+
+
+def test_a_range_beyond_the_split_is_as_quick() -> None:
+    assert drawn(recipe(only="[98, 9999999999999)")) == [98, 99]
+
+
+def test_an_endless_split_is_not_taken_whole() -> None:
+    with pytest.raises(ConfigError, match=r"split train has 70,000,000 instances, .*; set instances.train_limit"):
+        drawn(recipe(train_limit=0), numbers=range(70_000_000))
+    with pytest.raises(ConfigError, match=r"split test has 70,000,000 instances, .*; set instances.test_limit"):
+        held_out_instances(recipe(), Numbered(range(70_000_000)))
 
 
 def test_parts_together_are_the_whole() -> None:

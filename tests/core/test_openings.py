@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.environments.crafting import TextCraft
@@ -28,6 +29,7 @@ from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.types import Message, Sample
+from flows.cli import cli
 from flows.commands.environments import examples
 from flows.preflight.checks import check
 from tasks.wiring import make_environment
@@ -136,6 +138,21 @@ def test_what_is_wrong_with_a_prompt_is_told(
 ) -> None:
     with pytest.raises(error, match=said):
         check(recipe(*overrides))
+
+
+@pytest.mark.parametrize(("split", "fine"), [("train", True), ("test", False)])
+def test_an_example_does_not_solve_what_is_held_out(
+    recipe: Callable[..., Recipe], tmp_path: Path, split: str, fine: bool
+) -> None:
+    file = tmp_path / "examples.jsonl"
+    arguments = ["env", "examples", "textcraft", str(file), "--split", split, "--count", "2"]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    made = recipe(f"{PROMPT}.examples=2", f"{PROMPT}.examples_file={file}", "instances.test_limit=0")
+    if fine:
+        check(made)
+        return
+    with pytest.raises(ConfigError, match="its example textcraft/test/0 solves an instance that an evaluation plays"):
+        check(made)
 
 
 def test_a_world_without_examples_names_the_command_that_makes_some(recipe: Callable[..., Recipe]) -> None:

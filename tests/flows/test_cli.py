@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from wheel import PATIENCE, agentr, sentence, started, wait_for
 
 from agentr_core.store import Store
-from flows.cli import PREFECT_DEFAULTS
+from flows.cli import PREFECT_DEFAULTS, cli
 from tasks import runners, workspaces
 
 Answer = Callable[..., str]
@@ -41,6 +42,8 @@ def store(tmp_path: Path) -> Store:
         ("pairs.alpha=[0.5, 1.5]", "pairs.alpha.1: input should be less than or equal to 1 (got 1.5)"),
         ("search.width=0", "search.width: input should be greater than or equal to 1 (got 0)"),
         ("search.width", "override 'search.width' must look like section.field=value"),
+        ("=3", "override '=3' must look like section.field=value"),
+        ("workspace=/dev/null", "workspace /dev/null cannot be used: /dev/null is no folder; name another one"),
         ("seed.deep=1", "seed: input should be a valid integer"),
         ("environment.name=dour", "there is no environment 'dour'; installed are agentgym-academia, "),
         ("environment.options.loud=1", "environment door has no option loud; it has pause"),
@@ -123,11 +126,32 @@ def test_a_store_that_another_process_holds(
         (("sql", "select nix from run"), 'SQL: Binder Error: .*"nix" not found'),
         (("sql", "drop table run"), "SQL: the store is opened for reading only"),
         (("sql", ";"), "SQL: there is no statement to run"),
+        (("sql", "select 1; select 2"), "SQL: these are several queries, and only one can be answered; ask them one"),
+        (("sql", "select cast('a' as int)"), "SQL: Conversion Error: Could not convert string 'a' to INT32.?$"),
         (("sql", ""), "give one question: QUERY, or --example NAME"),
     ],
 )
 def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tuple[str, ...], said: str) -> None:
     assert re.search(said, refusal(*words, "-w", store.path.parent))
+
+
+@pytest.mark.parametrize(
+    "words", [("store", "prune", ""), ("store", "prune", "abcde"), ("report", " "), ("trace", ""), ("preview", "")]
+)
+def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(cli, [*words, "-w", str(store.path.parent)])
+    assert answer.exit_code == 2
+    assert f"{words[-1]!r} names nothing; give " in answer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("o.csv", b"n\n1\n"), ("o.json", b"["), ("o.parquet", b"PAR1"), ("o", b"n")]
+)
+def test_the_ending_of_a_file_says_its_format(store: Store, tmp_path: Path, name: str, begins: bytes) -> None:
+    file = tmp_path / name
+    said = CliRunner().invoke(cli, ["sql", "select 1 n", "-w", str(store.path.parent), "--output", str(file)])
+    assert said.exit_code == 0, said.output
+    assert file.read_bytes().replace(b"\r", b"").startswith(begins)
 
 
 @pytest.mark.parametrize("words", [("sql", "select 1"), ("runs",), ("report", "a"), ("preview", "a")])
