@@ -19,7 +19,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import server
-from flows.base import make_base
+from flows.base_model import make_base
 from flows.collecting import gather, learn
 from flows.compare import comparison, run_arms
 from flows.flywheel import turn

@@ -12,7 +12,7 @@ from agentr_core import recipes as config
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from flows import server, stages
-from flows.base import make_base_from
+from flows.base_model import make_base_from
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel

@@ -49,7 +49,8 @@ def store_of(file: Path) -> Store:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: Path) -> None:
-    file = curricula.write(tmp_path, model, et_agent={"behaviour": {"votes": 2, "nudge": True}})
+    own = {"judge": {"path": str(model), "device": "cpu", "dtype": "float32", "max_batch": 32, "workers": 1}}
+    file = curricula.write(tmp_path, model, et_agent={"behaviour": {"votes": 2, "nudge": True}}, models=own)
     assert "an iteration rl plays 8 questions 4 times each, chooses at most 4 of them" in describe(file, [])
     check(load(file))
     done = asyncio.run(flywheel(str(file)))
@@ -72,7 +73,13 @@ def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: P
     _measures(store)
     asyncio.run(_votes_are_asked_again_where_they_are_missing(file))
     page = Path(done["report"]).read_text(encoding="utf-8")
-    for title in ("Selected questions", "Reinforcement learning by step", "Behaviour", "chosen questions"):
+    for title in (
+        "Selected questions",
+        "Reinforcement learning by step",
+        "Behaviour",
+        "Calls of tools",
+        "chosen questions",
+    ):
         assert title in page
     assert "this iteration coloured, the base dashed" in page, "the radar"
 

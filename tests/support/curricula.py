@@ -61,7 +61,7 @@ def write(folder: Path, model: Path, **more: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = yaml.safe_load(RECIPE.format(folder=folder, model=model))
     for section, fields in more.items():
-        recipe[section] = {**recipe[section], **fields} if isinstance(fields, dict) else fields
+        recipe[section] = {**recipe.get(section, {}), **fields} if isinstance(fields, dict) else fields
     questions = [
         {
             "id": f"{split}-{number}",

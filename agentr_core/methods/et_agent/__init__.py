@@ -129,6 +129,7 @@ def _judging_itself(recipe: Recipe) -> list[str]:
 
 FAMILIES = ReportPart(sections=imported("agentr_core.methods.et_agent.report:family_sections"))
 BEHAVIOUR = ReportPart(sections=imported("agentr_core.methods.et_agent.report_behaviour:behaviour_sections"))
+TOOLS = ReportPart(sections=imported("agentr_core.methods.et_agent.report_tools:tool_sections"))
 METHOD = Method(
     name="et-agent",
     title="ET-Agent",
@@ -142,5 +143,5 @@ METHOD = Method(
     taken_over=("collect", "critique", "explore", curriculum.ROLLOUT.name),
     acting=_acting,
     measures=imported("agentr_core.methods.et_agent.measures:measures"),
-    report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR),
+    report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR, TOOLS),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from agentr_core.recipes import Recipe
-from tasks.base import pretrain
+from tasks.base_model import pretrain
 from tasks.wiring import load_recipe
 
 
