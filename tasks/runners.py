@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
-
-from prefect.task_runners import TaskRunner
+from typing import TYPE_CHECKING, Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import ScaleConfig
+
+if TYPE_CHECKING:
+    from prefect.task_runners import TaskRunner
 
 _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 

@@ -6,6 +6,8 @@ Tasks never use Prefect's cache: what is done is in the store, and a stage finds
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,13 +20,14 @@ from agentr_core.recipes import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.experience import has_dataset
 from agentr_core.runtime.machine import formats
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
 from tasks import events
 from tasks.options import OPTIONS
-from tasks.progress import tell
+from tasks.progress import stage_progress, tell
 from tasks.shards import with_workers
-from tasks.wiring import RunRef, quiet_workplace, workplace
+from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import stored_recipe
 
 
@@ -54,7 +57,7 @@ async def end(run: RunRef, iteration: int) -> None:
 @task(task_run_name="headroom", tags=("gpu", "env"), **OPTIONS)
 async def headroom(run: RunRef, *, episodes: int, instances: int) -> Found:
     """Sample episodes of training and held-out instances and return what there is to learn."""
-    async with workplace(run, "headroom", 0) as place:
+    async with _workplace(run, "headroom", 0) as place:
         return await sampled.headroom(with_workers(place), episodes=episodes, instances=instances)
 
 
@@ -80,12 +83,19 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
         return await _task(name, stage.needs)(run, iteration, limit)
 
 
+@asynccontextmanager
+async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
+    """Yield the workplace of a stage, with its progress shown."""
+    async with stage_progress(stage, iteration) as update:
+        yield quiet_workplace(run, progress=update)
+
+
 @cache
 def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], Any]:
     """Return the task of a stage; the stage itself is looked up on the machine that runs it."""
 
     async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
-        async with workplace(run, name, iteration) as whole:
+        async with _workplace(run, name, iteration) as whole:
             place = replace(whole, limit=limit)
             stage = place.plan(iteration).stage(name)
             return await stage.work(with_workers(place) if stage.spreads else place, iteration)

@@ -1,5 +1,6 @@
-"""The composition root: the only place that makes a store, environments and models from a
-recipe.
+"""The composition root: the only place that makes a store, environments and models from a recipe.
+
+Prefect takes seconds to import, and commands that run no flow do without it.
 """
 
 from __future__ import annotations
@@ -7,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core import recipes
 from agentr_core.environments import registry
@@ -37,8 +37,10 @@ from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
 from agentr_core.store.queries.iterations import last_promotion
 from tasks import runners
-from tasks.progress import Update, stage_progress, tell
 from tasks.workspaces import find_run, open_store, stored_recipe
+
+if TYPE_CHECKING:
+    from tasks.progress import Update
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,6 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     if found is None:
         raise ConfigError(f"model.from_run: run {run_id} is not finished; let it go on, or give model.path")
     return replace(recipe, model=dataclasses.replace(recipe.model, path=found.path, from_run=""))
-
-
-@asynccontextmanager
-async def workplace(run: RunRef, stage: str, iteration: int, recipe: Recipe | None = None) -> AsyncIterator[Workplace]:
-    """Yield the workplace of a stage, with its progress shown. The recipe comes from the store
-    unless it is given.
-    """
-    async with stage_progress(stage, iteration) as update:
-        yield quiet_workplace(run, recipe, progress=update)
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
@@ -206,6 +199,7 @@ def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None
     AGENTR_VLLM names.
     """
     from agentr_core.models.vllm.model import VllmModel
+    from tasks.progress import tell
 
     launch = make_launch(path, model)
     door = os.environ.get("AGENTR_VLLM")

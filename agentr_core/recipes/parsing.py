@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,13 @@ from agentr_core.recipes.faults import faults_of, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
 from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
+
+_KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
+_OWN_WORDS = {
+    "dataclass_type": "give a section of fields",
+    "tuple_type": "give a list",
+    "string_type": 'input should be a text; an empty one is written ""',
+}
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -51,8 +59,7 @@ def parse(
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:
-        faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_say(e)}" for e in error.errors()]
-        raise ConfigError(f"{source}: {'; '.join(faults)}") from None
+        raise ConfigError(f"{source}: {'; '.join(_told(error.errors()))}") from None
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
@@ -66,15 +73,40 @@ def parse(
     return recipe
 
 
-def _say(error: Any) -> str:
+def _told(errors: Sequence[Any]) -> list[str]:
+    """Return one sentence for each wrong field."""
+    by_field: dict[str, list[Any]] = {}
+    for error in errors:
+        by_field.setdefault(".".join(_field_path(error["loc"])), []).append(error)
+    return [f"{field}: {_sentence(found)}" if field else _sentence(found) for field, found in by_field.items()]
+
+
+def _field_path(path: Sequence[str | int]) -> list[str]:
+    """Return the path of a field without Pydantic's names for the kinds that its value may have."""
+    return [str(part) for part in path if not _KIND.fullmatch(str(part))]
+
+
+def _sentence(errors: Sequence[Any]) -> str:
+    if len(errors) == 1:
+        return _say(errors[0])
+    # The value is of none of several kinds.
+    said = dict.fromkeys(_say(error, value=False) for error in errors)
+    return f"{' or '.join(said)}{_got(errors[0])}"
+
+
+def _say(error: Any, *, value: bool = True) -> str:
     if error["type"] == "unexpected_keyword_argument":
         return f"unknown field{_meant(error['loc'])}"
     if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
         # What stands there may be the key itself.
         return "give the name of an environment variable, in capitals, that holds the key; never the key"
-    said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    message = _OWN_WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
+    return f"{message[0].lower()}{message[1:]}{_got(error) if value else ''}"
+
+
+def _got(error: Any) -> str:
     # What stands there may hold a secret.
-    return said if "extra_body" in error["loc"] else f"{said} (got {_short(repr(error['input']))})"
+    return "" if "extra_body" in error["loc"] else f" (got {_short(repr(error['input']))})"
 
 
 def _meant(path: Sequence[str | int]) -> str:

@@ -436,3 +436,20 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
     taken_over = {name: set(method_named(name).taken_over) for name in ("agent-r", "eto", "grpo", "et-agent")}
     assert taken_over.pop("et-agent") == {"collect", "critique", "explore", "rollout"}
     assert all(stages == {"collect", "critique", "explore"} for stages in taken_over.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.workers=-1", "model.workers: input should be greater than or equal to 1 or input should be 'auto'"),
+        ("instances.only=5", 'instances.only: input should be a text; an empty one is written "" or give a list'),
+        ("search=3", "search: give a section of fields (got 3)"),
+        ("pairs.alpha=0.5", "pairs.alpha: give a list (got 0.5)"),
+        ("workspace=", 'workspace: input should be a text; an empty one is written "" (got None)'),
+        ("instances.only='[5)'", "instances.only: give a list of numbers, or a range as a text"),
+    ],
+)
+def test_a_wrong_kind_of_value_is_told_in_the_words_of_recipes(change: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(TINY, [change])
+    assert said in str(caught.value)

@@ -194,6 +194,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient(tiny_model_d
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir: Path, tmp_path: Path) -> None:
     alone, one = updated(tiny_model_dir)
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
