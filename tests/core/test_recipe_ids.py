@@ -15,6 +15,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes import Recipe, parse
 from agentr_core.runtime.inputs import input_ids
 from agentr_core.runtime.start import asked_for, input_files, run_id_of
+from tasks.wiring import load_recipe
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}
 
@@ -69,3 +70,11 @@ def test_another_question_in_a_file_makes_another_run_and_other_rollouts(tiny_mo
         (folder / "test.jsonl").write_text(row % other, encoding="utf-8")
         found.append(ids())
     assert len({run for run, _ in found}) == len({rollout for _, rollout in found}) == 3
+
+
+def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__).parents[2] / "deployments" / "recipes" / "textcraft-tiny.yaml"
+    assert load_recipe(file, []).workspace == "runs"
+    monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
+    assert load_recipe(file, []).workspace == "elsewhere"
+    assert load_recipe(file, ["workspace=mine"]).workspace == "mine"

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, OutOfMemory
 from agentr_core.recipes import LaunchConfig
-from agentr_core.training import TrainingJob, TrainingStep, is_complete, sft, train
+from agentr_core.training import TrainingJob, TrainingStep, is_complete, process, train
 from agentr_core.training.job import JOB
 from agentr_core.training.plan import plan
 
@@ -147,7 +147,7 @@ async def test_what_is_published_waits_for_no_process(
     """Each process that trains has a thread that its end waits for, and that never ends."""
     (tmp_path / "sitecustomize.py").write_text(ENDLESS, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(sft, "LINGER", 1.0)
+    monkeypatch.setattr(process, "LINGER", 1.0)
     family: list[psutil.Process] = []
     job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=launch)
 

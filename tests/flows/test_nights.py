@@ -73,4 +73,4 @@ def test_the_form_of_a_deployment_checks_its_numbers(tmp_path: Path, door_model:
     (deployment, *_) = deployments([groups.write(tmp_path, door_model)])
     fields = deployment._parameter_openapi_schema.properties
     for name in ("iterations", "more"):
-        assert {"type": "integer", "minimum": 1} in fields[name]["anyOf"]
+        assert {"type": "integer", "minimum": 1, "maximum": 10_000} in fields[name]["anyOf"]
