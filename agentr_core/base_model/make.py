@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentr_core.base_model.job import EVENT, JOB, BaseJob, BaseStep
-from agentr_core.training.job import write_whole
 from agentr_core.training.process import TrainerProcess
-from agentr_core.writing import writing
 
 WORKER = "agentr_core.base_model.worker"
 LESS_MEMORY = "lower base.batch_tokens or the sizes of the model"
@@ -33,12 +31,10 @@ async def make(job: BaseJob, *, on_progress: Callable[[BaseStep], None]) -> Path
     """
     if job.is_made():
         return job.output
-    with writing(job.work.root):
-        job.work.root.mkdir(parents=True, exist_ok=True)
-        write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
     process = TrainerProcess(
         module=WORKER,
         work=job.work,
+        job=JOB.dump_json(job, indent=1),
         environment=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
         read=EVENT.validate_json,
         published=job.is_made,

@@ -18,8 +18,6 @@ from agentr_core.lifetime import end_with_parent, importing
 from agentr_core.training.job import Fault
 from agentr_core.training.worker import locked
 
-CANCELLED = 1
-
 
 def main(arguments: list[str]) -> int:
     """Make the base model of a job; return the exit status: 0 when it is published.
@@ -46,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
             tell(describe(error, job.work.root, less_memory=LESS_MEMORY))
             return 1
-    return CANCELLED if cancelled.is_set() else 0
+    return int(cancelled.is_set())
 
 
 def _make(job: BaseJob, tell: Callable[[BaseStep | Fault], None], cancelled: Event) -> None:

@@ -33,6 +33,12 @@ class Parent(NamedTuple):
     lora: Any
 
 
+def recomputes(config: TrainingConfig) -> bool:
+    """Return whether a training here computes activations again in the backward pass."""
+    chosen = config.gradient_checkpointing
+    return torch.cuda.is_available() if chosen is None else chosen
+
+
 def text_config(model_dir: Path) -> Any:
     """Return the configuration of the language model in a directory. Raises
     `ModelDirectoryError`.

@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.recipes import TrainingConfig
 from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.parent import recomputes
 from agentr_core.training.plan import Plan
 from agentr_core.training.zero import read_zero
 
@@ -179,7 +180,7 @@ def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
     """
     config = job.config
     on_gpu = torch.cuda.is_available()
-    checkpointing = on_gpu if config.gradient_checkpointing is None else config.gradient_checkpointing
+    checkpointing = recomputes(config)
     return {
         "output_dir": str(job.work.checkpoints),
         "run_name": job.output_dir.name,

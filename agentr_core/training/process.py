@@ -28,7 +28,8 @@ from agentr_core.errors import (
     TrainingFault,
 )
 from agentr_core.lifetime import python_path
-from agentr_core.training.job import Fault, WorkFolder
+from agentr_core.training.job import Fault, WorkFolder, write_whole
+from agentr_core.writing import writing
 
 POLL = 0.2
 """Seconds between two readings of the events."""
@@ -48,14 +49,15 @@ Step = TypeVar("Step")
 class TrainerProcess(Generic[Step]):
     """How a trainer's process is started, read and ended.
 
-    The process is `python -m MODULE JOB_FILE EVENTS_FILE`. `environment` replaces variables of this
-    process's own. `read` parses a line of the events; `published` says whether the result is there.
-    `less_memory` tells a user which fields need less memory. `grace` is the seconds that a
+    The process is `python -m MODULE JOB_FILE EVENTS_FILE`, in `environment`; `job` is the content
+    of the first file. `read` parses a line of the events; `published` says whether the result is
+    there. `less_memory` tells a user which fields need less memory. `grace` is the seconds that a
     cancelled trainer has to end by itself.
     """
 
     module: str
     work: WorkFolder
+    job: bytes
     environment: Mapping[str, str]
     read: Callable[[bytes], Step | Fault]
     published: Callable[[], bool]
@@ -64,8 +66,12 @@ class TrainerProcess(Generic[Step]):
 
     async def run(self, on_progress: Callable[[Step], None]) -> None:
         """Run the process to its end. If it fails, raise the `AgentrError` that it reported, or the
-        one that its exit status stands for.
+        one that its exit status stands for. Raises `DiskError` if the work folder cannot be made or
+        written to.
         """
+        with writing(self.work.root):
+            self.work.root.mkdir(parents=True, exist_ok=True)
+            write_whole(self.work.job_file, self.job)
         exit_status, fault = await self._follow(on_progress)
         if exit_status:
             raise self._translate(exit_status, fault)

@@ -11,10 +11,9 @@ from pathlib import Path
 from agentr_core.errors import DataFault, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
 from agentr_core.training.checkpoints import is_complete, read_manifest
-from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, TrainingJob, TrainingStep, write_whole
+from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, TrainingJob, TrainingStep
 from agentr_core.training.launch import PLACES
 from agentr_core.training.process import TrainerProcess
-from agentr_core.writing import writing
 
 WORKER = "agentr_core.training.worker"
 
@@ -66,12 +65,10 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     if job.output_dir.exists():
         return _finished(job, reused=True)
     _check_inputs(job)
-    with writing(job.work.root):
-        job.work.root.mkdir(parents=True, exist_ok=True)
-        write_whole(job.work.job_file, JOB.dump_json(job, indent=1))
     process = TrainerProcess(
         module=WORKER,
         work=job.work,
+        job=JOB.dump_json(job, indent=1),
         environment=_environment(job),
         read=EVENT.validate_json,
         published=lambda: is_complete(job.output_dir),

@@ -17,7 +17,7 @@ from agentr_core.training.adapters import adapted, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate
 from agentr_core.training.group.rows import PolicyRow, numbered
 from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length
-from agentr_core.training.parent import load_parent
+from agentr_core.training.parent import load_parent, recomputes
 
 ROUNDING = 1e-3
 """The limit in nats on the difference between two log-probabilities of one token that the same
@@ -74,8 +74,7 @@ class Policy:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.to(self._device).eval()
-        on_gpu = self._device.type == "cuda"
-        if on_gpu if training.gradient_checkpointing is None else training.gradient_checkpointing:
+        if recomputes(training):
             _checkpoint(self.model)
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._reference: Any = None
