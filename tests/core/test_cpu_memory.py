@@ -8,7 +8,7 @@ import sys
 import pytest
 
 TRAINING = """
-import resource, threading
+import resource, statistics, threading
 import torch
 from agentr_core.models.cpu_memory import keep_freed_memory
 
@@ -22,7 +22,7 @@ for other in others:
 
 def multiply():
     for _ in range(4):
-        (torch.ones(32, 512, 64) @ torch.ones(32, 64, 512)).softmax(-1)
+        (torch.ones(48, 640, 64) @ torch.ones(48, 64, 640)).softmax(-1)  # 75 MiB each
 
 def faults():
     multiply()
@@ -31,20 +31,21 @@ def faults():
     counted.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 counted = []
-for _ in range(3):
+for _ in range(5):
     one = threading.Thread(target=faults)
     one.start()
     one.join()
 ended.set()
-print(max(counted))
+# The first threads may still make the heap larger.
+print(statistics.median(counted))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another C library")
 def test_tensors_of_a_thread_that_starts_later_use_the_same_pages_again() -> None:
-    def most_faults(*, keeps: bool) -> int:
+    def faults(*, keeps: bool) -> float:
         program = [sys.executable, "-c", TRAINING.format(keeps=keeps)]
-        return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+        return float(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
 
-    assert most_faults(keeps=True) < most_faults(keeps=False) / 4
+    assert faults(keeps=True) < faults(keeps=False) / 4
