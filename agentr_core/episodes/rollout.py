@@ -103,6 +103,11 @@ def state_of(env: Environment) -> str:
     """Return the current state of an environment as a text. Raises `ConfigError` if the environment
     does not report it.
     """
+    return answers.text(stateful(env).state(), f"{env.name}: its state")
+
+
+def stateful(env: Environment) -> Stateful:
+    """Return an environment that tells its state. Raises `ConfigError` if this one does not."""
     if not isinstance(env, Stateful):
         raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
-    return answers.text(env.state(), f"{env.name}: its state")
+    return env

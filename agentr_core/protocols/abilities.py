@@ -24,6 +24,11 @@ class Oracle(Protocol):
 class Grader(Protocol):
     """The source of an episode's reward after its end. Pure: `episodes.asking` asks the model."""
 
+    @property
+    def asks(self) -> str | None:
+        """The role of the model that decides where the rule does not; None if it always does."""
+        ...
+
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade if a rule decides it; None if a model must be asked."""
         ...

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.episodes.opening import Opening, instruction_of
+from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.protocols import Environment, Served, Stateful
+from agentr_core.protocols import Environment, Graded, Served
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.runtime.prompts import example_ids, opening_of
@@ -78,8 +79,10 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
     try:
         if asks and isinstance(env, Served):
             env.reach()
-        if recipe.evaluation.repeats and not isinstance(env, Stateful):
-            raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
+        if recipe.evaluation.repeats:
+            stateful(env)
+        if trains:
+            _check_judge(env, recipe)
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop
         for section, model in (("model", recipe.model), ("models.teacher", recipe.models.teacher)):
             if keeps_stop and model and model.backend == "openai" and not model.server.continues:
@@ -88,16 +91,24 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool) -> None:
                     f"OpenAI's protocol does not know; if the server has vLLM's fields for it, set "
                     f"{section}.server.continues"
                 )
-        if recipe.environment.transcript == "native" or recipe.environment.prompt.system:
-            check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
         _check_opening(env, opening_of(recipe))
         instances = training_instances(recipe, env, 1)
         _check_examples(recipe, held_out_instances(recipe, env))
         if trains:
             for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
                 stage.check(recipe, env, instances)
+        check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
     finally:
         env.close()
+
+
+def _check_judge(env: Environment, recipe: Recipe) -> None:
+    """Raise `ConfigError` when the policy's own answers would be judged by the policy."""
+    if isinstance(env, Graded) and env.grader.asks == "judge" and recipe.models.judge is None:
+        raise ConfigError(
+            f"models.judge: environment {env.name} asks it whether answers are right, and without one the policy would "
+            "judge its own; name a model, which may be the one that the run begins with"
+        )
 
 
 def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:

@@ -235,15 +235,22 @@ def _way_out(path: Path) -> str:
 
 def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:
     """Raise `ModelDirectoryError` when the chat template of a model in a directory cannot render
-    the first prompt of a world, such as one with tools. A server has a template of its own.
+    the first prompt of a world, such as one with tools, and `ConfigError` when that prompt leaves
+    no room for a reply. A server has a template of its own.
     """
     path = Path(model.path)
     if model.backend == "openai" or not path.is_dir():
         return
     try:
-        load_renderer(path, at=datetime.now(UTC)).render_prompt(messages)
+        tokens = len(load_renderer(path, at=datetime.now(UTC)).render_prompt(messages))
     except DataFault as fault:
         raise ModelDirectoryError(f"the model in {path} cannot be asked: {fault}") from fault
+    room = context_length_of(path, model.context_length)
+    if room and tokens >= room:
+        raise ConfigError(
+            f"model.context_length: a context of {room:,} tokens has no room for a reply, since what the model reads "
+            f"before an instance has {tokens:,}; give more, or name a model with a longer context"
+        )
 
 
 def _ask(model: ModelConfig) -> None:

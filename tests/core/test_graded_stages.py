@@ -29,6 +29,8 @@ CLOSED = next(word for word in map(str, range(99)) if Door().parse(word) == "wro
 class Teacher:
     """Asks a judge about every episode."""
 
+    asks = "judge"
+
     def rule(self, trajectory: Trajectory) -> Grade | None:
         return None
 

@@ -49,6 +49,8 @@ SAMPLING = Sampling()
 class Examiner:
     """Whoever came to the goal passes; of others a model says how well they did."""
 
+    asks = "judge"
+
     def rule(self, trajectory: Trajectory) -> Grade | None:
         return Grade(reward=1.0, success=True) if trajectory.success else None
 

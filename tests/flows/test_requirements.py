@@ -51,6 +51,7 @@ FAULTS = [
     pytest.param(["model.device=cuda:7"], "model.device is 'cuda:7', but torch sees", marks=NO_GPU),
     pytest.param(["models.judge.device=cuda:7"], "models.judge.device is 'cuda:7', but torch sees", marks=NO_GPU),
     (["models.judge.context_length=999999"], "model.context_length is 999999, but the model of"),
+    (["model.context_length=4"], "a context of 4 tokens has no room for a reply, since what the model reads before"),
     (["data.general={share: 0.5, file: nowhere.jsonl}"], "nowhere.jsonl"),
     (["data.general={share: 0.5, file: {folder}/chat.jsonl}"], "chat.jsonl has no conversation to train on, and 1 "),
     (["evaluation.revision_test.states=abc"], "there is no store at "),
@@ -88,6 +89,13 @@ def test_a_fault_of_a_later_stage_is_told_before_the_first_reply(
         recipe.write_text("\n".join(line for line in plain if not line.startswith(foreign)), encoding="utf-8")
     assert said in refusal(command, recipe, *changes(overrides, folder))
     assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("recipe_file", ["reasoning-et-agent-tiny", "reasoning-grpo-tiny"])
+def test_no_policy_judges_its_own_answers(refusal: Answer, tmp_path: Path, recipe_file: str) -> None:
+    judged = ["-o", f"workspace={tmp_path / 'runs'}", "-o", "environment.options.judged=math"]
+    said = refusal("plan", Path("deployments/recipes") / f"{recipe_file}.yaml", *judged)
+    assert "models.judge: environment reasoning asks it whether answers are right" in said
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])

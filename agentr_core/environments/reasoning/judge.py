@@ -16,6 +16,7 @@ from agentr_core.types import Grade, Instance, Message, Question, Sampling, Traj
 Judged = Literal["none", "math", "all"]
 """The wrong answers that a model is asked about: none, those in mathematics, or all."""
 
+_JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
 _WORD = re.compile(r"\b(not\s+correct|incorrect|wrong|correct)\b", re.IGNORECASE)
 _QUESTION = """\
@@ -45,6 +46,11 @@ class AnswerGrader:
         self._judged = judged
         self._success_from = success_from
 
+    @property
+    def asks(self) -> str | None:
+        """The role of the model that is asked whether answers are right, if one is."""
+        return None if self._judged == "none" else _JUDGE
+
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade by rule; None for an answer that a model has to be asked about. Without
         an answer, no model is asked.
@@ -66,7 +72,7 @@ class AnswerGrader:
             golds="\n".join(f"- {gold}" for gold in problem.golds),
             prediction=prediction_of(trajectory),
         )
-        return Question(role="judge", messages=(Message(role="user", text=text),), sampling=_SAMPLING)
+        return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
         """Return a grade with reward 1 for "correct", or the rule's reward for "incorrect"; the

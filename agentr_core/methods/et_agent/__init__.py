@@ -107,23 +107,17 @@ def _acting(recipe: Recipe) -> Acting:
 
 def _faults(recipe: Recipe) -> list[str]:
     faults = [*tree_faults(recipe.data), *et_agent_faults(recipe.et_agent), *curriculum.faults(recipe)]
-    if recipe.models.judge is None:
-        faults += _judging_itself(recipe)
+    if recipe.et_agent.behaviour.votes and recipe.models.judge is None:
+        faults.append(
+            "models.judge: et_agent.behaviour.votes asks it, and without one the policy would judge itself; name a "
+            "model, which may be the one that the run begins with"
+        )
     reflector = recipe.model_of("reflector")
     if reflector.backend == "openai" and not reflector.server.continues and _reflects(recipe.et_agent):
         faults.append(
             "et_agent.flywheel.incorrect: I1 and I4 begin the reply of the reflector, which its server cannot go on "
             "from; leave them out or, if it has vLLM's fields for it, set server.continues"
         )
-    return faults
-
-
-def _judging_itself(recipe: Recipe) -> list[str]:
-    advice = "the policy would judge its own answers; name a model, which may be the one that the run begins with"
-    judged = any(world.environment.options.get("judged", "none") != "none" for world in recipe.worlds().values())
-    faults = [f"models.judge: environment.options.judged asks it whether answers are right: {advice}"] if judged else []
-    if recipe.et_agent.behaviour.votes:
-        faults.append(f"models.judge: et_agent.behaviour.votes asks it: {advice}")
     return faults
 
 
