@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from agentr_core.texts import visible
-from flows.cli.options import WORKSPACE
+from flows.cli.options import WORKSPACE, IdPrefix, refuse_given
 
 FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl")
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", type=IdPrefix())
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True)
 @click.option("--iteration", type=click.IntRange(min=1), help="Of a run, this iteration; by default, its last one.")
@@ -82,6 +82,11 @@ def import_records(
     """
     from flows.commands.environments import options_of
     from flows.commands.importing import import_file
+
+    if use == "general":
+        refuse_given("is of instances, and general chat has none; leave it out", "environment", "options", "split")
+    if use != "expert":
+        refuse_given("belongs to --as expert", "opening")
 
     done = import_file(
         source,

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 
 class IdPrefix(click.ParamType[str]):
@@ -34,6 +35,16 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     if not math.isfinite(value):
         raise click.BadParameter(f"{value} is no size; give a number", ctx, param)
     return value
+
+
+def refuse_given(why: str, *parameters: str) -> None:
+    """Fail if one of the current command's options, named by parameter, is on the command line;
+    `why` follows its name in the message.
+    """
+    context = click.get_current_context()
+    for option in context.command.params:
+        if option.name in parameters and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[-1]} {why}")
 
 
 RECIPE = click.argument("recipe", type=click.Path(path_type=Path))

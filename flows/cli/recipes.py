@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from agentr_core.lifetime import importing
-from flows.cli.options import OVERRIDE, RECIPE, finite
+from flows.cli.options import OVERRIDE, RECIPE, finite, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 
@@ -147,10 +147,10 @@ def evaluate(
     if answers is not None:
         from flows.commands.answering import scored
 
-        if model or states:
-            raise click.UsageError("--answers asks no model; leave out --model and --states")
+        refuse_given("names a model, and --answers asks none; leave it out", "model", "states")
         click.echo(scored(recipe, overrides, answers, opening=opening), nl=False)
         return
+    refuse_given("belongs to --answers", "opening")
     quiet_prefect()
     with importing():
         from flows.local import evaluate_recipe

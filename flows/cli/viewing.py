@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE
+from flows.cli.options import WORKSPACE, refuse_given
 
 
 @click.command()
@@ -39,8 +39,8 @@ def view(workspace: Path, host: str, port: int, index: Path | None, folder: Path
     from flows.commands.viewing import serve, write
 
     if folder is not None:
+        refuse_given("is for serving pages, and --bundle serves none; leave it out", "host", "port", "index")
         click.echo(write(workspace, folder, run=run, most=pages))
         return
-    if run:
-        raise click.UsageError("--run belongs to --bundle")
+    refuse_given("belongs to --bundle", "run", "pages")
     serve(workspace, index=index, host=host, port=port, say=click.echo)

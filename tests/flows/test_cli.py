@@ -136,12 +136,38 @@ def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tupl
 
 
 @pytest.mark.parametrize(
-    "words", [("store", "prune", ""), ("store", "prune", "abcde"), ("report", " "), ("trace", ""), ("preview", "")]
+    "words",
+    [
+        ("store", "prune", ""),
+        ("store", "prune", "abcde"),
+        ("report", " "),
+        ("trace", ""),
+        ("preview", ""),
+        ("export", "", "a", "--format", "trl"),
+    ],
 )
 def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...]) -> None:
     answer = CliRunner().invoke(cli, [*words, "-w", str(store.path.parent)])
     assert answer.exit_code == 2
-    assert f"{words[-1]!r} names nothing; give " in answer.output
+    assert " names nothing; give " in answer.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("view", "--run", "abc"), "--run belongs to --bundle"),
+        (("view", "--pages", "9"), "--pages belongs to --bundle"),
+        (("view", "--bundle", "new", "--port", "1"), "--port is for serving pages, and --bundle serves none"),
+        (("eval", "a.yaml", "--opening", "1"), "--opening belongs to --answers"),
+        (("eval", "a.yaml", "--answers", "b", "--states", "abc"), "--states names a model, and --answers asks none"),
+        (("import", "a", "b", "--as", "pairs", "--opening", "1"), "--opening belongs to --as expert"),
+        (("import", "a", "b", "--as", "general", "-o", "a=1"), "--option is of instances, and general chat has none"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(words: tuple[str, ...], said: str) -> None:
+    answer = CliRunner().invoke(cli, words)
+    assert answer.exit_code == 2
+    assert f"Error: {said}" in answer.output
 
 
 @pytest.mark.parametrize(
