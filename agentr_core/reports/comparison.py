@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Listing, Measured, Row, Section, Table, Whisker
+from agentr_core.reports.document import Cell, Column, Listing, Measured, Paragraph, Row, Section, Table, Whisker
 from agentr_core.reports.records import Estimate, IterationScore
 from agentr_core.reports.runs import difference
 
@@ -144,7 +144,12 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE.format(seeds=seeds)),
         *([paired] if report.differences else []),
         _spent(report),
-        Section("runs", "Runs", (runs(report),), "The command agentr report writes the page of any of them."),
+        Section(
+            "runs",
+            "Runs",
+            (runs(report), *_lacking(report)),
+            "The command agentr report writes the page of any of them.",
+        ),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
     )
 
@@ -280,6 +285,19 @@ def runs(report: ComparisonReport) -> Table:
         for run in arm.runs
     )
     return Table(columns, tuple(rows))
+
+
+def _lacking(report: ComparisonReport) -> list[Paragraph]:
+    lacking = [
+        f"{arm.name} with seed {seed}"
+        for arm in report.arms
+        for seed in report.seeds
+        if seed not in {run.seed for run in arm.runs}
+    ]
+    if not lacking:
+        return []
+    said = f"Without a result, because they failed or have not ended: {', '.join(lacking)}."
+    return [Paragraph(f"{said} The same agentr compare command tries them again.")]
 
 
 def _spent(report: ComparisonReport) -> Section:

@@ -472,3 +472,4 @@ def test_the_table_shows_intervals_where_there_are_some() -> None:
     assert page.count("<h2>") == 4
     assert "50.0 <small>25.0 to 75.0</small>" in page
     assert "50.0 (25.0 to 75.0)" in render_comparison_markdown(report)
+    assert "have not ended: good with seed 0, good with seed 1, good with seed 2, eto with seed 0" in page
