@@ -32,7 +32,7 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
     # People copy this one file when something has ended, and take it for the store.
     place.store.checkpoint()
     found = experience.gathered(place, iteration)
-    if not experience.has_dataset(place, iteration):
+    if "dataset" not in experience.made(place, iteration):
         told = {**again, "enough": enough}
         events.collected(place, iteration, trajectories=found, enough=found >= enough, again=told)
     return found

@@ -18,7 +18,7 @@ from prefect import Task, task
 from agentr_core.methods.table import plan_of
 from agentr_core.recipes import Recipe
 from agentr_core.runtime import start as starting
-from agentr_core.runtime.experience import has_dataset
+from agentr_core.runtime.experience import made
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages import headroom as sampled
@@ -65,8 +65,10 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     """Run a stage of an iteration as a Prefect task and return its summary; the first one also
     begins the iteration.
 
-    A stage that gathers does nothing once the iteration has a dataset, and returns None: later
-    experience would be in no row of it. Raises `ConfigError` when the iteration has no such stage.
+    A stage whose results would be in no row of the iteration's dataset, or in no step of its
+    training, since that was made before, does nothing and returns None.
+
+    Raises `ConfigError` when the iteration has no such stage.
 
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
@@ -76,8 +78,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
     place = quiet_workplace(run)
-    if stage.gathers and has_dataset(place, iteration):
-        tell(f"iteration {iteration} has its dataset; {name} adds nothing to it")
+    there = made(place, iteration)
+    if stage in plan.settled(there):
+        tell(f"iteration {iteration} has its {' and its '.join(sorted(there))}; {name} adds nothing to it")
         return None
     with events.told(place, iteration):
         return await _task(name, stage.needs)(run, iteration, limit)

@@ -96,7 +96,7 @@ async def run_all(
         raise ValueError(f"two units have the same key {next(k for k in keys if keys.count(k) > 1)!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    allowed = allowed_losses(errors, len(units) if total is None else total)
+    allowed = allowed_losses(errors, total or len(units))
     results: dict[str, R] = {}
     failed: list[str] = []
 
@@ -109,7 +109,7 @@ async def run_all(
             failed.append(name)
             if len(failed) > allowed:
                 raise ErrorBudgetSpent(
-                    f"{len(failed)} of {len(units)} units failed and {allowed} may; the last one is {name}: "
+                    f"{len(failed)} failures, and of {total or len(units)} at most {allowed} may fail; the last one is {name}: "
                     f"{type(error).__name__}: {error}; fix the cause, or raise errors.budget ({errors.budget})"
                 ) from error
             return

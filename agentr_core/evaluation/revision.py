@@ -15,7 +15,7 @@ from agentr_core.types import Instance, Rejection, Trajectory
 
 
 def revision_plans(
-    trajectories: Sequence[Trajectory], *, cuts: int, seed: int
+    episodes: Sequence[tuple[int, Trajectory]], *, cuts: int, seed: int
 ) -> tuple[tuple[EpisodePlan, ...], tuple[Rejection, ...]]:
     """Return an episode to be played from each cut, and the failed trajectories that cannot be cut.
 
@@ -24,15 +24,13 @@ def revision_plans(
     episode.
 
     Args:
-        trajectories: the base model's episodes; their order numbers the episodes of one instance.
+        episodes: the base model's, each with its number among those of its instance.
         seed: the cuts of an episode depend only on `seed`, the instance and that number.
     """
     plans: list[EpisodePlan] = []
     rejections: list[Rejection] = []
-    episodes: dict[str, int] = {}
-    for trajectory in trajectories:
+    for number, trajectory in episodes:
         key = trajectory.instance.key
-        number = episodes[key] = episodes.get(key, -1) + 1
         if trajectory.reward > 0:
             continue
         possible = range(1, len(trajectory.steps))

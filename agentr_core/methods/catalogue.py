@@ -110,6 +110,7 @@ DATASET = Stage(
     about="Build the dataset of an iteration.",
     work=imported("agentr_core.stages.dataset:dataset"),
     reads=("data",),
+    makes="dataset",
 )
 TRAIN = Stage(
     name="train",
@@ -117,6 +118,7 @@ TRAIN = Stage(
     work=imported("agentr_core.stages.train:train"),
     reads=("training",),
     needs=("gpu",),
+    makes="checkpoint",
 )
 TRAIN_ON_PAIRS = replace(TRAIN, reads=("training", "eto.dpo"))
 REINFORCE = Stage(
@@ -126,6 +128,7 @@ REINFORCE = Stage(
     reads=("environment", "model", "instances", "grpo", "training", "evaluation.development", "errors"),
     needs=("gpu", "env"),
     roles=("actor",),
+    makes="checkpoint",
 )
 EVALUATE = Stage(
     name="evaluate",

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentr_core.recipes import Recipe, TrainingConfig
 from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, online_faults
-from agentr_core.runtime.description import Training
+from agentr_core.runtime.description import Acting, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
 
 _PLAIN = TrainingConfig()
@@ -54,6 +54,13 @@ def sampled_groups(recipe: Recipe) -> tuple[int, int]:
     grpo = recipe.grpo
     episodes = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
     return episodes * grpo.max_steps, grpo.max_new_tokens
+
+
+def acting_in_groups(recipe: Recipe) -> Acting:
+    """Return how the policy acts in the episodes of group RL."""
+    grpo = recipe.grpo
+    sampling = grpo.sampling(temperature=1.0, max_new_tokens=grpo.max_new_tokens)
+    return Acting(sampling=sampling, max_steps=grpo.max_steps, repeats=grpo.repeats)
 
 
 def swapping_faults(recipe: Recipe) -> list[str]:

@@ -7,7 +7,7 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Need = Literal["gpu", "env"]
 """What a stage occupies, as a tag that Prefect limits: a model on a GPU, environments."""
+Product = Literal["dataset", "checkpoint"]
 Position = Literal["data", "samples", "run"]
 """Where sections stand: after the funnel of data construction, before the recipe, or on the page of
 the whole run, which shows those of its last iteration."""
@@ -69,9 +70,9 @@ class Stage:
     spreads: bool = False
     """Whether it hands shards to the workers of a cluster."""
     gathers: bool = False
-    """Whether it adds to the experience of an iteration, as a collection does. It does nothing more
-    once the iteration has a dataset.
-    """
+    """Whether it adds to the experience of an iteration, as a collection does."""
+    makes: Product | None = None
+    """What an iteration has once it has ended. The stages before it then do nothing more."""
     check: Check = nothing_to_check
 
 
@@ -124,6 +125,13 @@ class Plan:
         last = max((place for place, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
         return self.stages[:last]
 
+    def settled(self, made: Collection[Product]) -> tuple[Stage, ...]:
+        """Return the stages before the last one that made something which is there: what they would
+        still add would be in none of it.
+        """
+        last = max((place for place, stage in enumerate(self.stages) if stage.makes in made), default=0)
+        return self.stages[:last]
+
     def stage(self, name: str) -> Stage:
         """Return the stage of a given name. Raises `ConfigError` if the iteration has none of that
         name.
@@ -152,6 +160,8 @@ class Acting:
 
     sampling: Sampling
     max_steps: int
+    repeats: int = 0
+    """As `evaluation.repeats`; 0: an episode that repeats itself goes on."""
 
 
 def _as_evaluated(recipe: Recipe) -> Acting:

@@ -4,6 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
+from agentr_core.runtime.description import Product
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.published import count_trajectories, published
@@ -14,9 +15,13 @@ def next_iteration(place: Workplace) -> int:
     return count_finished_iterations(place.store, place.run_id) + 1
 
 
-def has_dataset(place: Workplace, iteration: int) -> bool:
-    """Return whether an iteration has a dataset, after which nothing more is gathered for it."""
-    return place.store.path.exists() and published(place.store, place.iteration_id(iteration)).dataset_id is not None
+def made(place: Workplace, iteration: int) -> frozenset[Product]:
+    """Return what an iteration has made so far."""
+    if not place.store.path.exists():
+        return frozenset()
+    found = published(place.store, place.iteration_id(iteration))
+    products: dict[Product, str | None] = {"dataset": found.dataset_id, "checkpoint": found.checkpoint_id}
+    return frozenset(product for product, key in products.items() if key is not None)
 
 
 def gathered(place: Workplace, iteration: int) -> int:

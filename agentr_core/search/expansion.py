@@ -7,7 +7,6 @@ it supports them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from agentr_core.episodes.transcript import ask_next
 from agentr_core.episodes.units import phase
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
+from agentr_core.models.together import all_or_none
 from agentr_core.protocols import Asking, Environment
 from agentr_core.recipes import SearchConfig
 from agentr_core.search.states import NodeStates
@@ -157,7 +157,7 @@ async def grade_ends(
         graded(env, path, helper, seed=derive_seed(request.seed, "grade", number), session=request.session)
         for number, path in ended.items()
     ]
-    found = dict(zip(ended, await asyncio.gather(*asked), strict=True))
+    found = dict(zip(ended, await all_or_none(asked), strict=True))
     return (
         [
             Outcome(step=found[number][0].steps[-1], stop=found[number][0].stop) if number in found else outcome

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
 from agentr_core.search.tree import steps_to, way_to
 from agentr_core.types import Path, Trajectory, Tree
 
@@ -27,26 +25,3 @@ def leaf_paths(tree: Tree, tree_id: str, *, stream: str = "") -> tuple[Path, ...
         for node in tree.nodes
         if node.stop is not None and node.step is not None
     )
-
-
-def shared_nodes(one: Path, other: Path) -> int:
-    """Return how many nodes two paths of one tree share from the root."""
-    return _common_prefix(one.nodes, other.nodes)
-
-
-def shared_replies(one: Path, other: Path) -> int:
-    """Return how many steps two paths share from the root, by the text of their replies.
-
-    For a searched tree this equals `shared_nodes`, since siblings differ in their replies;
-    independent episodes share no nodes, but may begin with the same replies.
-    """
-    return _common_prefix([s.reply for s in one.trajectory.steps], [s.reply for s in other.trajectory.steps])
-
-
-def _common_prefix(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    shared = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared

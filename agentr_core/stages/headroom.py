@@ -129,8 +129,7 @@ def _series(
             config=asked,
         )
 
-    # A collection lets an episode that repeats itself go on.
-    own = evaluation.repeats if held_out else 0
+    own = evaluation.repeats if held_out else acting.repeats
     return series(name, episodes, sampled.temperature, own), series(name + GREEDY, 1, 0.0, evaluation.repeats)
 
 

@@ -65,7 +65,7 @@ def _choose(place: Workplace, run_id: str, base_evaluation: str) -> tuple[Episod
     base = load_episodes(place.store, base_evaluation)
     if not base:
         raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-    cuts, rejected = revision_plans([episode.trajectory for episode in base], cuts=config.cuts, seed=_seed(place))
+    cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
     limit = min(config.limit or len(cuts), len(cuts))
     plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
     played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}

@@ -169,21 +169,6 @@ class Store:
             for table, values in rows.items():
                 _put(con, table, values, update=TABLES[table].mutable)
 
-    def insert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is already stored are left as they are. Raises as
-        `write` does.
-        """
-        with self.transaction() as con:
-            _put(con, table, rows, update=())
-
-    def upsert(self, table: str, rows: Sequence[Row]) -> None:
-        """Store rows of one table; rows whose key is already stored take the new values. Raises as
-        `write` does.
-        """
-        key = TABLES[table].key
-        with self.transaction() as con:
-            _put(con, table, rows, update=tuple(column for column in rows[0] if column not in key) if rows else ())
-
     def update(self, table: str, row: Row) -> None:
         """Change some columns of one stored row; `row` holds its whole key and the new values.
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.errors import ConfigError
-from agentr_core.methods.et_agent.reward import SIGMAS, EfficiencyReward, efficiency_rewards, sigma_at
+from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
 from agentr_core.recipes import load
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.training.group.advantages import advantages
@@ -53,16 +52,6 @@ def test_a_group_of_other_lengths_is_refused() -> None:
         rewards(calls=[1])
 
 
-def test_sigma_is_that_of_the_stage_and_falls_to_nothing_where_it_decays() -> None:
-    assert [sigma_at(SIGMAS, stage, 3, 9, decay=False) for stage in (1, 2, 3)] == [0.10, 0.05, 0.02]
-    assert [sigma_at([0.2], 1, step, 5, decay=True) for step in range(1, 6)] == pytest.approx([0.2, 0.15, 0.1, 0.05, 0])
-    assert sigma_at([0.2], 1, 1, 1, decay=True) == 0.2
-    with pytest.raises(ConfigError, match="stage 4 has no sigma"):
-        sigma_at(SIGMAS, 4, 1, 1, decay=False)
-    with pytest.raises(ValueError, match="step 6"):
-        sigma_at(SIGMAS, 1, 6, 5, decay=True)
-
-
 def line(reward: float, *, actions: str) -> Trajectory:
     """Return an episode of one step a letter, in a world without tools; a blank is no action."""
     steps = tuple(
@@ -83,6 +72,11 @@ def test_an_objective_has_the_reward_of_its_stage_and_lets_it_decay() -> None:
     assert first[2] == 0
     assert first[3] == pytest.approx(0.0), "a reply without an action breaks the format"
     assert last == pytest.approx([1, 1, 0, 0])
+    half = replace(made, sigma_calls=0.25, decay=False)
+    assert made.rewards(group, step=2, steps=3) == half.rewards(group, step=1, steps=1)
+    assert made.rewards(group, step=1, steps=1) == first, "a stage of one step has its whole sigma"
+    with pytest.raises(ValueError, match="step 4 must be from 1 to 3"):
+        made.rewards(group, step=4, steps=3)
     assert EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, counts="steps").rewards(group, step=3, steps=3) == first
 
 

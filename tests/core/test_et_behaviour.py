@@ -10,7 +10,7 @@ import pytest
 
 from agentr_core.errors import DataFault
 from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains, redundant_calls
-from agentr_core.methods.et_agent.conciseness import VOTES, is_concise, read_vote, vote
+from agentr_core.methods.et_agent.conciseness import is_concise, read_vote, vote
 from agentr_core.methods.et_agent.reward import group_rewards
 from agentr_core.methods.et_agent.rft import fit_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
@@ -142,7 +142,7 @@ def test_votes_on_conciseness() -> None:
     assert read_vote("<answer>yes</answer> no: <answer>no</answer>") is False
     assert read_vote("yes") is None
     assert is_concise([True, False])
-    assert is_concise([None] * VOTES)
+    assert is_concise([None] * 10)
     assert not is_concise([True, True, False, None])
 
 

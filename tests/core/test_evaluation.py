@@ -84,11 +84,11 @@ async def test_a_broken_episode_is_an_event_and_no_result() -> None:
 async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
     plans = episode_plans(INSTANCES, episodes=6, seed=7)
     results, _ = await play(plans, Policy())
-    base = [r.trajectory for r in results.values()]
+    base = [(plan.number, results[plan.key].trajectory) for plan in plans]
     cases, rejections = revision_plans(base, cuts=2, seed=3)
     assert (cases, rejections) == revision_plans(base, cuts=2, seed=3)
     assert cases != revision_plans(base, cuts=2, seed=4)[0]
-    failed = [t for t in base if t.reward == 0]
+    failed = [t for _, t in base if t.reward == 0]
     short = [t for t in failed if len(t.steps) < 2]
     assert len(rejections) == len(short) > 0
     assert {r.reason for r in rejections} == {"too-short"}
@@ -107,8 +107,10 @@ async def test_revision_cuts_are_fixed_and_leave_the_episode_open() -> None:
 
 
 async def test_the_cuts_of_one_episode_do_not_depend_on_the_others() -> None:
-    results, _ = await play(episode_plans(INSTANCES, episodes=1, seed=8), Script(["look"]))
-    base = [r.trajectory for r in results.values()]
+    plans = episode_plans(INSTANCES, episodes=3, seed=8)
+    results, _ = await play(plans, Script(["look"]))
+    base = [(plan.number, results[plan.key].trajectory) for plan in plans]
     whole, _ = revision_plans(base, cuts=1, seed=3)
-    part, _ = revision_plans(base[2:], cuts=1, seed=3)
-    assert whole[2:] == part
+    for lost in range(len(base)):
+        part, _ = revision_plans([*base[:lost], *base[lost + 1 :]], cuts=1, seed=3)
+        assert part == (*whole[:lost], *whole[lost + 1 :])

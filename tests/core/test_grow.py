@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import pytest
 from toy import Growing, Line, Policy, Script, instance
 
@@ -9,8 +12,8 @@ from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.errors import DataFault, ReplayDiverged
 from agentr_core.recipes import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths, shared_nodes, shared_replies
-from agentr_core.types import Node, Sampling, StopReason, Tree
+from agentr_core.search.paths import leaf_paths
+from agentr_core.types import Node, Path, Sampling, StopReason, Tree
 
 
 def node_with(tree: Tree, action: str) -> Node:
@@ -178,13 +181,22 @@ async def test_a_tree_of_another_seed_or_with_a_gap_is_refused() -> None:
         await grow(instance(), Line(), Policy(), SearchConfig(), seed=1, tree=gap)
 
 
+def said(path: Path) -> list[str]:
+    return [step.reply for step in path.trajectory.steps]
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
 async def test_paths_share_the_same_prefix_by_node_and_by_reply() -> None:
     tree = await grow(instance(2), Line(), Policy(), SearchConfig(dives=4), seed=3)
     paths = leaf_paths(tree, "t")
     assert len(paths) == tree.nodes[0].visits > 3
     pairs = [(a, b) for a in paths for b in paths if a is not b]
-    assert all(shared_nodes(a, b) == shared_replies(a, b) for a, b in pairs)
-    assert {shared_nodes(a, b) for a, b in pairs} > {0, 1}
+    shared = [(common(a.nodes, b.nodes), common(said(a), said(b))) for a, b in pairs]
+    assert all(by_node == by_reply for by_node, by_reply in shared)
+    assert {by_node for by_node, _ in shared} > {0, 1}
     for path in paths:
         assert path.trajectory.reward == tree.nodes[path.leaf].value
         assert len(path.trajectory.steps) == len(path.nodes) == tree.nodes[path.leaf].depth
@@ -201,7 +213,8 @@ async def test_rollouts_are_chains_below_the_root() -> None:
     assert tree.nodes[0].terminal
     assert max(len(p.nodes) for p in paths) <= 5
     assert sum(len(p.nodes) for p in paths) == len(tree.nodes) - 1
-    assert all(shared_nodes(a, b) == 0 for a in paths for b in paths if a is not b)
-    assert any(shared_replies(a, b) > 0 for a in paths for b in paths if a is not b)
+    pairs = [(a, b) for a in paths for b in paths if a is not b]
+    assert not any(common(a.nodes, b.nodes) for a, b in pairs)
+    assert any(common(said(a), said(b)) for a, b in pairs), "independent episodes may begin alike"
     assert log.tree(tree) == tree
     assert len(log.expansions) == 6

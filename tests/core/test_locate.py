@@ -139,6 +139,8 @@ async def test_a_step_that_does_not_fit_at_all_is_unparsable() -> None:
     assert critique_of(pair, judged, CONFIG).verdicts == (
         StepVerdict(position=0, verdict=Verdict.UNPARSABLE, reply=""),
     )
+    strict = CritiqueConfig(unparsable="bad")
+    assert critique_of(pair, judged, strict).first_error is None, "a judge without room found no error"
 
 
 @pytest.mark.parametrize(("unparsable", "error"), [("skip", 1), ("bad", 0)])

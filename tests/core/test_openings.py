@@ -147,7 +147,8 @@ def test_an_example_does_not_solve_what_is_held_out(
     file = tmp_path / "examples.jsonl"
     arguments = ["env", "examples", "textcraft", str(file), "--split", split, "--count", "2"]
     assert CliRunner().invoke(cli, arguments).exit_code == 0
-    made = recipe(f"{PROMPT}.examples=2", f"{PROMPT}.examples_file={file}", "instances.test_limit=0")
+    shown = (f"{PROMPT}.examples=2", f"{PROMPT}.examples_file={file}")
+    made = recipe(*shown, "instances.test_limit=0", "model.path=data/models/textcraft-tiny")
     if fine:
         check(made)
         return

@@ -12,7 +12,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import SpliceConfig, parse
-from agentr_core.types import Sample
+from agentr_core.types import Instance, Sample
 
 
 def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
@@ -49,6 +49,22 @@ def test_a_good_sample_has_live_observations_and_the_tokens_that_were_sampled() 
     assert [m.text for m in made.messages if m.role == "user"][2:] == ["You are at 1.", "You are at 2."]
     assert all(m.token_ids for m in made.messages if m.train)
     assert made.provenance.extra["pruned_steps"] == 2
+
+
+class Moved(Line):
+    """The same walk, whose goal has since been moved out of reach."""
+
+    def reset(self, instance: Instance) -> str:
+        first_observation = super().reset(instance)
+        self._goal = 9
+        return first_observation
+
+
+def test_a_path_that_no_longer_plays_as_recorded_stays_whole() -> None:
+    path = ToyTree(1).path("look", "right", "right", "right")
+    made = good_sample(path, Moved(), prune=True)
+    assert made.messages == good_sample(path, Line()).messages
+    assert made.provenance.extra["pruned_steps"] == 0
 
 
 def test_a_revision_keeps_its_bad_part_and_prunes_the_suffix() -> None:

@@ -75,7 +75,7 @@ def test_sizes_count_the_rows_of_each_table(store: Store) -> None:
 
 
 def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> None:
-    store.insert("text", [{"text_id": f"t{n}", "text": os.urandom(400).hex()} for n in range(8000)])
+    store.write({"text": [{"text_id": f"t{n}", "text": os.urandom(400).hex()} for n in range(8000)]})
     with store.transaction() as con:
         con.execute("delete from text where starts_with(text_id, 't') and length(text_id) < 6")
     before, size = everything(store), sizes(store)
@@ -86,7 +86,7 @@ def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> Non
     assert found.after < found.before
     assert found.gone == {}
     assert everything(store) == before
-    store.insert("text", [{"text_id": "new", "text": "x"}])
+    store.write({"text": [{"text_id": "new", "text": "x"}]})
     assert not list(store.path.parent.glob("*.rewritten*"))
 
 

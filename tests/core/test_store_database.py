@@ -36,8 +36,8 @@ def metric(name: str, value: float) -> dict[str, object]:
 
 
 def test_insert_twice_stores_once_and_keeps_the_first(store: Store) -> None:
-    store.insert("text", [text("a", "one"), text("a", "two")])
-    store.insert("text", [text("a", "three"), text("b")])
+    store.write({"text": [text("a", "one"), text("a", "two")]})
+    store.write({"text": [text("a", "three"), text("b")]})
     assert store.query("select text_id, text from text order by 1").values.tolist() == [["a", "one"], ["b", "x"]]
 
 
@@ -53,8 +53,8 @@ def test_write_updates_only_what_may_change_and_the_last_row_of_a_key_counts(sto
 
 
 def test_upsert_and_update_change_values(store: Store) -> None:
-    store.upsert("metric", [metric("a", 1.0)])
-    store.upsert("metric", [metric("a", 2.0), metric("b", 3.0)])
+    store.write({"metric": [metric("a", 1.0)]})
+    store.write({"metric": [metric("a", 2.0), metric("b", 3.0)]})
     store.update("metric", {"scope": "run", "scope_id": "r", "name": "b", "value": 4.0})
     assert store.query("select name, value, n from metric order by 1").values.tolist() == [["a", 2.0, 3], ["b", 4.0, 3]]
     with pytest.raises(KeyError, match="metric has no row"):
@@ -78,7 +78,7 @@ def test_write_is_all_or_nothing(store: Store) -> None:
 
 def test_rows_with_different_columns_or_an_unknown_table_are_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="differ in their columns"):
-        store.insert("text", [text("a"), {"text_id": "b"}])
+        store.write({"text": [text("a"), {"text_id": "b"}]})
     with pytest.raises(KeyError, match="no table"):
         store.write({"texts": []})
 
@@ -86,7 +86,7 @@ def test_rows_with_different_columns_or_an_unknown_table_are_refused(store: Stor
 def test_missing_keeps_the_order(store: Store) -> None:
     assert store.missing("text", ["b", "a"]) == ["b", "a"]
     assert not store.path.exists()
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     assert store.missing("text", ["c", "a", "b"]) == ["c", "b"]
 
 
@@ -116,7 +116,7 @@ def test_everything_is_documented(store: Store) -> None:
     "statement", ["insert into text (text_id, text) values ('a', 'b')", "drop table text", "delete from text"]
 )
 def test_query_refuses_writes(store: Store, statement: str) -> None:
-    store.insert("text", [text("kept")])
+    store.write({"text": [text("kept")]})
     with pytest.raises(ConfigError, match="for reading only"):
         store.query(statement)
     assert store.missing("text", ["kept"]) == []
@@ -143,7 +143,7 @@ def test_a_mistake_in_sql_is_one_sentence_of_the_user(store: Store, sql: str, sa
 
 
 def test_query_takes_parameters(store: Store) -> None:
-    store.insert("text", [text("a", "one"), text("b", "two")])
+    store.write({"text": [text("a", "one"), text("b", "two")]})
     assert store.query("select text from text where text_id = ?", ["b"])["text"].tolist() == ["two"]
     assert store.query("select text from text where text_id = $id", {"id": "a"})["text"].tolist() == ["one"]
 
@@ -156,7 +156,7 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
         started.append(connect(**options))
         return started[-1]
 
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     monkeypatch.setattr(duckdb, "connect", counted)
     with store.reading() as con:
         con.execute("create temp table mine as select 1")
@@ -169,7 +169,7 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
 
     # A user's question shuts other files off, and locks what its instance may do.
     assert store.query("select 1 as one")["one"].tolist() == [1]
-    store.insert("text", [text("b")])
+    store.write({"text": [text("b")]})
     assert len(started) == 1
     settings = "select current_setting('threads'), count(*) from text"
     assert store.rows(settings) == [(1, 2)]
@@ -194,13 +194,13 @@ def test_a_file_of_something_else_is_reported_and_left_alone(tmp_path: Path, con
         Store(path).query("select 1")
     assert "\n" not in str(caught.value)
     with pytest.raises(CorruptStore):
-        Store(path).insert("text", [text("a")])
+        Store(path).write({"text": [text("a")]})
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 4096), (4096, 12_288), (12_288, None)])
 def test_damage_is_reported(store: Store, start: int, stop: int | None) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     store.checkpoint()
     content = bytearray(store.path.read_bytes())
     content[start:stop] = b"\xff" * len(content[start:stop])
@@ -208,15 +208,15 @@ def test_damage_is_reported(store: Store, start: int, stop: int | None) -> None:
     with pytest.raises(CorruptStore):
         store.query("select count(*) from text")
     with pytest.raises(CorruptStore):
-        store.insert("text", [text("b")])
+        store.write({"text": [text("b")]})
     assert store.path.read_bytes() == bytes(content)
 
 
 def test_a_log_without_its_database_is_not_taken_over(store: Store) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     store.path.unlink()
     with pytest.raises(CorruptStore, match=r"bring .* back"):
-        store.insert("text", [text("b")])
+        store.write({"text": [text("b")]})
     assert store.path.with_name(store.path.name + ".wal").exists()
 
 
@@ -224,7 +224,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.duckdb"
     with duckdb.connect(str(path)) as con:
         con.execute("create table holiday (day date)")
-    for attempt in (lambda: Store(path).query("select 1"), lambda: Store(path).insert("text", [text("a")])):
+    for attempt in (lambda: Store(path).query("select 1"), lambda: Store(path).write({"text": [text("a")]})):
         with pytest.raises(StoreError, match=r"something else.*'holiday'"):
             attempt()
     with duckdb.connect(str(path)) as con:
@@ -235,7 +235,7 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
     store.write({})
     with store.transaction() as con:
         con.execute("insert into schema_version (version, name) values (9999, 'future')")
-    for attempt in (lambda: store.query("select 1"), lambda: store.insert("text", [text("a")])):
+    for attempt in (lambda: store.query("select 1"), lambda: store.write({"text": [text("a")]})):
         with pytest.raises(StoreError, match=r"schema version 9999.*update agentr"):
             attempt()
 
@@ -245,7 +245,7 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     with monkeypatch.context() as patch:
         first = migrations.available()[:1]
         patch.setattr(migrations, "available", lambda: first)
-        Store(store.path).insert("text", [text("a")])
+        Store(store.path).write({"text": [text("a")]})
     assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
     numbers = [migration.number for migration in migrations.available()]
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
@@ -300,7 +300,7 @@ def test_pairs_of_before_they_had_places_get_them_and_one_kind_of_id(
 
 
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     known = migrations.available()
     broken = migrations.Migration(
         number=len(known) + 1, name="broken", sql="create table fresh (a int); select * from nope"
@@ -322,7 +322,7 @@ def test_a_path_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None
 
 
 def test_the_file_is_the_whole_store_after_a_checkpoint(store: Store, tmp_path: Path) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     store.checkpoint()
     copy = tmp_path / "copy's name.duckdb"
     copy.write_bytes(store.path.read_bytes())
@@ -333,7 +333,7 @@ def test_the_file_is_the_whole_store_after_a_checkpoint(store: Store, tmp_path: 
 
 @pytest.mark.slow
 def test_a_full_disk_is_reported_and_nothing_stored_is_lost(store: Store) -> None:
-    store.insert("text", [text("before")])
+    store.write({"text": [text("before")]})
     store.checkpoint()
     code = f"""
 import os, resource
@@ -345,7 +345,7 @@ limit = store.path.stat().st_size + 100_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 for number in range(40):
     try:
-        store.insert("text", [{{"text_id": str(number), "text": os.urandom(100_000).hex()}}])
+        store.write({{"text": [{{"text_id": str(number), "text": os.urandom(100_000).hex()}}]}})
     except CorruptStore as error:
         raise SystemExit(f"taken for damage: {{error}}")
     except StoreError as error:
@@ -359,26 +359,26 @@ else:
     assert done.returncode == 0, done.stderr
     stored = [str(number) for number in range(int(done.stdout.split()[0]))]
     assert store.missing("text", ["before", *stored]) == []
-    store.insert("text", [text("after")])
+    store.write({"text": [text("after")]})
     assert store.missing("text", ["after"]) == []
 
 
 def test_a_backup_is_one_sound_file_with_all_that_was_written(store: Store, tmp_path: Path) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     assert store.path.with_name(store.path.name + ".wal").exists()
     copy = tmp_path / "copy.duckdb"
     store.backup(copy)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.duckdb", "ws"]
     with duckdb.connect(str(copy), read_only=True) as con:
         assert con.execute("select text_id from text").fetchall() == [("a",)]
-    store.insert("text", [text("b")])
+    store.write({"text": [text("b")]})
     assert Store(copy).missing("text", ["a", "b"]) == ["b"]
 
 
 def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at"):
         store.backup(tmp_path / "a.duckdb")
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     taken = tmp_path / "taken"
     taken.write_text("mine")
     with pytest.raises(StoreError, match="exists already"):
@@ -393,14 +393,14 @@ def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_pat
 
 @pytest.mark.slow
 def test_a_backup_waits_for_a_writer_and_a_writer_for_it(store: Store, tmp_path: Path) -> None:
-    store.insert("text", [text("a")])
+    store.write({"text": [text("a")]})
     code = """
 import sys, time
 from pathlib import Path
 from agentr_core.store import Store
 store = Store(Path(sys.argv[1]))
 for number in range(200):
-    store.insert("text", [{"text_id": f"w{number}", "text": "x" * 1000}])
+    store.write({"text": [{"text_id": f"w{number}", "text": "x" * 1000}]})
     print(number, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", code, str(store.path)], cwd=ROOT, stdout=subprocess.PIPE) as writer:

@@ -163,7 +163,7 @@ def test_threads_of_one_process_share_the_store(path: Path) -> None:
     def work(name: str) -> None:
         try:
             for number in range(5):
-                store.insert("text", [{"text_id": f"{name}{number}", "text": "x"}])
+                store.write({"text": [{"text_id": f"{name}{number}", "text": "x"}]})
                 store.query("select count(*) from text")
         except BaseException as error:
             faults.append(error)

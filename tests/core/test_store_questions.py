@@ -26,7 +26,7 @@ SEED = 9_007_199_254_740_993
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "ws" / "store.duckdb", wait_s=2)
-    made.insert("text", [{"text_id": "kept", "text": "x"}])
+    made.write({"text": [{"text_id": "kept", "text": "x"}]})
     return made
 
 

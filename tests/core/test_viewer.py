@@ -229,11 +229,11 @@ def test_the_index_takes_in_what_is_new_and_notices_another_store(tmp_path: Path
     assert texts(index, "start") == 0
     assert index.refresh(seconds=60)
     assert texts(index, "start") == 1
-    store.insert("text", [{"text_id": "new", "text": "A zeppelin over the start."}])
+    store.write({"text": [{"text_id": "new", "text": "A zeppelin over the start."}]})
     assert index.refresh(seconds=60)
     assert (texts(index, "start"), texts(index, "zeppelin")) == (2, 1)
     other = Store(tmp_path / "other.duckdb")
-    other.insert("text", [{"text_id": f"other{n}", "text": f"boat {n}"} for n in range(100)])
+    other.write({"text": [{"text_id": f"other{n}", "text": f"boat {n}"} for n in range(100)]})
     changed = TextIndex(other, tmp_path / "texts.sqlite")
     assert changed.refresh(seconds=60)
     assert (texts(changed, "zeppelin"), texts(changed, "boat")) == (0, 100)

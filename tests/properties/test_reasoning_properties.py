@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from agentr_core.environments.reasoning.grammar import (
     call_in,
-    count_calls,
     final_answer,
     format_fault,
     shown_result,
     steps,
     strict_fault,
-    without_results,
 )
 from agentr_core.environments.reasoning.scoring import correctness, word_f1
 
@@ -31,8 +29,6 @@ CALLS = st.lists(st.tuples(st.sampled_from(["search", "python"]), WORDS, SCRAPS)
 def test_no_text_is_too_odd_to_be_read(text: str) -> None:
     assert "".join(steps(text)).rstrip() == text.rstrip()
     assert strict_fault(text) or not format_fault(text), "the strict format asks for no less"
-    assert len(without_results(text)) <= len(text)
-    assert count_calls(text) <= text.count("</search>") + text.count("</python>")
     assert 0 <= correctness(final_answer(text), ["1", "x"], "math") <= 1
 
 
@@ -45,9 +41,8 @@ def test_an_episode_of_the_grammar_is_strictly_valid_whatever_tools_say(
     last = f"<think>t</think>\n<answer>\\boxed{{{answer}}}</answer>"
     text = "".join(part for pair in zip(said, shown, strict=True) for part in pair) + last
     assert strict_fault(text) == ""
-    assert count_calls(text) == len(calls)
+    assert len(steps(text)) == len(calls) + 1
     assert final_answer(text) == answer.strip()
-    assert without_results(text).count("<result>") == 0
     for reply, (tool, query, _) in zip(said, calls, strict=True):
         found = call_in(reply)
         assert found is not None
@@ -64,7 +59,7 @@ def test_word_f1_is_symmetric_and_bounded(one: str, other: str) -> None:
 @pytest.mark.parametrize("piece", ["\\boxed{", "<search>", "<answer>", "{", "\\frac{", "\\text{", "<think></think>"])
 def test_long_texts_are_read_in_good_time(piece: str) -> None:
     start = process_time()
-    for read in (format_fault, final_answer, steps, without_results, call_in):
+    for read in (format_fault, final_answer, steps, call_in):
         read(piece * 3000)
     correctness(piece * 3000, ["1"], "math")
     assert process_time() - start < 2

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 SEARCH, PYTHON = "search", "python"
@@ -74,32 +73,11 @@ def call_in(reply: str) -> Call | None:
     return None
 
 
-def count_calls(text: str) -> int:
-    """Return the number of tool calls in a text that were opened and closed."""
-    # The content of a closed call is skipped, so its two tags are neighbours.
-    return sum(
-        one.name in CALLS and one.opens and after.name == one.name and not after.opens
-        for one, after in pairwise(tags(text))
-    )
-
-
 def steps(text: str) -> list[str]:
     """Return the steps of a text: it is cut after every result, and the rest is the last step."""
     ends = [tag.end for tag in tags(text) if tag.name == "result" and not tag.opens]
     cut = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     return [step for step in cut if step.strip()]
-
-
-def without_results(text: str) -> str:
-    """Return what the model wrote in a text: all but the results and their tags."""
-    kept, start, inside = [], 0, False
-    for tag in tags(text):
-        if tag.name == "result" and tag.opens and not inside:
-            kept.append(text[start : tag.start])
-            inside = True
-        elif tag.name == "result" and not tag.opens and inside:
-            start, inside = tag.end, False
-    return "".join(kept if inside else [*kept, text[start:]])
 
 
 def format_fault(text: str) -> str:

@@ -29,10 +29,10 @@ from agentr_core.methods.catalogue import (
     VOICED,
     splice_stage,
 )
-from agentr_core.methods.objectives import reinforced, reinforcing_faults, sampled_groups, supervised
+from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe
-from agentr_core.runtime.description import Method, Plan, Stage
+from agentr_core.runtime.description import Acting, Method, Plan, Stage
 
 RL: Learning = "rl"
 
@@ -58,18 +58,20 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    if _clones(recipe):
-        return [f"each iteration: the expert's episodes of {train} instances, then {test} held-out episodes"]
+    clones = _clones(recipe)
+    collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
     phases = [phase_of(recipe.agent_r, i) for i in recipe.told_apart()]
     if RL not in phases:
-        searched = [f"each iteration: {train} trees, then {test} held-out episodes"]
+        lines = [f"each iteration: {collected}, then {test} held-out episodes"]
     else:
-        searched = [
+        lines = [
             f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes",
-            f"an iteration sft grows {train} trees, an iteration rl has {of_groups(recipe, train)}",
+            f"an iteration sft collects {collected}, an iteration rl has {of_groups(recipe, train)}",
         ]
+    if clones:
+        return lines
     alphas = [f"{recipe.alpha(i):g}" for i in recipe.told_apart()]
-    return [*searched, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
+    return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
@@ -90,6 +92,10 @@ def _searched(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 def _clones(recipe: Recipe) -> bool:
     return recipe.data.use == "expert"
+
+
+def _acting(recipe: Recipe) -> Acting:
+    return IN_TREES(recipe) if "sft" in recipe.agent_r.phases else acting_in_groups(recipe)
 
 
 def _faults(recipe: Recipe) -> list[str]:
@@ -119,7 +125,7 @@ METHOD = Method(
     faults=_faults,
     describe=_describe,
     sampled=_sampled,
-    acting=IN_TREES,
+    acting=_acting,
     prospect=PROSPECT_OF_TREES,
     voiced=VOICED,
     report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS, GROUPS_OF_RUN, AUDIT_OF_RUN),

@@ -151,14 +151,10 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     """Return a whole path as a sample with all its replies trained.
 
     With `prune`, only the steps that its reward needs are kept, replayed in `env`, which may block.
+    A path that no longer plays as recorded stays whole, as it was sampled.
     """
     trajectory = path.trajectory
-    steps = trajectory.steps
-    if prune:
-        replies = [step.reply for step in steps]
-        kept = needed(env, trajectory.instance, replies)
-        _, outcomes = play(env, trajectory.instance, [replies[position] for position in kept])
-        steps = tuple(live(steps[position], outcome) for position, outcome in zip(kept, outcomes, strict=False))
+    steps = (prune and _pruned(trajectory, env)) or trajectory.steps
     return Sample(
         kind=SampleKind.GOOD,
         messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
@@ -170,6 +166,19 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
             extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
         ),
     )
+
+
+def _pruned(trajectory: Trajectory, env: Environment) -> tuple[Step, ...]:
+    """Return the steps that a good path needs, as played; none if it no longer begins as recorded,
+    or no longer reaches its reward.
+    """
+    replies = [step.reply for step in trajectory.steps]
+    kept = needed(env, trajectory.instance, replies)
+    first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in kept])
+    last = outcomes[-1].step
+    if first_observation != trajectory.first_observation or last.disaster or last.reward < trajectory.reward:
+        return ()
+    return tuple(live(trajectory.steps[position], outcome) for position, outcome in zip(kept, outcomes, strict=False))
 
 
 def _verified(

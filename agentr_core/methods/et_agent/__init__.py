@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, GROUPS_OF_RUN, STEPS_OF_GROUPS, TRAIN
 from agentr_core.methods.et_agent import curriculum
-from agentr_core.methods.objectives import supervised
+from agentr_core.methods.objectives import acting_in_groups, supervised
 from agentr_core.methods.wording import by_iteration
 from agentr_core.recipes import Calibration, EtAgentConfig, Recipe
 from agentr_core.recipes.data import tree_faults
@@ -99,7 +99,7 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 def _acting(recipe: Recipe) -> Acting:
     if "rft" not in recipe.et_agent.phases:
-        return curriculum.acting(recipe)
+        return acting_in_groups(recipe)
     flywheel = recipe.et_agent.flywheel
     sampling = flywheel.sampling(temperature=flywheel.temperature, max_new_tokens=flywheel.max_new_tokens)
     return Acting(sampling=sampling, max_steps=flywheel.max_steps)

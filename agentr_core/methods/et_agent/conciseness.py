@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from agentr_core.environments.reasoning.reading import text_of
 from agentr_core.types import Message, Question, Sampling, Trajectory
 
-VOTES = 10
 _SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=128)
 _VOTE = re.compile(r"<answer>\s*(yes|no)\b", re.IGNORECASE)
 _QUESTION = """\
@@ -29,9 +28,7 @@ not matter. Is there a redundant or an idle call? Say <answer>yes</answer> or <a
 
 
 def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
-    """Return the question to the judge, which is asked in each of the `VOTES` votes with a seed of
-    its own.
-    """
+    """Return the question to the judge, which each vote asks with a seed of its own."""
     text = _QUESTION.format(
         question=trajectory.first_observation, golds=" or ".join(golds), text=text_of(trajectory).strip()
     )

@@ -15,7 +15,7 @@ from agentr_core.methods.objectives import reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.grpo import SCHEDULE
-from agentr_core.runtime.description import Acting, Funnel, Plan, ReportPart, Stage, Training, imported
+from agentr_core.runtime.description import Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
 
 ROLLOUT = Stage(
@@ -84,13 +84,6 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         phase="rl",
         funnel=FUNNEL,
     )
-
-
-def acting(recipe: Recipe) -> Acting:
-    """Return how the policy acts in an iteration `rl`."""
-    grpo = recipe.grpo
-    sampling = grpo.sampling(temperature=1.0, max_new_tokens=grpo.max_new_tokens)
-    return Acting(sampling=sampling, max_steps=grpo.max_steps)
 
 
 def describe(recipe: Recipe, train: int) -> str:

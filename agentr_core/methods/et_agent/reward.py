@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentr_core.environments.reasoning.reading import reasoning_tokens
-from agentr_core.errors import ConfigError, DataFault
+from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.et_agent.costs import weighed_cost, well_formed
 from agentr_core.recipes.curriculum import Counts
@@ -28,8 +28,6 @@ AMPLITUDE = 2.0
 """A in the cost: a right answer of mean cost is worth 1 with an A of 2, and a quarter with 1, as
 published.
 """
-SIGMAS = (0.10, 0.05, 0.02)
-"""Sigma of each stage of the curriculum. Only the first is published."""
 FORMAT_PENALTY = 1.0
 
 
@@ -38,7 +36,8 @@ class EfficiencyReward:
     """The efficiency reward of a curriculum stage, in the form that an objective takes
     (`objectives.GroupReward`).
 
-    With `decay`, both sigmas fall linearly to 0 at the last step of the stage. `counts` says what
+    With `decay`, both sigmas fall linearly to 0 at the last step of the stage, as in the published
+    code; otherwise they stay, as in the paper. `counts` says what
     costs: tool calls, or steps.
     """
 
@@ -52,14 +51,17 @@ class EfficiencyReward:
     """The cost of a call, by the name of its tool; 1 for tools that are not named."""
 
     def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
-        """Return the reward of each episode of a group. Raises as `group_rewards`."""
-        calls, length = (
-            sigma_at((sigma,), 1, step, steps, decay=self.decay) for sigma in (self.sigma_calls, self.sigma_length)
-        )
+        """Return the reward of each episode of a group in a step, counted from 1, of a stage.
+
+        Raises as `group_rewards`, and `ValueError` for a step outside the stage.
+        """
+        if not 1 <= step <= steps:
+            raise ValueError(f"step {step} must be from 1 to {steps}")
+        share = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
         return group_rewards(
             group,
-            sigma_calls=calls,
-            sigma_length=length,
+            sigma_calls=self.sigma_calls * share,
+            sigma_length=self.sigma_length * share,
             amplitude=self.amplitude,
             format_penalty=self.format_penalty,
             counts=self.counts,
@@ -135,22 +137,6 @@ def group_rewards(
         amplitude=amplitude,
         format_penalty=format_penalty,
     )
-
-
-def sigma_at(sigmas: Sequence[float], stage: int, step: int, steps: int, *, decay: bool) -> float:
-    """Return the sigma of a step of a stage, both counted from 1.
-
-    With `decay` it falls linearly to 0 at the last of the stage's `steps`, as in the published
-    code; otherwise it is that of the stage, as in the paper.
-
-    Raises `ConfigError` for a stage without a sigma, and `ValueError` for a step outside the stage.
-    """
-    if not 1 <= stage <= len(sigmas):
-        raise ConfigError(f"stage {stage} has no sigma; there are {len(sigmas)}, so name one for each stage")
-    if not 1 <= step <= steps:
-        raise ValueError(f"step {step} must be from 1 to {steps}")
-    share = (steps - step) / (steps - 1) if steps > 1 else 1.0
-    return sigmas[stage - 1] * (share if decay else 1.0)
 
 
 def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:

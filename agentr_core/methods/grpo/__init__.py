@@ -14,7 +14,7 @@ from agentr_core.methods.catalogue import (
     REINFORCE,
     STEPS_OF_GROUPS,
 )
-from agentr_core.methods.objectives import reinforced, sampled_groups, swapping_faults
+from agentr_core.methods.objectives import acting_in_groups, reinforced, sampled_groups, swapping_faults
 from agentr_core.methods.wording import of_groups
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.grpo import grpo_faults
@@ -55,6 +55,7 @@ METHOD = Method(
     faults=_faults,
     describe=_describe,
     sampled=_sampled,
+    acting=acting_in_groups,
     prospect=imported("agentr_core.methods.grpo.prospect:foresee"),
     report=(STEPS_OF_GROUPS, GROUPS_OF_RUN),
 )

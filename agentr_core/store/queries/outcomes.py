@@ -91,7 +91,7 @@ _COLLECTED = """
 select stop, count(*) from (
     select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null
     union all
-    select stop from trajectory where iteration_id = $1 and source = 'rollout'
+    select stop from trajectory where iteration_id = $1 and source in ('rollout', 'flywheel')
 )
 group by stop
 """
@@ -100,7 +100,7 @@ with refused as (
     select n.observation_id from node n join tree t using (tree_id) where t.iteration_id = $1 and not n.valid
     union all
     select s.observation_id from step s join trajectory t using (trajectory_id)
-    where t.iteration_id = $1 and t.source = 'rollout' and not s.valid
+    where t.iteration_id = $1 and t.source in ('rollout', 'flywheel') and not s.valid
 )
 select array_to_string(string_split_regex(trim(o.text), '\\s+')[1:3], ' ') as opening, count(*)
 from refused r join text o on o.text_id = r.observation_id

@@ -162,11 +162,15 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
 
     Raises `KeyError` if a node of the scan was not judged.
     """
-    verdicts = []
-    for position in range(scan_start(pair.split, config), len(pair.bad.nodes)):
-        judgement = judgements[pair.bad.nodes[position]]
-        verdicts.append(StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply))
-    return Critique(verdicts=tuple(verdicts), first_error=first_error(verdicts, pair.split, config))
+    scanned = range(scan_start(pair.split, config), len(pair.bad.nodes))
+    judged = [judgements[pair.bad.nodes[position]] for position in scanned]
+    verdicts = [
+        StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
+        for position, judgement in zip(scanned, judged, strict=True)
+    ]
+    # A step that no reply was given about, since it overfills the judge's context, is no error.
+    read = [verdict for verdict, judgement in zip(verdicts, judged, strict=True) if judgement.generations]
+    return Critique(verdicts=tuple(verdicts), first_error=first_error(read, pair.split, config))
 
 
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
@@ -204,8 +208,7 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             break
         except PromptTooLong:
             if question.dropped_steps == position:
-                # This observation overfilled even the policy's context: nothing more can be
-                # dropped.
+                # Nothing more can be dropped: this observation alone overfills the judge's context.
                 return _judgement(question, Verdict.UNPARSABLE, (), ())
         dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
         request = _request(path, position, dropped, config, seed=seed)

@@ -17,14 +17,16 @@ from agentr_core.methods.et_agent.conciseness import vote
 from agentr_core.methods.et_agent.flywheel.prompts import HINTS
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.measures import CONCISENESS, NUDGED, answers_of
+from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.equipment import in_flight
-from agentr_core.runtime.helpers import Helpers, helpers
+from agentr_core.runtime.helpers import answer
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, measure_evaluation, play_evaluations
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
+from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import measure, measure_rows
 from agentr_core.store import Writer
 from agentr_core.store.codec import Episode, answer_rows, load_episodes, load_replies
@@ -94,7 +96,9 @@ async def _nudge(place: Workplace, iteration: int) -> None:
         config=evaluation,
     )
     await play_evaluations(place, iteration, [series])
-    found = measure(load_episodes(place.store, series.evaluation_id))
+    found = measure(
+        counted_episodes(place, series.evaluation_id), disaster_counts=place.recipe.evaluation.disaster_counts
+    )
     keep_measures(place, iteration, series, {name: one for name, one in found.items() if name in ("success", "reward")})
 
 
@@ -120,18 +124,14 @@ async def _vote(place: Workplace, iteration: int) -> None:
 
 
 async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
-    policy, recipe = place.trained(iteration), place.recipe
+    recipe = place.recipe
     with place.timed(f"{STAGE} {CONCISENESS}", iteration) as clock:
-        async with (
-            place.sampling(policy.path) as sampler,
-            Writer(place.store) as writer,
-            helpers(place, policy.path, sampler, writer) as aside,
-        ):
+        async with place.sampling(place.trained(iteration).path, "judge") as sampler, Writer(place.store) as writer:
             done = 0
 
             async def ask(one: Vote) -> Answer | None:
                 try:
-                    return await _ask(aside, one, recipe.seed)
+                    return await _ask(sampler, one, recipe.seed)
                 except PromptTooLong as error:
                     # Such an episode has no vote, however often it is tried.
                     failed(describe(one.key, error, attempt=1, final=True))
@@ -158,12 +158,11 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
                 on_result=keep,
             )
             clock.add_batcher(sampler)
-            clock.add_effort(aside.effort())
 
 
-async def _ask(aside: Helpers, one: Vote, seed: int) -> Answer:
+async def _ask(sampler: Sampler, one: Vote, seed: int) -> Answer:
     own = derive_seed(seed, CONCISENESS, one.trajectory_id, one.number)
-    return await aside.ask(vote(one.trajectory, one.problem.golds), seed=own, session=one.trajectory_id)
+    return await answer(sampler, vote(one.trajectory, one.problem.golds), seed=own, session=one.trajectory_id)
 
 
 def _votes(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:

@@ -12,7 +12,7 @@ from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.et_agent.curriculum import acting
+from agentr_core.methods.objectives import acting_in_groups
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.episode_shard import rollout_id
@@ -35,7 +35,7 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     wanted = _wanted(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, wanted, stage=STAGE)
-    how = acting(place.recipe)
+    how = acting_in_groups(place.recipe)
     new = await play_rollouts(
         place,
         iteration,

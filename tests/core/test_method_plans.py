@@ -1,0 +1,48 @@
+"""What methods say about their iterations: which stages are settled, and how a policy acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.methods.table import method_of, plan_of
+from agentr_core.recipes import parse
+from agentr_core.recipes.parsing import load
+from agentr_core.runtime.description import Product
+
+RECIPES = Path("deployments/recipes")
+
+
+@pytest.mark.parametrize(
+    ("made", "settled"),
+    [
+        ((), []),
+        (("dataset",), ["collect", "critique", "splice"]),
+        (("dataset", "checkpoint"), ["collect", "critique", "splice", "dataset"]),
+    ],
+)
+def test_what_comes_before_a_product_is_settled_once_it_is_there(made: tuple[Product, ...], settled: list[str]) -> None:
+    plan = plan_of(load(RECIPES / "textcraft-tiny.yaml"), 1)
+    assert [stage.name for stage in plan.settled(made)] == settled
+
+
+def test_rollouts_that_training_was_chosen_from_are_settled_with_its_checkpoint() -> None:
+    plan = plan_of(load(RECIPES / "reasoning-et-agent-tiny.yaml"), 2)
+    assert [stage.name for stage in plan.settled({"checkpoint"})] == ["rollout", "select"]
+    assert plan.settled(()) == ()
+
+
+@pytest.mark.parametrize("method", [{"method": "grpo"}, {"method": "agent-r", "agent_r": {"phases": ["rl"]}}])
+def test_group_rl_acts_within_its_own_limits(method: dict[str, Any]) -> None:
+    grpo = {"max_steps": 16, "max_new_tokens": 48, "repeats": 3}
+    recipe = parse({"name": "r", "model": {"path": "m"}, "grpo": grpo, **method})
+    acting = method_of(recipe).acting(recipe)
+    assert (acting.max_steps, acting.sampling.max_new_tokens, acting.repeats) == (16, 48, 3)
+
+
+def test_a_method_that_searches_first_acts_as_in_its_trees() -> None:
+    recipe = load(RECIPES / "textcraft-agent-r-rl-tiny.yaml")
+    acting = method_of(recipe).acting(recipe)
+    assert (acting.max_steps, acting.repeats) == (recipe.search.depth + 1, 0)
