@@ -109,7 +109,7 @@ async def run_all(
             failed.append(name)
             if len(failed) > allowed:
                 raise ErrorBudgetSpent(
-                    f"{len(failed)} failures, and of {total or len(units)} at most {allowed} may fail; the last one is {name}: "
+                    f"{len(failed)} failed, and of {total or len(units)} only {allowed} may; the last one is {name}: "
                     f"{type(error).__name__}: {error}; fix the cause, or raise errors.budget ({errors.budget})"
                 ) from error
             return

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentr_core.recipes import Recipe, TrainingConfig
+from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, online_faults
 from agentr_core.runtime.description import Acting, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
@@ -107,7 +108,7 @@ def preference(recipe: Recipe, turn: int) -> Training:
     dpo = recipe.eto.dpo
     config = replace(
         recipe.training,
-        learning_rate=_at(dpo.learning_rate, turn),
+        learning_rate=in_iteration(dpo.learning_rate, turn + 1),
         max_tokens=dpo.max_tokens,
         step_tokens=0,
         per_device_train_batch_size=dpo.per_device_train_batch_size,
@@ -116,7 +117,7 @@ def preference(recipe: Recipe, turn: int) -> Training:
         warmup_ratio=dpo.warmup_ratio,
     )
     loss = PreferenceLoss(
-        beta=_at(dpo.beta, turn),
+        beta=in_iteration(dpo.beta, turn + 1),
         loss_type=tuple(dpo.loss_type),
         loss_weights=dpo.loss_weights,
         label_smoothing=dpo.label_smoothing,
@@ -128,9 +129,5 @@ def preference(recipe: Recipe, turn: int) -> Training:
         objective=Preference(preference=loss),
         config=config,
         section="eto.dpo",
-        num_train_epochs=_at(dpo.num_train_epochs, turn),
+        num_train_epochs=in_iteration(dpo.num_train_epochs, turn + 1),
     )
-
-
-def _at(values: tuple[float, ...], turn: int) -> float:
-    return values[min(turn, len(values) - 1)]

@@ -60,7 +60,7 @@ def plan_of(recipe: Recipe, iteration: int) -> Plan:
 
 def plans_of(recipe: Recipe) -> list[Plan]:
     """Return the different plans of a recipe's iterations, in order."""
-    return [plan_of(recipe, iteration) for iteration in recipe.told_apart()]
+    return [plan_of(recipe, iteration) for iteration in recipe.distinct_iterations()]
 
 
 def all_stages() -> dict[str, Stage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
@@ -15,6 +16,11 @@ def record(section: type[T]) -> type[T]:
     """Return a class as a section: a frozen dataclass that refuses unknown fields."""
     made = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(section)
     return cast("type[T]", made)
+
+
+def in_iteration(values: Sequence[T], iteration: int) -> T:
+    """Return the value for an iteration, counted from 1; the last one is for all later ones."""
+    return values[min(iteration, len(values)) - 1]
 
 
 Unit = Annotated[float, Field(ge=0, le=1)]

@@ -22,7 +22,7 @@ from agentr_core.recipes.et_agent import EtAgentConfig
 from agentr_core.recipes.eto import EtoConfig
 from agentr_core.recipes.evaluation import EvaluationConfig
 from agentr_core.recipes.execution import ErrorsConfig, ScaleConfig
-from agentr_core.recipes.fields import Count, Natural, record
+from agentr_core.recipes.fields import Count, Natural, in_iteration, record
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.instances import InstancesConfig
 from agentr_core.recipes.models import ModelConfig, ModelRole, ModelsConfig
@@ -147,7 +147,7 @@ class Recipe:
         """Return the recipe as it is in each of its worlds, by name."""
         return {name: self.in_world(name) for name in self.world_names}
 
-    def told_apart(self) -> range:
+    def distinct_iterations(self) -> range:
         """Return the first iterations, counted from 1, whose settings may differ: all later ones
         are as the last of them.
         """
@@ -165,11 +165,11 @@ class Recipe:
 
     def alpha(self, iteration: int) -> float:
         """Return the lowest reward of a good path in an iteration, counted from 1."""
-        return self.pairs.alpha[min(iteration, len(self.pairs.alpha)) - 1]
+        return in_iteration(self.pairs.alpha, iteration)
 
     def num_train_epochs(self, iteration: int) -> float:
         """Return the epochs trained in an iteration, counted from 1."""
-        return self.training.num_train_epochs[min(iteration, len(self.training.num_train_epochs)) - 1]
+        return in_iteration(self.training.num_train_epochs, iteration)
 
 
 S = TypeVar("S")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 from pydantic import Field
 
@@ -55,6 +55,23 @@ class SamplingFields:
         """Return the fields that are not in OpenAI's protocol and not at their defaults."""
         plain = SamplingFields()
         return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
+
+
+class Drawn(Protocol):
+    """A section with `SamplingFields`, a temperature and a limit of its own."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+    def sampling(self, *, temperature: float, max_new_tokens: int) -> Sampling: ...
+
+
+def sampling_of(section: Drawn) -> Sampling:
+    """Return how replies are drawn at a section's own temperature and limit."""
+    return section.sampling(temperature=section.temperature, max_new_tokens=section.max_new_tokens)
 
 
 @record

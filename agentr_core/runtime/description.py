@@ -174,15 +174,15 @@ def _no_faults(recipe: Recipe) -> list[str]:
     return []
 
 
-def _sound(recipe: Recipe) -> None:
+def _settled(recipe: Recipe) -> None:
     pass
 
 
-def _itself(recipe: Recipe) -> Sequence[Recipe]:
+def _own_training(recipe: Recipe) -> Sequence[Recipe]:
     return [recipe]
 
 
-def _as_it_is(recipe: Recipe, plain: dict[str, Any]) -> None:
+def _nothing_removed(recipe: Recipe, plain: dict[str, Any]) -> None:
     pass
 
 
@@ -225,11 +225,11 @@ class Method:
     """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
     for all methods.
     """
-    settle: Callable[[Recipe], None] = _sound
+    settle: Callable[[Recipe], None] = _settled
     """Raises `ConfigError` for faults that only the parsed recipe as a whole shows."""
-    trained: Callable[[Recipe], Sequence[Recipe]] = _itself
+    trained: Callable[[Recipe], Sequence[Recipe]] = _own_training
     """Returns the recipes whose trainings a run does: its own, or those of its arms."""
-    identify: Callable[[Recipe, dict[str, Any]], None] = _as_it_is
+    identify: Callable[[Recipe, dict[str, Any]], None] = _nothing_removed
     """Removes from the plain data of a recipe what is not part of its run's id."""
     describe: Callable[[Recipe, int, int], list[str]] = _no_lines
     """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of

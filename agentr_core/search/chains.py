@@ -16,8 +16,9 @@ from agentr_core.episodes.steps import EpisodeTimer, Reply
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
-from agentr_core.search.expansion import end_at_context_limit, sampling_of
+from agentr_core.search.expansion import end_at_context_limit
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth
 from agentr_core.types import Grading, Trajectory
 

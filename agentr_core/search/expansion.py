@@ -21,14 +21,10 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.models.together import all_or_none
 from agentr_core.protocols import Asking, Environment
 from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import Arena, Draw, Growth, steps_to
-from agentr_core.types import Generation, Grading, Request, Sampling, Step, StopReason, Trajectory
-
-
-def sampling_of(config: SearchConfig) -> Sampling:
-    """Return the sampling settings with which a search draws its replies."""
-    return config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
+from agentr_core.types import Generation, Grading, Request, Step, StopReason, Trajectory
 
 
 async def expand(

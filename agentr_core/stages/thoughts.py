@@ -19,6 +19,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.protocols import Calling, Environment
 from agentr_core.recipes import ThoughtsConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.types import Answer, Message, Question, Step, Trajectory
 
 VERSION = 1
@@ -180,7 +181,7 @@ def _asked(bare: Bare, before: list[Step], step: Step, attempt: int) -> Asked:
     question = Question(
         role="editor",
         messages=(Message(role="user", text=text),),
-        sampling=drawing.sampling(temperature=drawing.temperature, max_new_tokens=drawing.max_new_tokens),
+        sampling=sampling_of(drawing),
     )
     subject = f"{bare.name} step {len(before)}" + (f" try {attempt + 1}" if attempt else "")
     seed = derive_seed(bare.seed, "thoughts", bare.name, len(before), attempt)

@@ -286,8 +286,8 @@ def test_options_of_an_environment_keep_their_kind() -> None:
 
 def test_what_differs_between_iterations_is_known_without_going_through_them() -> None:
     recipe = parse(LEAST, ["iterations=1" + "0" * 18])
-    assert list(recipe.told_apart()) == [1, 2, 3, 4]
-    assert list(parse(LEAST, ["iterations=2"]).told_apart()) == [1, 2]
+    assert list(recipe.distinct_iterations()) == [1, 2, 3, 4]
+    assert list(parse(LEAST, ["iterations=2"]).distinct_iterations()) == [1, 2]
 
 
 def test_fields_that_came_later_are_in_no_id_while_they_have_their_default() -> None:

@@ -335,7 +335,7 @@ class Library(Line):
         return transition._replace(info={**transition.info, **more})
 
 
-def test_worlds_are_told_apart_by_what_they_have() -> None:
+def test_worlds_are_distinct_iterations_by_what_they_have() -> None:
     assert isinstance(Exam(), Graded)
     assert isinstance(Library(), Asking)
     assert not isinstance(Line(), Graded | Asking)

@@ -207,7 +207,7 @@ async def test_a_run_goes_on_after_a_restart_in_between(tmp_path: Path) -> None:
                 raise EnvironmentUnavailable("the server is gone")
             return super().step(action)
 
-    with pytest.raises(Exception, match="failures, and of"):
+    with pytest.raises(Exception, match="failed, and of"):
         await collected(tmp_path, server, Dying)
     server.words = "two"
     store = await collected(tmp_path, server, Dying)

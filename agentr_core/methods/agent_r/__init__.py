@@ -32,6 +32,7 @@ from agentr_core.methods.catalogue import (
 from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe
+from agentr_core.recipes.fields import in_iteration
 from agentr_core.runtime.description import Acting, Method, Plan, Stage
 
 RL: Learning = "rl"
@@ -39,7 +40,7 @@ RL: Learning = "rl"
 
 def phase_of(agent_r: AgentRConfig, iteration: int) -> Learning:
     """Return the phase of an iteration, counted from 1."""
-    return agent_r.phases[min(iteration, len(agent_r.phases)) - 1]
+    return in_iteration(agent_r.phases, iteration)
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
@@ -60,7 +61,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     clones = _clones(recipe)
     collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
-    phases = [phase_of(recipe.agent_r, i) for i in recipe.told_apart()]
+    phases = [phase_of(recipe.agent_r, i) for i in recipe.distinct_iterations()]
     if RL not in phases:
         lines = [f"each iteration: {collected}, then {test} held-out episodes"]
     else:
@@ -70,7 +71,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         ]
     if clones:
         return lines
-    alphas = [f"{recipe.alpha(i):g}" for i in recipe.told_apart()]
+    alphas = [f"{recipe.alpha(i):g}" for i in recipe.distinct_iterations()]
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
 
 

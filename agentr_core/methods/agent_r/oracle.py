@@ -10,6 +10,7 @@ from agentr_core.protocols import Oracle
 from agentr_core.reports.records import Estimate
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import steps_to, way_to
+from agentr_core.stages.report_scores import estimate
 from agentr_core.store.codec import load_oracle, load_trees, oracle_rows
 from agentr_core.store.queries.judging import PairVerdict, pair_verdicts
 from agentr_core.store.tables import merge
@@ -75,8 +76,7 @@ def _truth(place: Workplace, verdicts: Iterable[PairVerdict]) -> Truth:
 
 def rate(hits: list[bool]) -> Estimate:
     """Return the share of hits with its interval."""
-    found = success_rate(hits)
-    return Estimate(value=found.mean, low=found.low, high=found.high, n=found.n)
+    return estimate(success_rate(hits))
 
 
 def _share(hits: list[bool]) -> float | None:

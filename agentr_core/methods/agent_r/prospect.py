@@ -13,8 +13,8 @@ from math import comb
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import Run
 from agentr_core.recipes import Recipe
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.description import Acting
-from agentr_core.search.expansion import sampling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""No wheel: it makes the tiny base model that other recipes begin with."""
+"""Makes the tiny base model that other recipes begin with; it has no iterations."""
 
 from __future__ import annotations
 

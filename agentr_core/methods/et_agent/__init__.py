@@ -18,6 +18,8 @@ from agentr_core.methods.wording import by_iteration
 from agentr_core.recipes import Calibration, EtAgentConfig, Recipe
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.et_agent import et_agent_faults
+from agentr_core.recipes.fields import in_iteration
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.description import Acting, Funnel, Method, Plan, ReportPart, Stage, imported
 
 EVOLVE = Stage(
@@ -45,7 +47,7 @@ FUNNEL = Funnel(
 
 def phase_of(et_agent: EtAgentConfig, iteration: int) -> Calibration:
     """Return the phase of an iteration, counted from 1."""
-    return et_agent.phases[min(iteration, len(et_agent.phases)) - 1]
+    return in_iteration(et_agent.phases, iteration)
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
@@ -63,7 +65,7 @@ def _rft(recipe: Recipe, iteration: int) -> Plan:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    flywheel, kinds = recipe.et_agent.flywheel, [phase_of(recipe.et_agent, i) for i in recipe.told_apart()]
+    flywheel, kinds = recipe.et_agent.flywheel, [phase_of(recipe.et_agent, i) for i in recipe.distinct_iterations()]
     lines = [f"iterations: {by_iteration(recipe, kinds)}; each ends with {test} held-out episodes"]
     if "rft" in kinds:
         lines.append(
@@ -101,7 +103,7 @@ def _acting(recipe: Recipe) -> Acting:
     if "rft" not in recipe.et_agent.phases:
         return acting_in_groups(recipe)
     flywheel = recipe.et_agent.flywheel
-    sampling = flywheel.sampling(temperature=flywheel.temperature, max_new_tokens=flywheel.max_new_tokens)
+    sampling = sampling_of(flywheel)
     return Acting(sampling=sampling, max_steps=flywheel.max_steps)
 
 

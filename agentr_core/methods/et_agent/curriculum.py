@@ -14,6 +14,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
+from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE
 from agentr_core.runtime.description import Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
@@ -55,7 +56,7 @@ STAGES = (ROLLOUT, SELECT, REINFORCE_EFFICIENCY)
 def stage_of(recipe: Recipe, iteration: int) -> int:
     """Return which stage of the curriculum an iteration `rl` is, counted from 1."""
     phases = recipe.et_agent.phases
-    return sum(phases[min(before, len(phases)) - 1] == "rl" for before in range(1, iteration + 1))
+    return sum(in_iteration(phases, before) == "rl" for before in range(1, iteration + 1))
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:

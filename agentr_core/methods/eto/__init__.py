@@ -29,6 +29,7 @@ from agentr_core.methods.wording import by_iteration
 from agentr_core.recipes import EtoConfig, Phase, Recipe
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.eto import eto_faults
+from agentr_core.recipes.fields import in_iteration
 from agentr_core.runtime.description import Funnel, Method, Plan, Stage, Training, imported
 
 _COUNTED = imported("agentr_core.methods.eto.report:funnel")
@@ -41,7 +42,7 @@ _FUNNELS: dict[Phase, Funnel] = {
 
 def phase_of(eto: EtoConfig, iteration: int) -> Phase:
     """Return the phase of an iteration, counted from 1: what it trains on."""
-    return eto.phases[min(iteration, len(eto.phases)) - 1]
+    return in_iteration(eto.phases, iteration)
 
 
 def clones(eto: EtoConfig, iteration: int) -> bool:
@@ -81,7 +82,7 @@ def _training(recipe: Recipe, iteration: int) -> Training:
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     explore = recipe.eto.explore
-    phases = by_iteration(recipe, [phase_of(recipe.eto, i) for i in recipe.told_apart()])
+    phases = by_iteration(recipe, [phase_of(recipe.eto, i) for i in recipe.distinct_iterations()])
     return [
         f"iterations: {phases}; each ends with {test} held-out episodes",
         f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"

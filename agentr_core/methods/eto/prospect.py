@@ -8,13 +8,14 @@ from __future__ import annotations
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import Run, Tried, mixed
 from agentr_core.recipes import EtoConfig, Recipe
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.description import Acting
 
 
 def acting(recipe: Recipe) -> Acting:
     """Return how the policy acts in an exploration."""
     explore = recipe.eto.explore
-    sampling = explore.sampling(temperature=explore.temperature, max_new_tokens=explore.max_new_tokens)
+    sampling = sampling_of(explore)
     return Acting(sampling=sampling, max_steps=explore.max_steps)
 
 

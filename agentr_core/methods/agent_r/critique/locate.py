@@ -7,23 +7,20 @@ paths of a tree can be asked at once, and a step that several paths share is jud
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from agentr_core.episodes.drawing import Ask
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.models.together import all_or_none
 from agentr_core.recipes import CritiqueConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.types import Critique, Generation, Path, PathPair, Request, StepVerdict, Verdict
-
-Ask = Callable[[Request], Awaitable[list[Generation]]]
-"""Returns `request.n` replies. Raises `PromptTooLong` when this request, and not another of its
-batch, is too long.
-"""
 
 
 class Scan(NamedTuple):
@@ -190,7 +187,7 @@ def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *,
     step = steps[position]
     return Request(
         messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
-        sampling=config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+        sampling=sampling_of(config),
         seed=derive_seed(seed, "critique", path.seeded_by, path.nodes[position]),
         n=config.votes,
         session=f"{path.tree_id}#judge",

@@ -15,20 +15,20 @@ Judgement: Uncertain, if neither is clear"""
 
 
 def judge_messages(
-    task_description: str, log: Sequence[tuple[str, str]], action: str, observation: str
+    first_observation: str, log: Sequence[tuple[str, str]], action: str, observation: str
 ) -> tuple[Message, ...]:
     """Return the conversation that asks for one verdict; the reply ends with a line `Judgement:
     ...`.
 
     Args:
-        task_description: the first observation of the episode.
+        first_observation: the first observation of the episode.
         log: (action, observation) of the steps before the judged one, oldest first; no thoughts.
         action: the judged action, as the environment's parser read it.
         observation: the observation that followed it.
     """
     done = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
     text = (
-        f"{JUDGE_INSTRUCTION}\n\nTask:\n{task_description}\n\nSo far:\n{done}\n"
+        f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{done}\n"
         f"Next:\nAction: {action}\nObservation: {observation}"
     )
     return (Message(role="user", text=text),)

@@ -10,6 +10,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.cutting import UNPLAYABLE, unplayable
 from agentr_core.methods.agent_r.pairing import pair_id
 from agentr_core.methods.agent_r.splicing import pair_stream, turned_back
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.rollouts import play_rollouts
@@ -53,7 +54,7 @@ async def continuations(
         {key: plan for key, (_, plan) in wanted.items()},
         stage=STAGE,
         name="revision",
-        sampling=config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens),
+        sampling=sampling_of(config),
         max_steps=config.max_steps,
     )
     tries: dict[str, dict[str, Trajectory]] = {}

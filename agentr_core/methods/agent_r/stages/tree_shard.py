@@ -16,11 +16,11 @@ from agentr_core.errors import ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed, window
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort
-from agentr_core.search.expansion import sampling_of
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
 from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_rows

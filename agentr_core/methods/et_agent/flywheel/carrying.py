@@ -14,8 +14,9 @@ from agentr_core.episodes.units import phase
 from agentr_core.methods.et_agent.flywheel.drafts import Draft
 from agentr_core.protocols import Environment
 from agentr_core.recipes import FlywheelConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.store.codec import Draw
-from agentr_core.types import Instance, Sampling, Trajectory
+from agentr_core.types import Instance, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +72,3 @@ async def carry_out(
         for position, reply in enumerate(replies, start=len(prefix))
     }
     return Played(trajectory=trajectory, draws=draws)
-
-
-def sampling_of(config: FlywheelConfig) -> Sampling:
-    """Return the sampling settings of the policy."""
-    return config.sampling(temperature=config.temperature, max_new_tokens=config.max_new_tokens)

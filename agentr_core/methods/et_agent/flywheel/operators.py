@@ -16,7 +16,8 @@ from agentr_core.methods.et_agent.flywheel.prompts import PromptName, asked
 from agentr_core.methods.et_agent.flywheel.replies import STEP_FOUND, redundant_step, step_number, thoughts
 from agentr_core.methods.et_agent.flywheel.tagged import Tagged, rethought, thoughts_of
 from agentr_core.recipes import DrawingConfig, FlywheelConfig
-from agentr_core.types import Answer, Message, Question, Sampling, Step, Trajectory
+from agentr_core.recipes.sampling import sampling_of
+from agentr_core.types import Answer, Message, Question, Step, Trajectory
 
 LOCATE = "I0"
 _PARAGRAPH = re.compile(r"\n\s*\n")
@@ -168,15 +169,11 @@ def _hashed(draft: Draft | Unmade, prompt_hash: str) -> Draft | Unmade:
 
 
 def _edit(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
-    return Question(role="editor", messages=messages, sampling=_sampling(drawing))
+    return Question(role="editor", messages=messages, sampling=sampling_of(drawing))
 
 
 def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
-    return Question(role="reflector", messages=messages, sampling=_sampling(drawing))
-
-
-def _sampling(drawing: DrawingConfig) -> Sampling:
-    return drawing.sampling(temperature=drawing.temperature, max_new_tokens=drawing.max_new_tokens)
+    return Question(role="reflector", messages=messages, sampling=sampling_of(drawing))
 
 
 def _paragraph(text: str) -> str:

@@ -21,6 +21,7 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.equipment import in_flight
 from agentr_core.runtime.helpers import answer
 from agentr_core.runtime.place import Workplace
@@ -90,7 +91,7 @@ async def _nudge(place: Workplace, iteration: int) -> None:
         name=NUDGED,
         split=place.recipe.instances.test,
         plans=plans,
-        sampling=evaluation.sampling(temperature=evaluation.temperature, max_new_tokens=evaluation.max_new_tokens),
+        sampling=sampling_of(evaluation),
         max_steps=evaluation.max_steps,
         repeats=evaluation.repeats,
         config=evaluation,

@@ -13,7 +13,7 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.methods.et_agent.flywheel.carrying import Played, carry_out, sampling_of
+from agentr_core.methods.et_agent.flywheel.carrying import Played, carry_out
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
 from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, subject_of
 from agentr_core.methods.et_agent.flywheel.growing import grow
@@ -23,6 +23,7 @@ from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes import FlywheelConfig
+from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, window
 from agentr_core.runtime.ungraded import UNGRADED, ungraded_id
 from agentr_core.store.codec import FLYWHEEL, derivation_rows, edit_rows, family_rows, rejection_rows, trajectory_rows
