@@ -32,7 +32,7 @@ RESUMABLE = ("iterations=", "workspace=", "scale.")
 """The overrides that a resumed run takes."""
 
 
-def run_recipe(path: Path, overrides: Sequence[str], *, resume: str = "", more: int | None = None) -> str:
+def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = None, more: int | None = None) -> str:
     """Run a recipe and return its result as text; with `more`, run that many further iterations.
     Raises `UserError` before anything is started.
     """
@@ -151,7 +151,7 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> s
     if states:
         run_id = find_run(Path(recipe.workspace), states)
         recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
-    return str(_run(_evaluation, recipe, trains=False))
+    return f"{_run(_evaluation, recipe, trains=False)}\nrun     {reference(recipe).run_id}"
 
 
 def headroom_of(path: Path, overrides: Sequence[str], *, episodes: int, instances: int) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
@@ -13,6 +15,15 @@ Units = Annotated[int | None, Field(ge=1)]
 """How much one collection gathers."""
 Enough = Annotated[int, Field(ge=1)]
 """How many trajectories are worth a training."""
+
+
+def run_name() -> str:
+    """Return the name of the present flow run: that of its recipe's file, and the seed if an
+    override sets it.
+    """
+    given = flow_run.parameters
+    seeds = [change for change in given.get("overrides") or () if change.startswith("seed=")]
+    return " ".join([Path(given["recipe"]).stem, *seeds])
 
 
 class Settings(BaseModel):

@@ -8,10 +8,13 @@ import atexit
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from agentr_core.errors import ConfigError
@@ -48,6 +51,17 @@ def require(who: str) -> None:
             "PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     _check(address)
+
+
+def on_work_pools(names: Sequence[str]) -> list[str]:
+    """Return those of the deployments, each named `flow/deployment`, that belong to a work pool."""
+    found = []
+    with get_client(sync_client=True) as client:
+        for name in names:
+            with suppress(ObjectNotFound):
+                if client.read_deployment_by_name(name).work_pool_name is not None:
+                    found.append(name)
+    return found
 
 
 def _use_a_server_of_its_own_session() -> None:

@@ -44,9 +44,15 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
 
 
 def serve_recipes(recipes: Sequence[Path]) -> None:
-    """Serve the deployments until interrupted; needs `prefect server start`. Raises
-    `ConfigError`.
+    """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`,
+    also when a work pool of the server has one of them.
     """
     made = deployments(recipes)
     server.require("a deployment")
+    taken = server.on_work_pools([f"{one.flow_name}/{one.name}" for one in made])
+    if taken:
+        raise ConfigError(
+            f"{', '.join(taken)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
+            "would take them off; start a worker for their pool instead, or serve on another server"
+        )
     serve(*made)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import Flow, flow
+from pydantic import Field
 
 from agentr_core.methods.table import all_stages
 from tasks import reporting, runs, stages
 from tasks.wiring import RunRef
+
+RunId = Annotated[str, Field(min_length=1)]
+Iteration = Annotated[int, Field(ge=0)]
+"""0 is what comes before the first one."""
 
 
 def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
@@ -28,7 +33,7 @@ def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """Return the flow of the stage with this name."""
 
-    async def stage_flow(run_id: str, iteration: int, workspace: str = "runs") -> Any:
+    async def stage_flow(run_id: RunId, iteration: Iteration, workspace: str = "runs") -> Any:
         run = _reference(run_id, workspace)
         with runs.locked(run):
             return await stages.perform(run, iteration, name)
@@ -39,7 +44,7 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
 
 @flow(name="report", flow_run_name="report-{iteration}")
-async def report(run_id: str, iteration: int, workspace: str = "runs") -> str:
+async def report(run_id: RunId, iteration: Iteration, workspace: str = "runs") -> str:
     """Write the report of an iteration and its artifacts."""
     return await reporting.report(_reference(run_id, workspace), iteration)
 

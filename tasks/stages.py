@@ -15,10 +15,11 @@ from typing import Any
 
 from prefect import Task, task
 
+from agentr_core.errors import ConfigError
 from agentr_core.methods.table import plan_of
 from agentr_core.recipes import Recipe
 from agentr_core.runtime import start as starting
-from agentr_core.runtime.experience import made
+from agentr_core.runtime.experience import has_begun, made
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages import headroom as sampled
@@ -68,16 +69,21 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     A stage whose results would be in no row of the iteration's dataset, or in no step of its
     training, since that was made before, does nothing and returns None.
 
-    Raises `ConfigError` when the iteration has no such stage.
+    Raises `ConfigError` when the iteration has no such stage, or a later one is its first, and
+    `DataFault` when the iteration before has no checkpoint.
 
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
     """
     plan = plan_of(stored_recipe(Path(run.workspace), run.run_id), iteration)
     stage = plan.stage(name)
+    place = quiet_workplace(run)
+    if iteration > 1:
+        place.trained(iteration - 1)
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
-    place = quiet_workplace(run)
+    elif not has_begun(place, iteration):
+        raise ConfigError(f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before")
     there = made(place, iteration)
     if stage in plan.settled(there):
         tell(f"iteration {iteration} has its {' and its '.join(sorted(there))}; {name} adds nothing to it")

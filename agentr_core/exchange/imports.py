@@ -62,7 +62,7 @@ def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
         others.append(made)
         return {"id": made.instance.key, "reward": made.reward, "messages": _turns(conversation(record, where))}
 
-    return _imported(path, EXPERT, read)
+    return _imported(path, read)
 
 
 def import_pairs(path: Path, place: Place) -> Imported:
@@ -84,7 +84,7 @@ def import_pairs(path: Path, place: Place) -> Imported:
             "rejected_reward": made.rejected_reward,
         }
 
-    return _imported(path, PAIRS, read)
+    return _imported(path, read)
 
 
 def import_chat(path: Path) -> Imported:
@@ -101,14 +101,14 @@ def import_chat(path: Path) -> Imported:
         ]
         return {"messages": turns}
 
-    return _imported(path, GENERAL, read)
+    return _imported(path, read)
 
 
-def _imported(path: Path, setting: str, read: Callable[[dict[str, Any], str, int], dict[str, Any]]) -> Imported:
+def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]]) -> Imported:
     lines: list[str] = []
     faults: list[str] = []
     for file in _files(path):
-        for number, found in entries(file, setting=setting):
+        for number, found in entries(file, setting="SOURCE"):
             try:
                 if isinstance(found, DataFileError):
                     raise found

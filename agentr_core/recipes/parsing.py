@@ -140,7 +140,7 @@ def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str
 
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key:
+    if not separator or not all(key.split(".")):
         raise ConfigError(f"override {override!r} must look like section.field=value")
     try:
         # A range ends with a bracket that YAML does not accept.

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from agentr_core.runtime.description import Product
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.iterations import count_finished_iterations
+from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.published import count_trajectories, published
 
 
 def next_iteration(place: Workplace) -> int:
     """Return the iteration that a run is at: the first one that is not finished, counted from 1."""
     return count_finished_iterations(place.store, place.run_id) + 1
+
+
+def has_begun(place: Workplace, iteration: int) -> bool:
+    """Return whether an iteration is in the store."""
+    return place.store.path.exists() and iteration_state(place.store, place.iteration_id(iteration)) is not None
 
 
 def made(place: Workplace, iteration: int) -> frozenset[Product]:

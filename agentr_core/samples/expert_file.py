@@ -25,19 +25,21 @@ class Demonstration:
     """File and line."""
 
 
-def read_demonstrations(path: Path, *, world: World, split: str, opening: int) -> dict[str, tuple[Demonstration, ...]]:
+def read_demonstrations(
+    path: Path, *, world: World, split: str, opening: int, setting: str = "eto.expert.file"
+) -> dict[str, tuple[Demonstration, ...]]:
     """Return the demonstrations of a file by the key of their instance, those of one instance in
     file order.
 
     A record is a conversation as `chat_file.read_chat` takes it, with the `id` of its instance and,
-    if it is not 1, the `reward` that was reached.
+    if it is not 1, the `reward` that was reached. `setting` names the file for error messages.
 
     Raises:
         DataFileError: the file cannot be read, or a record has a different form, no reply, or the
             same replies as an earlier one of its instance.
     """
     found: dict[str, tuple[Demonstration, ...]] = {}
-    for number, record in records(path, setting="eto.expert.file"):
+    for number, record in records(path, setting=setting):
         made = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
         earlier = found.get(made.instance.key, ())
         check_other(made, earlier)

@@ -70,7 +70,8 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"file {path} cannot be read: {error}; set {setting} to a JSONL file") from error
+        why = getattr(error, "strerror", None) or error
+        raise DataFileError(f"file {path} cannot be read: {why}; set {setting} to a JSONL file") from error
     start = text.lstrip()[:1]
     if start == "[":
         yield from _of_array(text, path)
@@ -86,7 +87,7 @@ def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
         if line.strip():
             try:
                 yield number, _object(json.loads(line), path, number)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 yield number, DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line")
 
 
@@ -103,6 +104,9 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
             value, end = decoder.raw_decode(text, begin)
         except json.JSONDecodeError as error:
             yield error.lineno, DataFileError(f"{path}:{error.lineno} is not JSON ({error.msg}); correct the array")
+            return
+        except RecursionError:
+            yield line, DataFileError(f"{path}:{line} is nested too deeply to be a record; correct the array")
             return
         yield line, _object(value, path, line)
         line += text.count("\n", begin, end)
@@ -129,7 +133,7 @@ def _one_object(text: str) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -14,14 +14,14 @@ from agentr_core.store.connection import connected, storage_faults
 
 def copy_sound(source: Path, target: Path, newest: int) -> None:
     """Copy a database to `target` while nobody writes to it; `target` appears once the copy is
-    complete and can be opened.
+    complete and every block of it can be read.
 
     Args:
         newest: the schema version of the source.
 
     Raises:
         StoreError: `target` exists, its folder does not, or the disk is full.
-        CorruptStore: the copy cannot be opened.
+        CorruptStore: the copy cannot be read.
     """
     if target.exists():
         raise StoreError(f"{target} exists already; name another file")
@@ -32,6 +32,9 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
             os.fsync(stream.fileno())
         with storage_faults(draft), connected(draft, time.monotonic(), read_only=True) as con:
             migrations.check(con, draft, newest)
+            # DuckDB checks the sum of a block only when it is read.
+            for (table,) in con.execute("select table_name from duckdb_tables()").fetchall():
+                con.execute(f"select count(hash(t)) from {table} t")
         # If a file has appeared there meanwhile, a link fails; a rename would replace the file.
         os.link(draft, target)
     except OSError as error:

@@ -4,6 +4,7 @@ threads.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -65,7 +66,13 @@ def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
     flags = os.O_CREAT | (os.O_RDWR if exclusive else os.O_RDONLY)
     name = path.with_name(path.name + suffix)
     try:
-        descriptor = os.open(name, flags, 0o666)
+        try:
+            descriptor = os.open(name, flags, 0o666)
+        except OSError as error:
+            if error.errno != errno.EROFS or exclusive:
+                raise
+            # A copy without its side files, where nobody can write: its own lock does.
+            descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise StoreError(f"{name} cannot be opened ({error.strerror}); make its folder accessible to you") from error
     try:

@@ -31,6 +31,10 @@ def ask(
         ConfigError: a statement does more than query, or there are several queries.
         duckdb.Error: the SQL is wrong.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("SQL: the question is not UTF-8; write it so") from None
     statements = con.extract_statements(sql)
     if not statements:
         return None
@@ -56,10 +60,18 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
         kind = statement.type.name
         if kind in _USES_FILES or (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(_masked(statement.query))):
             if not files:
-                raise ConfigError(f"SQL: {_FILES_ARE_SHUT}")
+                raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if _names_a_file(statement) else _no_query(kind)
             _check_names(statement.query, store)
         elif kind not in _ASKS:
-            raise ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
+            raise _no_query(kind)
+
+
+def _names_a_file(statement: Any) -> bool:
+    return "''" in _masked(statement.query)
+
+
+def _no_query(kind: str) -> ConfigError:
+    return ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
 
 
 def _check_names(query: str, store: Path) -> None:

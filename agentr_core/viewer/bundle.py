@@ -12,7 +12,7 @@ from typing import Final
 import httpx
 from starlette.types import ASGIApp
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, StoreError
 from agentr_core.viewer.access import HEADERS
 from agentr_core.writing import writing
 
@@ -71,6 +71,8 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
         path = next(iter(waiting))
         del waiting[path]
         answer = await http.get(path)
+        if answer.status_code >= 500:
+            raise StoreError(f"the page {path} cannot be made; `agentr store check` says whether the store is sound")
         if answer.status_code != 200:
             continue
         pages[path] = answer.text

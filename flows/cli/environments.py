@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from flows.cli.options import NamedPath
+
 
 @click.group()
 def env() -> None:
@@ -68,7 +70,7 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
 
 @env.command("examples")
 @click.argument("name")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=NamedPath(dir_okay=False, path_type=Path))
 @_option
 @click.option("--split", default="train", show_default=True)
 @click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="How many examples.")

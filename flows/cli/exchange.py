@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from agentr_core.texts import visible
-from flows.cli.options import WORKSPACE, IdPrefix, refuse_given
+from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 
 FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl")
 
 
 @click.command()
 @click.argument("source", type=IdPrefix())
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True)
 @click.option("--iteration", type=click.IntRange(min=1), help="Of a run, this iteration; by default, its last one.")
 @click.option(
@@ -44,8 +44,8 @@ def export(source: str, folder: Path, form: str, iteration: int | None, without_
 
 
 @click.command("import")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("source", type=NamedPath(path_type=Path))
+@click.argument("target", type=NamedPath(path_type=Path, dir_okay=False))
 @click.option("--as", "use", type=click.Choice(["expert", "pairs", "general"]), required=True)
 @click.option(
     "--environment", default="", metavar="NAME", help="The environment of the instances; general chat has none."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import OVERRIDE
+from flows.cli.options import OVERRIDE, NamedPath
 
 
 @click.group()
@@ -18,7 +18,7 @@ def models() -> None:
 _vllm_env = click.option(
     "--env",
     "environment",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(path_type=Path, file_okay=False),
     help="Folder of vLLM's own environment; by default, AGENTR_VLLM_ENV or .venv-vllm.",
 )
 _device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -41,10 +41,10 @@ def models_install(environment: Path | None, device: str) -> None:
 
 
 @models.command("serve")
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="A Hugging Face model directory.")
+@click.option("--model", type=NamedPath(path_type=Path), required=True, help="A Hugging Face model directory.")
 @click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--port", type=click.IntRange(0, 65000), default=8100, show_default=True, help="0 means a free one.")
-@click.option("--logs", type=click.Path(path_type=Path), default=Path("runs/logs/vllm"), show_default=True)
+@click.option("--logs", type=NamedPath(path_type=Path), default=Path("runs/logs/vllm"), show_default=True)
 @_vllm_env
 @_device
 @OVERRIDE

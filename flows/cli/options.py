@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import click
@@ -30,6 +31,20 @@ class IdPrefix(click.ParamType[str]):
         return value.strip()
 
 
+class NamedPath(click.Path):
+    """A path that has a name: an empty one, such as an unset variable of the shell, is refused, not
+    taken for the current folder.
+    """
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path; fail if it is empty."""
+        if not os.fspath(value):
+            self.fail("an empty path names nothing; give one, or . for the current folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     """Return a number; fail for NaN and infinity, which no range leaves out."""
     if not math.isfinite(value):
@@ -47,14 +62,14 @@ def refuse_given(why: str, *parameters: str) -> None:
             raise click.UsageError(f"{option.opts[-1]} {why}")
 
 
-RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
+RECIPE = click.argument("recipe", type=NamedPath(path_type=Path))
 OVERRIDE = click.option(
     "-o", "--override", "overrides", multiple=True, metavar="A.B=VALUE", help="Change one field of the recipe."
 )
 WORKSPACE = click.option(
     "-w",
     "--workspace",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     default=Path("runs"),
     show_default=True,
     envvar="AGENTR_WORKSPACE",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from agentr_core.lifetime import importing
-from flows.cli.options import OVERRIDE, RECIPE, finite, refuse_given
+from flows.cli.options import OVERRIDE, RECIPE, IdPrefix, NamedPath, finite, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 
@@ -15,12 +15,12 @@ from flows.cli.prefect_settings import quiet_prefect
 @RECIPE
 @OVERRIDE
 @click.option(
-    "--resume", "resume", metavar="RUN", default="", help="Go on with the run of this id, with RECIPE as it was then."
+    "--resume", metavar="RUN", type=IdPrefix(), help="Go on with the run of this id, with RECIPE as it was then."
 )
 @click.option(
     "--more", type=click.IntRange(1, 10_000), metavar="N", help="Add N iterations to those that the run has finished."
 )
-def run(recipe: Path, overrides: tuple[str, ...], resume: str, more: int | None) -> None:
+def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int | None) -> None:
     """Run a recipe from start to end; the same command again goes on where it stopped."""
     quiet_prefect()
     with importing():
@@ -128,16 +128,16 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 @click.command("eval")
 @RECIPE
 @OVERRIDE
-@click.option("--model", "model", type=click.Path(path_type=Path), help="Evaluate this model directory instead.")
-@click.option("--states", default="", help="The run whose first model's failures the revision test starts from.")
+@click.option("--model", "model", type=NamedPath(path_type=Path), help="Evaluate this model directory instead.")
+@click.option("--states", type=IdPrefix(), help="The run whose first model's failures the revision test starts from.")
 @click.option(
     "--answers",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(path_type=Path, dir_okay=False),
     help="Score another system's episodes instead: a file of the kinds that `agentr import` reads for experts.",
 )
 @click.option("--opening", type=click.IntRange(min=0), default=2, help="With --answers: turns before the problem.")
 def evaluate(
-    recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str, answers: Path | None, opening: int
+    recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str | None, answers: Path | None, opening: int
 ) -> None:
     """Evaluate the model of a recipe, or another one, on the held-out instances.
 
@@ -156,7 +156,7 @@ def evaluate(
         from flows.local import evaluate_recipe
 
     changes = (*overrides, f"model.path={model}") if model else overrides
-    click.echo(evaluate_recipe(recipe, changes, states))
+    click.echo(evaluate_recipe(recipe, changes, states or ""))
 
 
 @click.command()
@@ -192,7 +192,7 @@ def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances:
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("recipes", nargs=-1, type=NamedPath(path_type=Path))
 def serve(recipes: tuple[Path, ...]) -> None:
     """Serve a Prefect deployment for each recipe (all shipped ones if none is named) until
     interrupted.

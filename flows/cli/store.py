@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE, IdPrefix
+from flows.cli.options import WORKSPACE, IdPrefix, NamedPath
 
 
 @click.group()
@@ -16,7 +16,7 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=NamedPath(path_type=Path, dir_okay=False))
 @WORKSPACE
 def backup(file: Path, workspace: Path) -> None:
     """Write the whole store to one sound FILE, even while a run is writing; the copy is opened by
@@ -68,7 +68,7 @@ def compact(workspace: Path) -> None:
 
 
 @store.command()
-@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=NamedPath(path_type=Path, exists=True))
 @WORKSPACE
 def merge(others: tuple[Path, ...], workspace: Path) -> None:
     """Add the rows of other stores to that of the workspace, each row once.
@@ -100,7 +100,7 @@ def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
 
 
 @store.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
 def schema(folder: Path) -> None:
     """Write a page of all tables, views and columns into FOLDER, with a picture."""
     from flows.commands.schema import write_schema

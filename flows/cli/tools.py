@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from flows.cli.options import NamedPath
+
 
 @click.command("doctor")
 @click.option("--attempts", is_flag=True, help="Also show each attempt to escape.")
@@ -27,25 +29,25 @@ def retrieve() -> None:
 
 
 @retrieve.command("serve")
-@click.argument("corpus", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("corpus", type=NamedPath(path_type=Path, dir_okay=False))
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=1243, show_default=True, help="0 means a free one.")
 @click.option(
     "--index",
     "cache",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(path_type=Path, file_okay=False),
     default=Path("runs/indexes"),
     show_default=True,
     help="Folder of indexes, which are kept by what they were made from.",
 )
 @click.option(
     "--encoder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(path_type=Path, file_okay=False),
     help="Search by the vectors of this model directory instead of by words.",
 )
 @click.option(
     "--vectors",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(path_type=Path, dir_okay=False),
     help="A flat FAISS index of the corpus by that model, instead of one made here.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the encoder, such as cuda:0.")

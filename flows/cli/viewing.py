@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE, refuse_given
+from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 
 
 @click.command()
@@ -17,20 +17,22 @@ from flows.cli.options import WORKSPACE, refuse_given
 @click.option("--port", type=click.IntRange(0, 65535), default=4280, show_default=True, help="0 means a free one.")
 @click.option(
     "--index",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(path_type=Path, dir_okay=False),
     help="File that indexes the words of texts for searches; by default, one in the workspace.",
 )
 @click.option(
     "--bundle",
     "folder",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Write pages as files into this new folder, for sharing, and serve nothing.",
 )
-@click.option("--run", default="", metavar="RUN", help="With --bundle: only this run.")
+@click.option("--run", type=IdPrefix(), metavar="RUN", help="With --bundle: only this run.")
 @click.option(
     "--pages", type=click.IntRange(min=1), default=2000, show_default=True, help="With --bundle: the most pages."
 )
-def view(workspace: Path, host: str, port: int, index: Path | None, folder: Path | None, run: str, pages: int) -> None:
+def view(
+    workspace: Path, host: str, port: int, index: Path | None, folder: Path | None, run: str | None, pages: int
+) -> None:
     """Show a workspace in a browser, even while a run is writing, until interrupted.
 
     Runs, iterations and evaluations; trajectories, search trees, pairs, samples and groups, with
@@ -40,7 +42,7 @@ def view(workspace: Path, host: str, port: int, index: Path | None, folder: Path
 
     if folder is not None:
         refuse_given("is for serving pages, and --bundle serves none; leave it out", "host", "port", "index")
-        click.echo(write(workspace, folder, run=run, most=pages))
+        click.echo(write(workspace, folder, run=run or "", most=pages))
         return
     refuse_given("belongs to --bundle", "run", "pages")
     serve(workspace, index=index, host=host, port=port, say=click.echo)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE, IdPrefix
+from flows.cli.options import WORKSPACE, IdPrefix, NamedPath
 
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=IdPrefix())
 @click.option(
     "--beside",
-    default="",
+    type=IdPrefix(),
     metavar="RUN,...",
     help="Show a run of several worlds beside runs of one world each, and write nothing.",
 )
@@ -23,7 +24,7 @@ from flows.cli.options import WORKSPACE, IdPrefix
     help="Address of `agentr view` on the workspace, for links to it; empty for none.  [default: its usual one]",
 )
 @WORKSPACE
-def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Path) -> None:
+def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, workspace: Path) -> None:
     """Write the reports of a run anew, a page for each iteration and one for the whole run, and
     print their paths.
 
@@ -56,7 +57,7 @@ def report(runs: tuple[str, ...], beside: str, viewer: str | None, workspace: Pa
     help="How the answer is written.  [default: as the ending of FILE says, else table]",
 )
 @click.option(
-    "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the answer to FILE."
+    "--output", metavar="FILE", type=NamedPath(path_type=Path, dir_okay=False), help="Write the answer to FILE."
 )
 @click.option("--example", default="", metavar="NAME", help="Ask one of the examples instead of QUERY.")
 @click.option("--examples", is_flag=True, help="List the examples and ask nothing.")
@@ -66,6 +67,7 @@ def sql(
 ) -> None:
     """Ask the store a question in SQL; it answers even while a run is writing.
 
+    QUERY - reads the question from standard input, as in `agentr sql - < question.sql`.
     Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
     hexadecimal digits.
     """
@@ -74,6 +76,8 @@ def sql(
     if examples:
         click.echo(example_list(), nl=False)
         return
+    if query == "-":
+        query = sys.stdin.read()
     click.echo(answer(workspace, query, form, named=example, output=output, files=files), nl=False)
 
 
@@ -103,7 +107,7 @@ def runs(workspace: Path) -> None:
 
 @click.command()
 @click.argument("checkpoint", type=IdPrefix())
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
 @click.option("--base-model", default="", metavar="NAME", help="The name under which its parent is published.")
 @click.option("--license", "licence", default="", metavar="ID", help="A licence, such as apache-2.0, for the card.")
 @WORKSPACE

@@ -62,7 +62,9 @@ def _played(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
     env = make_environment(recipe)
     try:
         world = World(env.name, recipe.environment.name)
-        given = read_demonstrations(answers, world=world, split=recipe.instances.test, opening=opening)
+        given = read_demonstrations(
+            answers, world=world, split=recipe.instances.test, opening=opening, setting="--answers"
+        )
         held_out = frozenset(env.instances(recipe.instances.test))
         for one in (one for some in given.values() for one in some):
             _check_held_out(one, held_out, recipe)

@@ -22,6 +22,9 @@ from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 
+_TOLD = 20
+"""The most unsound records that are told one by one."""
+
 
 def import_file(
     source: Path,
@@ -43,7 +46,7 @@ def import_file(
         opening: for expert: the number of turns before the problem's.
         skip_bad: leave out records that are not sound; otherwise nothing is written if there is
             one.
-        say: is called with what is wrong with each of these records.
+        say: is called with what is wrong with each of these records, up to a number.
 
     Raises:
         DataFileError: the file cannot be read, has a record that is not sound, or no sound one.
@@ -58,8 +61,10 @@ def import_file(
         found, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
     else:
         found, setting = import_pairs(source, _place(environment, options, split)), PAIRS
-    for fault in found.faults:
+    for fault in found.faults[:_TOLD]:
         say(fault)
+    if found.faults[_TOLD:]:
+        say(f"and {len(found.faults) - _TOLD} more records are not sound")
     return _written(found, source, target, skip_bad=skip_bad) + f"; a recipe takes them as {setting}"
 
 

@@ -12,6 +12,8 @@ from agentr_core.writing import write_text
 from tasks.workspaces import open_store
 
 PARQUET = "parquet"
+_PLAN = ["explain_key", "explain_value"]
+"""The columns of an answer to EXPLAIN, whose lines are drawn for a terminal."""
 
 
 def answer(
@@ -41,6 +43,8 @@ def answer(
     ):
         raise ConfigError(f"{output} is the store itself, which is only read; name another file")
     found = store.answer(query or example(named).sql, files=files)
+    if output is None and form == "table" and found.column_names == _PLAN:
+        return "\n".join(found["explain_value"].to_pylist()) + "\n"
     if output is None:
         return FORMATS[form](found)
     if form == PARQUET:
@@ -51,9 +55,15 @@ def answer(
 
 
 def _form_of(output: Path | None) -> str:
-    """Return the format that the ending of a file stands for."""
+    """Return the format that the ending of a file stands for. Raises `ConfigError` for an ending of
+    another kind of file.
+    """
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
-    return ending if ending == PARQUET or ending in FORMATS else "table"
+    if ending in ("", "txt"):
+        return "table"
+    if ending == PARQUET or ending in FORMATS:
+        return ending
+    raise ConfigError(f"{output}: there is no format {ending}; give one of the others with --format")
 
 
 def example_list() -> str:

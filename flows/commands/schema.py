@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
+from agentr_core.errors import ConfigError
 from agentr_core.reports.markdown import escape
 from agentr_core.store import Store
 from agentr_core.store.examples import examples
@@ -15,6 +16,7 @@ from agentr_core.store.queries.catalogue import Column, Reference, Relation, ref
 from agentr_core.writing import write_text
 
 PAGE, PICTURE = "README.md", "schema.svg"
+TITLE = "# The schema of the store"
 _HUBS = ("text", "instance", "iteration")
 """Tables that so many others refer to that lines to them would hide the rest: boxes name them
 instead.
@@ -30,12 +32,17 @@ Place = tuple[float, float]
 
 
 def write_schema(folder: Path) -> list[Path]:
-    """Write the page of the schema and its picture into a folder; return their paths."""
+    """Write the page of the schema and its picture into a folder; return their paths.
+
+    Raises `ConfigError` if the folder has another page of that name.
+    """
+    written = [folder / PAGE, folder / PICTURE]
+    if written[0].exists() and not written[0].read_text("utf-8", "replace").startswith(TITLE):
+        raise ConfigError(f"{written[0]} exists and is not a page of the schema; name another folder")
     with TemporaryDirectory() as scratch:
         store = Store(Path(scratch) / "store.duckdb")
         store.write({})
         found, links = relations(store), references(store)
-    written = [folder / PAGE, folder / PICTURE]
     for path, text in zip(written, (page(found, links), picture(found, links)), strict=True):
         write_text(path, text)
     return written
@@ -46,7 +53,7 @@ def page(found: Sequence[Relation], links: Sequence[Reference]) -> str:
     tables, views = ([one for one in found if one.view is kind] for kind in (False, True))
     return "".join(
         [
-            "# The schema of the store\n\n`agentr store schema agentr_core/store/schema` writes this page from what "
+            f"{TITLE}\n\n`agentr store schema agentr_core/store/schema` writes this page from what "
             "the migrations\nmake, and a test holds it to that. Keys are bold. Each table has `created_at`, too. "
             "Questions\nusually start from a view, or from one of these (`agentr sql --example NAME`):\n\n",
             "| example | what it tells |\n|:--|:--|\n",

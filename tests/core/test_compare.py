@@ -438,7 +438,7 @@ def test_fields_that_belong_elsewhere_are_refused(data: dict[str, Any], said: st
 def test_only_arms_that_are_there_can_be_chosen() -> None:
     assert list(chosen(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
     with pytest.raises(
-        ConfigError, match="recipe doors has no arm dagger; it has good, revision, both, cloning, rft, own, eto"
+        ConfigError, match="recipe doors has no arm 'dagger'; it has good, revision, both, cloning, rft, own, eto"
     ):
         chosen(recipe(), ["good", "dagger"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -373,6 +375,33 @@ def test_a_backup_is_one_sound_file_with_all_that_was_written(store: Store, tmp_
         assert con.execute("select text_id from text").fetchall() == [("a",)]
     store.write({"text": [text("b")]})
     assert Store(copy).missing("text", ["a", "b"]) == ["b"]
+
+
+def test_no_backup_is_made_of_damaged_blocks(store: Store, tmp_path: Path) -> None:
+    store.write({"text": [{"text_id": f"w{number}", "text": os.urandom(500).hex()} for number in range(3000)]})
+    store.checkpoint()
+    content = bytearray(store.path.read_bytes())
+    content[len(content) // 2 :: 4096] = bytes(len(content[len(content) // 2 :: 4096]))
+    store.path.write_bytes(content)
+    with pytest.raises((CorruptStore, StoreError)):
+        Store(store.path).backup(tmp_path / "copy.duckdb")
+    assert not list(tmp_path.glob("copy*"))
+
+
+def test_a_copy_on_a_read_only_disk_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write({"text": [text("a")]})
+    store.checkpoint()
+    opened = os.open
+
+    def refusing(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT and str(path).endswith((".queue", ".lock")):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert Store(store.path).query("select text_id from text")["text_id"].tolist() == ["a"]
+    with pytest.raises(StoreError, match="Read-only file system"):
+        Store(store.path).write({"text": [text("b")]})
 
 
 def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_path: Path) -> None:

@@ -171,6 +171,20 @@ def test_a_question_breaks_nothing_and_reaches_no_file(store: Store, tmp_path: P
     assert store.missing("text", ["kept"]) == []
 
 
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("create temp table z as select 1", "CREATE is not a query; use a SELECT"),
+        ("load httpfs", "LOAD is not a query; use a SELECT"),
+        ("attach 'other.duckdb'", "add --files"),
+        ("select '\udcff'", "the question is not UTF-8"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(store: Store, sql: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        store.query(sql)
+
+
 def test_variables_of_the_program_are_no_tables(store: Store) -> None:
     secret = pa.table({"a": [1]})
     with pytest.raises(ConfigError, match="secret"):

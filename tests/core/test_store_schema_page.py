@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from readme import ROOT
 
+from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from agentr_core.store.queries.catalogue import Reference, references, relations
 from agentr_core.store.tables import TABLES
 from flows.cli import cli
+from flows.commands.schema import write_schema
 
 KEPT = ROOT / "agentr_core" / "store" / "schema"
 
@@ -21,6 +24,14 @@ def test_the_kept_page_and_picture_are_current(tmp_path: Path) -> None:
         assert new == (KEPT / name).read_text(encoding="utf-8"), (
             "write it anew: agentr store schema agentr_core/store/schema"
         )
+
+
+def test_another_page_of_that_name_is_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "README.md"
+    mine.write_text("# Mine\n")
+    with pytest.raises(ConfigError, match="is not a page of the schema; name another folder"):
+        write_schema(tmp_path)
+    assert mine.read_text() == "# Mine\n"
 
 
 def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:

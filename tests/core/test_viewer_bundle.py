@@ -8,8 +8,10 @@ from pathlib import Path
 import gallery
 import pytest
 from browser import HOSTILE, browse
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, StoreError
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.viewer.bundle import Bundled, bundle
 from agentr_core.viewer.server import app
@@ -37,6 +39,15 @@ async def test_pages_lead_to_files_beside_them(tmp_path: Path) -> None:
     for kind in ("run", "trajectory", "tree", "node", "pair", "sample", "preference", "group", "family", "differences"):
         assert [name for name in pages if name.startswith(f"{kind}-")], kind
     assert not [name for name, page in pages.items() if "<form" in page]
+
+
+async def test_a_page_that_cannot_be_made_is_not_left_out(tmp_path: Path) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("no", status_code=500)(scope, receive, send)
+
+    with pytest.raises(StoreError, match="the page / cannot be made"):
+        await bundle(broken, tmp_path / "site", start="/", most=5)
+    assert not (tmp_path / "site").exists()
 
 
 async def test_a_browser_shows_the_files_and_obeys_no_text(tmp_path: Path) -> None:

@@ -144,12 +144,39 @@ def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tupl
         ("trace", ""),
         ("preview", ""),
         ("export", "", "a", "--format", "trl"),
+        ("view", "--bundle", "a", "--run", ""),
+        ("report", "abc", "--beside", ""),
     ],
 )
 def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...]) -> None:
     answer = CliRunner().invoke(cli, [*words, "-w", str(store.path.parent)])
     assert answer.exit_code == 2
     assert " names nothing; give " in answer.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("store", "schema", ""),
+        ("import", "", "a", "--as", "general"),
+        ("sql", "select 1", "--output", ""),
+        ("eval", "a.yaml", "--answers", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(cli, words)
+    assert answer.exit_code == 2
+    assert "an empty path names nothing" in answer.output
+
+
+def test_a_question_may_come_from_a_file_and_a_plan_is_drawn(store: Store) -> None:
+    workspace = ("-w", str(store.path.parent))
+    answer = CliRunner().invoke(cli, ["sql", "-", *workspace], input="-- how many\nselect 41 + 1 as n")
+    assert answer.output.split() == ["n", "42"]
+    answer = CliRunner().invoke(cli, ["sql", "explain select 1", *workspace])
+    assert len(answer.output.splitlines()) > 3
+    answer = CliRunner().invoke(cli, ["sql", "select 1", "--output", "o.xlsx", *workspace])
+    assert "o.xlsx: there is no format xlsx" in str(answer.exception)
 
 
 @pytest.mark.parametrize(

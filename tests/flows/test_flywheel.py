@@ -85,7 +85,9 @@ def test_a_checkpoint_and_a_sample_are_traced_to_the_base(turned: Turned) -> Non
     lines = traced(turned.root, made[:12], "text").splitlines()
     assert lines[0].startswith(f"checkpoint {made}  recipe door")
     assert lines[1].startswith(f"  trained from: checkpoint {base}  model ")
-    assert re.fullmatch(r"  trained on: dataset \w+  hash \w+  rows [1-9]\d*", lines[2])
+    assert re.fullmatch(
+        r"  trained on: dataset \w+  hash \w+  run \w+  iteration 1  rows [1-9]\d*  samples [1-9].*", lines[2]
+    )
     assert lines[3] == f"    collected by: checkpoint {base}  see above"
 
     revision, *_ = turned.ask("select sample_id from sample where kind = 'revision'")["sample_id"]

@@ -12,11 +12,13 @@ import groups
 import pytest
 from click.testing import CliRunner
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, DataFault
 from agentr_core.store import Store
 from flows.cli import cli
+from flows.commands.stores import faults
 from flows.flywheel import flywheel
 from flows.serving import deployments
+from flows.stages import of
 from tasks import stages
 
 pytestmark = [
@@ -58,6 +60,14 @@ def test_three_nights_are_three_iterations(tmp_path: Path, door_model: Path, mon
     assert len({made for *_, made in done}) == 4
     assert store.rows("select status, (config->>'$.iterations')::int from run") == [("finished", 3)]
 
+    workspace = str(store.path.parent)
+    with pytest.raises(DataFault, match="no checkpoint of iteration 4 yet"):
+        asyncio.run(of("reinforce")(first, 5, workspace))
+    with pytest.raises(ConfigError, match="iteration 4 has not begun; run its first stage, reinforce, before"):
+        asyncio.run(of("evaluate")(first, 4, workspace))
+    assert len(store.rows("select 1 from iteration")) == 4
+    assert faults(store.path.parent) == []
+
 
 def test_where_a_run_ends_is_said_once(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
@@ -70,7 +80,10 @@ def test_where_a_run_ends_is_said_once(tmp_path: Path, door_model: Path) -> None
 
 
 def test_the_form_of_a_deployment_checks_its_numbers(tmp_path: Path, door_model: Path) -> None:
-    (deployment, *_) = deployments([groups.write(tmp_path, door_model)])
+    (deployment, *others) = deployments([groups.write(tmp_path, door_model)])
     fields = deployment._parameter_openapi_schema.properties
     for name in ("iterations", "more"):
         assert {"type": "integer", "minimum": 1, "maximum": 10_000} in fields[name]["anyOf"]
+    (stage,) = (other._parameter_openapi_schema.properties for other in others if other.flow_name == "evaluate")
+    assert stage["iteration"]["minimum"] == 0
+    assert stage["run_id"]["minLength"] == 1

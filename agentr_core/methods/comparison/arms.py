@@ -91,9 +91,8 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
     """
     unknown = [name for name in names if name not in recipe.compare.arms]
     if unknown:
-        raise ConfigError(
-            f"recipe {recipe.name} has no arm {', '.join(unknown)}; it has {', '.join(recipe.compare.arms) or 'none'}"
-        )
+        known = ", ".join(recipe.compare.arms) or "none"
+        raise ConfigError(f"recipe {recipe.name} has no arm {', '.join(map(repr, unknown))}; it has {known}")
     kept = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
     return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))
 

@@ -27,14 +27,18 @@ select r.recipe, i.run_id as run, i.iteration, c.path as model, left(c.weights_s
 from checkpoint c left join iteration i using (iteration_id) left join run r using (run_id)
 where c.checkpoint_id = $1""",
     "dataset": """
-select d.hash, (select count(*) from dataset_row where dataset_id = d.dataset_id) as rows,
+select d.hash, i.run_id as run, i.iteration,
+    (select count(*) from dataset_row where dataset_id = d.dataset_id) as rows,
+    (select list(n || ' ' || kind order by kind) from (
+        select s.kind, count(*) as n from dataset_row w join sample s using (sample_id)
+        where w.dataset_id = d.dataset_id group by s.kind)) as samples,
     (select list(distinct policy order by policy) from (
         select case when t.source = 'expert' then null
             else coalesce(g.checkpoint_id, i.collected_by, i.checkpoint_in) end as policy
         from dataset_row w join sample s using (sample_id) join iteration i on i.iteration_id = s.iteration_id
         left join tree g on g.tree_id = s.tree_id left join trajectory t on t.trajectory_id = s.trajectory_id
         where w.dataset_id = d.dataset_id) where policy is not null) as "checkpoint: collected by"
-from dataset d where d.dataset_id = $1""",
+from dataset d left join iteration i on i.iteration_id = d.iteration_id where d.dataset_id = $1""",
     "sample": """
 select kind, instance_id as instance, good_reward, bad_reward, cut, num_tokens as tokens,
     num_trained_tokens as trained_tokens,

@@ -19,7 +19,11 @@ case when status not in ('finished', 'failed') and not list_contains($1::varchar
 else status end
 """
 """The current status of a run in SQL; the first parameter of the query is `runs_at_work`."""
-ALL_RUNS = f"select run_id, recipe, {STATUS_NOW} as status, started_at, finished_at from run order by started_at"
+ALL_RUNS = f"""
+select run_id, recipe, config->>'$.seed' as seed, config->>'$.model.path' as model, {STATUS_NOW} as status, started_at,
+    finished_at
+from run order by started_at
+"""
 """A query that shows a person the runs of a workspace, the oldest first."""
 
 
