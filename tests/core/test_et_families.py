@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentr_core.methods.et_agent import most_members
-from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, attempts, begun, parents
+from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, begun, parents, planned_children
 from agentr_core.methods.et_agent.flywheel.growing import Grown, grow
 from agentr_core.methods.et_agent.flywheel.prompts import HINTS, PROMPTS, version
 from agentr_core.recipes import EtAgentConfig, FlywheelConfig, Recipe
@@ -24,7 +24,7 @@ def member(name: str, reward: float, cost: int, *, tokens: int = 0) -> Member:
     return Member(name=name, id=name, trajectory=told, cost=cost, tokens=tokens)
 
 
-def names(found: Sequence[Member | Attempt]) -> list[str]:
+def names(found: Sequence[Member | PlannedChild]) -> list[str]:
     return [one.name for one in found]
 
 
@@ -36,7 +36,7 @@ async def grown(
     """
     tried: list[str] = []
 
-    async def make(attempt: Attempt) -> Member | None:
+    async def make(attempt: PlannedChild) -> Member | None:
         tried.append(attempt.name)
         reward = rewards.get(attempt.name, 0.0)
         return None if reward is None else member(attempt.name, reward, cost=len(attempt.name), tokens=tokens)
@@ -58,9 +58,9 @@ def test_the_best_that_was_not_varied_yet_is_right_then_cheap_then_first() -> No
 def test_right_and_wrong_parents_have_operators_of_their_own() -> None:
     config = FlywheelConfig(correct=("C2",), incorrect=("I3", "I1"))
     family = [member("r", 1, 0), member("w", 0.5, 0)]
-    assert names(attempts(family, 2, config, room=9)) == ["r.2C2", "w.2I3", "w.2I1"]
-    assert names(attempts(family, 2, config, room=2)) == ["r.2C2", "w.2I3"]
-    assert attempts(family, 2, config, room=-1) == ()
+    assert names(planned_children(family, 2, config, room=9)) == ["r.2C2", "w.2I3", "w.2I1"]
+    assert names(planned_children(family, 2, config, room=2)) == ["r.2C2", "w.2I3"]
+    assert planned_children(family, 2, config, room=-1) == ()
 
 
 async def test_a_round_varies_one_member_or_every_one() -> None:
@@ -98,7 +98,7 @@ async def test_members_and_tokens_bound_it(policy: Any) -> None:
 async def test_a_fault_of_one_child_leaves_the_others() -> None:
     made: list[str] = []
 
-    async def make(attempt: Attempt) -> Member | None:
+    async def make(attempt: PlannedChild) -> Member | None:
         if attempt.name == "0.1I1":
             raise ValueError("no such luck")
         made.append(attempt.name)

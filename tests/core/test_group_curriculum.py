@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.methods.grpo.curriculum import Tally, choose, contrast, tallies
+from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast, past_rewards
 from agentr_core.types import Instance
 
 INSTANCES = [Instance(environment="door", split="train", index=index) for index in range(8)]
@@ -20,7 +20,11 @@ def test_the_chance_of_contrast_by_hand() -> None:
 
 
 def test_mixed_instances_come_first_and_mastered_ones_last() -> None:
-    known = {KEYS[0]: Tally(won=4, missed=4), KEYS[1]: Tally(won=8), KEYS[2]: Tally(missed=8)}
+    known = {
+        KEYS[0]: PastRewards(won=4, missed=4),
+        KEYS[1]: PastRewards(won=8),
+        KEYS[2]: PastRewards(missed=8),
+    }
     first = Counter(
         instance.key for seed in range(2000) for instance in choose(INSTANCES[:4], known, count=1, size=8, seed=seed)
     )
@@ -33,19 +37,19 @@ def test_mixed_instances_come_first_and_mastered_ones_last() -> None:
 def test_the_chance_of_being_chosen_by_hand() -> None:
     # One instance is won half of the time for sure, of the other nothing is known. Two episodes of
     # a rate t differ with a chance of 2t(1 - t), which is highest at a half.
-    known = {KEYS[0]: Tally(won=1e9, missed=1e9)}
+    known = {KEYS[0]: PastRewards(won=1e9, missed=1e9)}
     for seed in range(50):
         assert choose(INSTANCES[:2], known, count=1, size=2, seed=seed)[0].key == KEYS[0]
 
 
 def test_tallies_let_earlier_groups_fade() -> None:
     outcomes = [(KEYS[0], 8, 0.5), (KEYS[1], 8, 1.0), (KEYS[0], 8, 1.0)]
-    found = tallies(outcomes, memory=0.5)
-    assert found == {KEYS[0]: Tally(won=10.0, missed=2.0), KEYS[1]: Tally(won=8.0, missed=0.0)}
+    found = past_rewards(outcomes, memory=0.5)
+    assert found == {KEYS[0]: PastRewards(won=10.0, missed=2.0), KEYS[1]: PastRewards(won=8.0, missed=0.0)}
 
 
 def test_a_draw_depends_on_its_seed_alone_and_puts_nothing_back() -> None:
-    for known in (None, {KEYS[0]: Tally(won=3, missed=1)}):
+    for known in (None, {KEYS[0]: PastRewards(won=3, missed=1)}):
         drawn = choose(INSTANCES, known, count=5, size=8, seed=3)
         assert drawn == choose(INSTANCES, known, count=5, size=8, seed=3)
         assert drawn != choose(INSTANCES, known, count=5, size=8, seed=4)

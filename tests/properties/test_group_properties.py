@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.grpo.curriculum import Tally, choose, contrast
+from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast
 from agentr_core.methods.grpo.families import Family
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.training.group.advantages import advantages, step_advantages
@@ -98,7 +98,7 @@ def test_the_chance_of_contrast_is_one_and_the_same_for_wins_and_losses(rate: fl
     assert chance == pytest.approx(contrast(1 - rate, size))
 
 
-TALLIES = st.builds(Tally, won=st.floats(0, 1e4), missed=st.floats(0, 1e4))
+TALLIES = st.builds(PastRewards, won=st.floats(0, 1e4), missed=st.floats(0, 1e4))
 
 
 @given(
@@ -108,7 +108,7 @@ TALLIES = st.builds(Tally, won=st.floats(0, 1e4), missed=st.floats(0, 1e4))
     st.none() | st.dictionaries(st.sampled_from([i.key for i in INSTANCES]), TALLIES),
 )
 def test_a_draw_has_as_many_as_were_asked_for_and_none_twice_before_all_came(
-    count: int, seed: int, avoid: set[str], known: dict[str, Tally] | None
+    count: int, seed: int, avoid: set[str], known: dict[str, PastRewards] | None
 ) -> None:
     drawn = choose(INSTANCES, known, count=count, size=8, seed=seed, avoid=avoid)
     assert len(drawn) == count

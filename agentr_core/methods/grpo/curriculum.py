@@ -19,19 +19,19 @@ before, and 4% where it had always been won (`deployments/LOG.md`, "which instan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The record of an instance: rewards won and missed, summed over its episodes; earlier ones
-    count less.
-    """
+class PastRewards:
+    """Rewards of an instance, won and missed, summed over its episodes; earlier ones count less."""
 
     won: float = 0.0
     missed: float = 0.0
 
-    def after(self, *, episodes: int, reward: float, memory: float) -> Tally:
-        """Return the tally after a group with a mean reward in [0, 1]; earlier groups count
+    def after(self, *, episodes: int, reward: float, memory: float) -> PastRewards:
+        """Return the past rewards after a group with a mean reward in [0, 1]; earlier groups count
         `memory` times as much.
         """
-        return Tally(won=memory * self.won + episodes * reward, missed=memory * self.missed + episodes * (1.0 - reward))
+        return PastRewards(
+            won=memory * self.won + episodes * reward, missed=memory * self.missed + episodes * (1.0 - reward)
+        )
 
 
 def contrast(rate: float, size: int) -> float:
@@ -43,7 +43,7 @@ def contrast(rate: float, size: int) -> float:
 
 def choose(
     instances: Sequence[Instance],
-    known: Mapping[str, Tally] | None,
+    known: Mapping[str, PastRewards] | None,
     *,
     count: int,
     size: int,
@@ -65,7 +65,7 @@ def choose(
     if known is None:
         scores = random.random(len(instances))
     else:
-        found = [known.get(instance.key, Tally()) for instance in instances]
+        found = [known.get(instance.key, PastRewards()) for instance in instances]
         rates = random.beta([_WON + tally.won for tally in found], [_MISSED + tally.missed for tally in found])
         scores = np.array([contrast(rate, size) for rate in rates])
     score_of = {instance.key: score for instance, score in zip(instances, scores, strict=True)}
@@ -73,11 +73,11 @@ def choose(
     return [order[position % len(order)] for position in range(count)]
 
 
-def tallies(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, Tally]:
+def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, PastRewards]:
     """Return the tally of each instance after groups, each given in order as instance, episodes and
     mean reward.
     """
-    found: dict[str, Tally] = {}
+    found: dict[str, PastRewards] = {}
     for key, episodes, reward in outcomes:
-        found[key] = found.get(key, Tally()).after(episodes=episodes, reward=reward, memory=memory)
+        found[key] = found.get(key, PastRewards()).after(episodes=episodes, reward=reward, memory=memory)
     return found

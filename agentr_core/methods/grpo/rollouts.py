@@ -9,7 +9,7 @@ from functools import partial
 from agentr_core.episodes.asking import Helper
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.curriculum import Tally, choose
+from agentr_core.methods.grpo.curriculum import PastRewards, choose
 from agentr_core.methods.grpo.families import Family
 from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
 from agentr_core.models.samplers import Sampler
@@ -51,7 +51,7 @@ class Rollouts:
     helper: Helper
     writer: Writer
 
-    async def play(self, step: int, policy: Checkpoint, known: dict[str, Tally]) -> tuple[list[Group], Effort]:
+    async def play(self, step: int, policy: Checkpoint, known: dict[str, PastRewards]) -> tuple[list[Group], Effort]:
         """Return the groups of a step and the effort that they took. Every episode is stored, and
         stored ones are not played again.
 
@@ -105,7 +105,7 @@ class Rollouts:
         store.write(validation_rows(iteration_id, step, [key for key in ids.values() if key not in lost]))
 
     def _choose(
-        self, step: int, draw: int, count: int, known: dict[str, Tally], drawn: set[str]
+        self, step: int, draw: int, count: int, known: dict[str, PastRewards], drawn: set[str]
     ) -> list[tuple[int, Instance]]:
         """Return the instances of a draw, each with how often it was chosen before in this draw."""
         recipe = self.place.recipe

@@ -21,7 +21,7 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.curriculum import Tally, tallies
+from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
 from agentr_core.methods.grpo.measures import measures
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
@@ -235,13 +235,15 @@ class _Training:
         )
         return groups, effort
 
-    def _known(self, step: int) -> dict[str, Tally]:
-        """Return the tallies of instances before a step, by key. Variants of one instance, such as
-        goals under other names, share a tally.
+    def _known(self, step: int) -> dict[str, PastRewards]:
+        """Return the past rewards of instances before a step, by key. Variants of one instance,
+        such as goals under other names, share theirs.
         """
         store, instances = self.rollouts.place.store, self.rollouts.instances
         outcomes = load_outcomes(store, self.job.experience, until=step - 1)
-        found = tallies(((o.origin, o.episodes, o.reward) for o in outcomes), memory=self.job.objective.grpo.memory)
+        found = past_rewards(
+            ((o.origin, o.episodes, o.reward) for o in outcomes), memory=self.job.objective.grpo.memory
+        )
         traits = instance_traits(store, [instance.key for instance in instances])
         return {key: found[traits[key].origin] for key in traits if traits[key].origin in found}
 

@@ -27,7 +27,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class PlannedChild:
     """A child that an operator may make; before the first round it has no parent."""
 
     name: str
@@ -36,7 +36,7 @@ class Attempt:
     parent: Member | None = None
 
 
-def subject_of(attempt: Attempt, operator: str) -> str:
+def subject_of(attempt: PlannedChild, operator: str) -> str:
     """Return the name of an operator's request to a model: the parent's name, the round and the
     operator.
     """
@@ -49,9 +49,9 @@ def round_of(subject: str) -> int:
     return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
 
 
-def begun(config: FlywheelConfig) -> tuple[Attempt, ...]:
-    """Return the attempts at fresh trajectories, which come before the first round."""
-    return tuple(Attempt(name=str(number)) for number in range(config.fresh))
+def begun(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
+    """Return the fresh trajectories, which come before the first round."""
+    return tuple(PlannedChild(name=str(number)) for number in range(config.fresh))
 
 
 def parents(members: Sequence[Member], used: Collection[str], config: FlywheelConfig) -> list[Member]:
@@ -66,10 +66,12 @@ def parents(members: Sequence[Member], used: Collection[str], config: FlywheelCo
     return [next((member for member in ranked if member.name not in used), ranked[0])] if ranked else []
 
 
-def attempts(varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int) -> tuple[Attempt, ...]:
-    """Return the attempts of a round, in order, at most as many as there is room for."""
+def planned_children(
+    varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
+) -> tuple[PlannedChild, ...]:
+    """Return the children that a round may make, in order, at most as many as there is room for."""
     wanted = [
-        Attempt(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
+        PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
         for parent in varied
         for operator in (config.correct if parent.trajectory.success else config.incorrect)
     ]

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, attempts, begun, parents
+from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, begun, parents, planned_children
 from agentr_core.recipes import FlywheelConfig
 
-Make = Callable[[Attempt], Awaitable[Member | None]]
+Make = Callable[[PlannedChild], Awaitable[Member | None]]
 """Returns the child of an attempt, made now or earlier; None where its operator makes none."""
 
 
@@ -41,7 +41,7 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
         if config.most_tokens and written >= config.most_tokens:
             return Grown(tuple(members), round_ - 1, "tokens")
         varied = parents(members, used, config)
-        tried = attempts(varied, round_, config, room=config.most_members - len(members))
+        tried = planned_children(varied, round_, config, room=config.most_members - len(members))
         if not tried and len(members) >= config.most_members:
             return Grown(tuple(members), round_ - 1, "members")
         used |= {parent.name for parent in varied}
@@ -52,9 +52,9 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
     return Grown(tuple(members), config.rounds, "rounds")
 
 
-async def _made(tried: Sequence[Attempt], make: Make) -> list[Member]:
-    """Return the children of attempts in their order. A fault does not end the other attempts: what
-    can be made is made and kept.
+async def _made(tried: Sequence[PlannedChild], make: Make) -> list[Member]:
+    """Return the children in the order of their plans. A fault does not end the others: what can be
+    made is made and kept.
     """
     found = await asyncio.gather(*map(make, tried), return_exceptions=True)
     for one in found:

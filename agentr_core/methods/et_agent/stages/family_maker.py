@@ -15,7 +15,7 @@ from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.et_agent.flywheel.carrying import Played, carry_out
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
-from agentr_core.methods.et_agent.flywheel.family import Attempt, Member, subject_of
+from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, subject_of
 from agentr_core.methods.et_agent.flywheel.growing import grow
 from agentr_core.methods.et_agent.flywheel.operators import OPERATORS, Case
 from agentr_core.methods.et_agent.flywheel.prompts import PromptName, version
@@ -112,7 +112,7 @@ class FamilyMaker:
             )
         )
 
-    async def _child(self, known: Known, attempt: Attempt) -> Member | None:
+    async def _child(self, known: Known, attempt: PlannedChild) -> Member | None:
         work = known.work
         child_id = fingerprint("member", work.family_id, attempt.name)
         async with self.environments.lend(work.instance) as env:
@@ -128,7 +128,7 @@ class FamilyMaker:
             tokens=kept.tokens,
         )
 
-    async def _make(self, known: Known, attempt: Attempt, child_id: str, manner: Manner) -> bool:
+    async def _make(self, known: Known, attempt: PlannedChild, child_id: str, manner: Manner) -> bool:
         """Make a child and store it; return whether there is one."""
         seed = self._seed(known, attempt.name)
         draft = await self._draft(known, attempt, manner, seed)
@@ -174,7 +174,7 @@ class FamilyMaker:
             raise
         return replace(played, trajectory=trajectory), grading
 
-    async def _draft(self, known: Known, attempt: Attempt, manner: Manner, seed: int) -> Draft | Unmade:
+    async def _draft(self, known: Known, attempt: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
         """Return the beginning of a child. A prompt that no longer fits a model's context makes no
         child.
         """
@@ -191,7 +191,7 @@ class FamilyMaker:
             return Unmade("prompt-too-long", str(error))
 
     async def _consult(
-        self, known: Known, attempt: Attempt, operator: str, name: PromptName, question: Question
+        self, known: Known, attempt: PlannedChild, operator: str, name: PromptName, question: Question
     ) -> Answer:
         """Return a model's stored answer to the same question, or else a new one."""
         subject = subject_of(attempt, operator)
@@ -230,7 +230,7 @@ class FamilyMaker:
             given=given,
         )
 
-    def _derived(self, child_id: str, attempt: Attempt, draft: Draft, seed: int) -> Rows:
+    def _derived(self, child_id: str, attempt: PlannedChild, draft: Draft, seed: int) -> Rows:
         if attempt.parent is None:
             return {}
         made = Derivation(
@@ -244,7 +244,7 @@ class FamilyMaker:
         )
         return derivation_rows([made], iteration_id=self.iteration_id)
 
-    def _unmade(self, known: Known, attempt: Attempt, why: Unmade) -> Rows:
+    def _unmade(self, known: Known, attempt: PlannedChild, why: Unmade) -> Rows:
         subject = f"{known.work.instance.key} {attempt.name}"
         rejection = Rejection(stage=STAGE, subject=subject, reason=why.reason, detail=why.detail)
         return rejection_rows([rejection], iteration_id=self.iteration_id)
