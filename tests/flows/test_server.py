@@ -8,13 +8,18 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from subprocess import Popen
 
 import psutil
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from wheel import PATIENCE, launched
 
+from agentr_core.errors import ConfigError
 from flows import server
+from flows.serving import serve_recipes
 
 pytestmark = pytest.mark.slow
 SERVED = """
@@ -109,3 +114,16 @@ def test_the_server_outlives_what_ends_the_whole_group(serving_env: dict[str, st
         assert (process.returncode, out) == (0, "true\n"), err
         _, alive = psutil.wait_procs(left, timeout=PATIENCE / 10)
         assert not alive
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_deployment_of_a_work_pool_is_not_served_away_from_it(prefect_server: None) -> None:
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name="machines", type="process"))
+        flow_id = client.create_flow_from_name("flywheel")
+        client.create_deployment(flow_id=flow_id, name="textcraft-tiny", work_pool_name="machines")
+        client.create_deployment(flow_id=flow_id, name="textcraft-climb")
+    names = ["flywheel/textcraft-tiny", "flywheel/textcraft-climb", "flywheel/none"]
+    assert server.on_work_pools(names) == ["flywheel/textcraft-tiny"]
+    with pytest.raises(ConfigError, match="flywheel/textcraft-tiny on this server belong to work pools"):
+        serve_recipes([Path("deployments/recipes/textcraft-tiny.yaml")])

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from readme import ROOT, command
 from servers import PREFECT, served, wait_for
-from wheel import PATIENCE, agentr, all_rows, launched, write_recipe
+from wheel import PATIENCE, all_rows, launched, write_recipe
 
 from agentr_core.store import Store
 
@@ -81,14 +81,6 @@ def pool(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> Itera
         (deployment,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
         assert deployment["work_queue_name"] == "cpu"
         yield Pool(tmp_path, write_recipe(tmp_path, door_model), deployment["id"], env)
-
-
-@pytest.mark.slow
-def test_what_a_pool_has_is_not_served_away_from_it(pool: Pool) -> None:
-    done = agentr("serve", ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", env=pool.env)
-    assert done.returncode == 2, done.stdout
-    assert "flywheel/textcraft-tiny" in done.stderr
-    assert "belong to work pools, made by `prefect deploy`" in done.stderr
 
 
 @pytest.mark.slow
