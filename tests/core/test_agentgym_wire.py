@@ -49,7 +49,7 @@ def test_requests(world: str, create: Any, reset: Any, step: Any) -> None:
     ("world", "answer", "first"),
     [
         ("textcraft", {"id": 3, "observation": "Crafting commands:", "done": False, "reward": 0}, "Crafting commands:"),
-        ("sciworld", {"first_observation": "Boil.", "observation": "A hall.", "deleted": False}, "Boil.\nA hall."),
+        ("sciworld", {"task_description": "Boil.", "observation": "A hall.", "deleted": False}, "Boil.\nA hall."),
         ("webshop", ["WebShop [SEP] Search", None], "WebShop [SEP] Search"),
         (
             "alfworld",

@@ -200,7 +200,7 @@ _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, fi
 
 WIRES: Mapping[str, Wire] = {
     "textcraft": Wire(item="data_idx", created_ready=True, closes=True),
-    "sciworld": Wire(item="data_idx", introduction="first_observation", reward="score", scale=100.0, closes=True),
+    "sciworld": Wire(item="data_idx", introduction="task_description", reward="score", scale=100.0, closes=True),
     "webshop": Wire(item="session_id", id_key="env_idx", bare_id=True, first="pair", observation="state"),
     "alfworld": Wire(item="game", fixed=(("world_type", "Text"),), choices="available_actions"),
     # Its "score" adds up the standing reward at each step; an episode that ends has a reward above
