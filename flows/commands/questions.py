@@ -32,9 +32,6 @@ def answer(
     """
     if bool(query) == bool(named):
         raise ConfigError("give one question: QUERY, or --example NAME")
-    form = form or _form_of(output)
-    if form == PARQUET and output is None:
-        raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
     store = open_store(workspace, must_exist=True)
     if (
         output is not None
@@ -42,6 +39,9 @@ def answer(
         and output.parent.resolve() == store.path.parent.resolve()
     ):
         raise ConfigError(f"{output} is the store itself, which is only read; name another file")
+    form = form or _form_of(output)
+    if form == PARQUET and output is None:
+        raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
     found = store.answer(query or example(named).sql, files=files)
     if output is None and form == "table" and found.column_names == _PLAN:
         return "\n".join(found["explain_value"].to_pylist()) + "\n"

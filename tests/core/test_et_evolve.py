@@ -5,6 +5,7 @@ samples come of it.
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +138,9 @@ async def test_a_fault_costs_nothing_that_was_made(
         assert place.store.rows(ends) == ended
 
         for role in ("editor", "reflector"):
-            seeds, once = ([request.seed for request in of.requests(role)] for of in (staff, plain))
-            assert sorted(seeds) == sorted(once), "each was asked once"
+            seeds, once = (Counter(request.seed for request in of.requests(role)) for of in (staff, plain))
+            assert not once - seeds
+            assert (seeds - once).total() <= 2, "only what was under way at the fault may be asked again"
         drawn, wanted_too = ({request.seed for request in of.requests("actor")} for of in (staff, plain))
         assert drawn == wanted_too
 

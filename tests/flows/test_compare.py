@@ -202,7 +202,7 @@ def test_what_cannot_be_compared_is_said_in_one_sentence(compared: Compared, mon
         assert isinstance(error, ConfigError)
         return str(error)
 
-    assert said("--arm", "dagger") == "recipe doors has no arm dagger; it has good, eto"
+    assert said("--arm", "dagger") == "recipe doors has no arm 'dagger'; it has good, eto"
     assert "training.max_tokens: give the number of trained tokens" in said("-o", "training.max_tokens=0")
     assert "environment door has no expert" in said("-o", "eto.preferences.against=expert")
     assert "is of method agent-r and has no arms" in said("-o", "method=agent-r", "-o", "compare={}", "-o", "eto={}")
