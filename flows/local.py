@@ -140,7 +140,7 @@ def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
     )
 
 
-def evaluate_recipe(path: Path, overrides: Sequence[str], states: str = "") -> str:
+def evaluate_recipe(path: Path, overrides: Sequence[str], states: str | None = None) -> str:
     """Evaluate the model of a recipe on the held-out instances and return the table of its score.
 
     Args:

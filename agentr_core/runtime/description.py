@@ -174,7 +174,7 @@ def _no_faults(recipe: Recipe) -> list[str]:
     return []
 
 
-def _settled(recipe: Recipe) -> None:
+def _nothing_to_settle(recipe: Recipe) -> None:
     pass
 
 
@@ -225,7 +225,7 @@ class Method:
     """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
     for all methods.
     """
-    settle: Callable[[Recipe], None] = _settled
+    settle: Callable[[Recipe], None] = _nothing_to_settle
     """Raises `ConfigError` for faults that only the parsed recipe as a whole shows."""
     trained: Callable[[Recipe], Sequence[Recipe]] = _own_training
     """Returns the recipes whose trainings a run does: its own, or those of its arms."""

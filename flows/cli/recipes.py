@@ -156,7 +156,7 @@ def evaluate(
         from flows.local import evaluate_recipe
 
     changes = (*overrides, f"model.path={model}") if model else overrides
-    click.echo(evaluate_recipe(recipe, changes, states or ""))
+    click.echo(evaluate_recipe(recipe, changes, states))
 
 
 @click.command()

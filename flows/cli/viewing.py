@@ -42,7 +42,7 @@ def view(
 
     if folder is not None:
         refuse_given("is for serving pages, and --bundle serves none; leave it out", "host", "port", "index")
-        click.echo(write(workspace, folder, run=run or "", most=pages))
+        click.echo(write(workspace, folder, run=run, most=pages))
         return
     refuse_given("belongs to --bundle", "run", "pages")
     serve(workspace, index=index, host=host, port=port, say=click.echo)

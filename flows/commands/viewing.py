@@ -37,7 +37,7 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
     listening.serve(shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}"))
 
 
-def write(workspace: Path, folder: Path, *, run: str, most: int) -> str:
+def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
     """Write the pages of a workspace, or of one of its runs, to a folder, and return what was
     written.
 

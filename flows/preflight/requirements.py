@@ -21,7 +21,7 @@ from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.rendering import load_renderer, load_tokenizer
+from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer
 from agentr_core.store import Store
 from agentr_core.store.queries.revision_states import revision_states
 from agentr_core.store.queries.runs import count_trees
@@ -197,7 +197,8 @@ def _check_template(path: Path, *, trains: bool) -> None:
     """
     now = datetime.now(UTC)
     try:
-        renderer = load_renderer(path, at=now)
+        tokenizer = load_tokenizer(path)
+        renderer = Renderer(tokenizer, at=now)
         renderer.render_prompt(TWO_TURNS[:1])
         if trains:
             renderer.render_sample(TWO_TURNS)
@@ -207,14 +208,12 @@ def _check_template(path: Path, *, trains: bool) -> None:
             str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {way}: {fault}"
         )
         raise ModelDirectoryError(refused + _way_out(path)) from fault
-    if trains:
-        tokenizer = load_tokenizer(path)
-        # TRL's trainers pad rows with this token.
-        if (tokenizer.pad_token or tokenizer.eos_token) is None:
-            raise ModelDirectoryError(
-                f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
-                "tokenizer_config.json"
-            )
+    # TRL's trainers pad rows with this token.
+    if trains and (tokenizer.pad_token or tokenizer.eos_token) is None:
+        raise ModelDirectoryError(
+            f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
+            "tokenizer_config.json"
+        )
 
 
 def _way_out(path: Path) -> str:
@@ -246,7 +245,7 @@ def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:
     except DataFault as fault:
         raise ModelDirectoryError(f"the model in {path} cannot be asked: {fault}") from fault
     room = context_length_of(path, model.context_length)
-    if room and tokens >= room:
+    if tokens >= room:
         raise ConfigError(
             f"model.context_length: a context of {room:,} tokens has no room for a reply, since what the model reads "
             f"before an instance has {tokens:,}; give more, or name a model with a longer context"

@@ -5,7 +5,6 @@ samples come of it.
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,8 @@ BOTH = (MATH, RIVER)
 
 async def whole(root: Path, model: Path, staff: Staff, **flywheel: Any) -> Any:
     """Return a workplace with flywheel and selection done."""
-    place = await begun(root, model, staff, FAMILY | flywheel, problems=BOTH)
+    # One family at a time: a fault cancels what the others have under way.
+    place = await begun(root, model, staff, FAMILY | flywheel, problems=BOTH, scale={"concurrency": 1})
     await evolve(place, 1)
     await select_rft(place, 1)
     return place
@@ -138,9 +138,8 @@ async def test_a_fault_costs_nothing_that_was_made(
         assert place.store.rows(ends) == ended
 
         for role in ("editor", "reflector"):
-            seeds, once = (Counter(request.seed for request in of.requests(role)) for of in (staff, plain))
-            assert not once - seeds
-            assert (seeds - once).total() <= 2, "only what was under way at the fault may be asked again"
+            seeds, once = ([request.seed for request in of.requests(role)] for of in (staff, plain))
+            assert sorted(seeds) == sorted(once), "each was asked once"
         drawn, wanted_too = ({request.seed for request in of.requests("actor")} for of in (staff, plain))
         assert drawn == wanted_too
 

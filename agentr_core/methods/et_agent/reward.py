@@ -37,8 +37,7 @@ class EfficiencyReward:
     (`objectives.GroupReward`).
 
     With `decay`, both sigmas fall linearly to 0 at the last step of the stage, as in the published
-    code; otherwise they stay, as in the paper. `counts` says what
-    costs: tool calls, or steps.
+    code; otherwise they stay, as in the paper. `counts` says what costs: tool calls, or steps.
     """
 
     sigma_calls: float

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentr_core.store.database import Store
+from agentr_core.store.queries.published import GATHERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +88,20 @@ def instance_traits(store: Store, keys: Sequence[str]) -> dict[str, InstanceTrai
     return {key: InstanceTraits(depth=depth, origin=origin) for key, depth, origin in rows}
 
 
-_COLLECTED = """
+_COLLECTED = f"""
 select stop, count(*) from (
     select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null
     union all
-    select stop from trajectory where iteration_id = $1 and source in ('rollout', 'flywheel')
+    select stop from trajectory where iteration_id = $1 and source in {GATHERED}
 )
 group by stop
 """
-_REFUSED = """
+_REFUSED = f"""
 with refused as (
     select n.observation_id from node n join tree t using (tree_id) where t.iteration_id = $1 and not n.valid
     union all
     select s.observation_id from step s join trajectory t using (trajectory_id)
-    where t.iteration_id = $1 and t.source in ('rollout', 'flywheel') and not s.valid
+    where t.iteration_id = $1 and t.source in {GATHERED} and not s.valid
 )
 select array_to_string(string_split_regex(trim(o.text), '\\s+')[1:3], ' ') as opening, count(*)
 from refused r join text o on o.text_id = r.observation_id

@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 from agentr_core.store.database import Store
 
+GATHERED = "('rollout', 'flywheel')"
+"""The sources, as a list in SQL, of trajectories that are played to be trained on; paths of trees
+are not among them.
+"""
+
 
 class Published(NamedTuple):
     """The products of an iteration; all None, and not finished, before there are any."""
@@ -37,10 +42,10 @@ left join dataset d on d.iteration_id = i.iteration_id
 left join checkpoint c on c.checkpoint_id = i.checkpoint_out
 where i.iteration_id = ?
 """
-_TRAJECTORIES = """
+_TRAJECTORIES = f"""
 select (
     select count(*) from trajectory
-    where iteration_id = $1 and source in ('rollout', 'flywheel', 'expert')
+    where iteration_id = $1 and (source in {GATHERED} or source = 'expert')
 ) + (
     select count(*) from node join tree using (tree_id)
     where iteration_id = $1 and finished and stop is not null and parent >= 0

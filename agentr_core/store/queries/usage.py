@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentr_core.recipes import ModelRole
 from agentr_core.store.database import Store
+from agentr_core.store.queries.published import GATHERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ _ANSWERED = """
         where iteration_id = $1 and source <> 'ungraded' and copied_from is null
     ) and given is not true)
 """
-_PLAYED = "select trajectory_id from trajectory where iteration_id = $1 and source in ('rollout', 'flywheel')"
+_PLAYED = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED}"
 _TOKENS = f"""
 select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from (
     select prompt_tokens, completion_tokens from generation where {_ASKED}
@@ -128,12 +129,12 @@ select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from
 )
 """
 # Every role's tokens in what run $1 made its training data from.
-_EXPERIENCE = """
+_EXPERIENCE = f"""
 with own as (select iteration_id from iteration where run_id = $1 and iteration > 0),
 tree_id_of as (select tree_id as id from tree where iteration_id in (from own)),
 trajectory_id_of as (
     select trajectory_id as id from trajectory
-    where iteration_id in (from own) and source in ('rollout', 'flywheel')
+    where iteration_id in (from own) and source in {GATHERED}
 )
 select coalesce(sum(completion_tokens), 0)::bigint from (
     select completion_tokens from generation
@@ -165,13 +166,13 @@ with request as (
 )
 select sum(parts)::bigint, sum(parts * prompt)::bigint, sum(completion)::bigint from request
 """
-_CUT = """
+_CUT = f"""
 with told as (
     select case g.kind when 'judgement' then 'judged' else 'collected' end as purpose, g.finish_reason
     from generation g join tree t on t.tree_id = g.owner_id
     where t.iteration_id = $1 and g.kind in ('node', 'judgement')
     union all
-    select if(t.source in ('rollout', 'flywheel'), 'collected', 'evaluated'), g.finish_reason
+    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
         and g.seed is not null

@@ -36,12 +36,12 @@ class PlannedChild:
     parent: Member | None = None
 
 
-def subject_of(attempt: PlannedChild, operator: str) -> str:
+def subject_of(planned: PlannedChild, operator: str) -> str:
     """Return the name of an operator's request to a model: the parent's name, the round and the
     operator.
     """
-    parent = "" if attempt.parent is None else attempt.parent.name
-    return f"{parent}.{attempt.round}{operator}"
+    parent = "" if planned.parent is None else planned.parent.name
+    return f"{parent}.{planned.round}{operator}"
 
 
 def round_of(subject: str) -> int:

@@ -13,7 +13,7 @@ from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, b
 from agentr_core.recipes import FlywheelConfig
 
 Make = Callable[[PlannedChild], Awaitable[Member | None]]
-"""Returns the child of an attempt, made now or earlier; None where its operator makes none."""
+"""Returns the planned child, made now or earlier; None where its operator makes none."""
 
 
 class Grown(NamedTuple):

@@ -99,7 +99,7 @@ class FamilyMaker:
 
     async def grow(self, known: Known) -> None:
         """Grow a family to its end, from its known parts."""
-        grown = await grow(self.config, lambda attempt: self._child(known, attempt), known.answered)
+        grown = await grow(self.config, lambda planned: self._child(known, planned), known.answered)
         self.sink.add(
             family_rows(
                 known.work.family_id,
@@ -112,28 +112,28 @@ class FamilyMaker:
             )
         )
 
-    async def _child(self, known: Known, attempt: PlannedChild) -> Member | None:
+    async def _child(self, known: Known, planned: PlannedChild) -> Member | None:
         work = known.work
-        child_id = fingerprint("member", work.family_id, attempt.name)
+        child_id = fingerprint("member", work.family_id, planned.name)
         async with self.environments.lend(work.instance) as env:
             manner = manner_of(env, work.instance)
-        if child_id not in known.members and not await self._make(known, attempt, child_id, manner):
+        if child_id not in known.members and not await self._make(known, planned, child_id, manner):
             return None
         kept = known.members[child_id]
         return Member(
-            name=attempt.name,
+            name=planned.name,
             id=child_id,
             trajectory=kept.trajectory,
             cost=manner.cost(kept.trajectory),
             tokens=kept.tokens,
         )
 
-    async def _make(self, known: Known, attempt: PlannedChild, child_id: str, manner: Manner) -> bool:
+    async def _make(self, known: Known, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
         """Make a child and store it; return whether there is one."""
-        seed = self._seed(known, attempt.name)
-        draft = await self._draft(known, attempt, manner, seed)
+        seed = self._seed(known, planned.name)
+        draft = await self._draft(known, planned, manner, seed)
         if isinstance(draft, Unmade):
-            self.sink.add(self._unmade(known, attempt, draft))
+            self.sink.add(self._unmade(known, planned, draft))
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
@@ -142,7 +142,7 @@ class FamilyMaker:
         else:
             made, grading = Played(trajectory=draft.whole), None
         rows = self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)
-        self.sink.add(merge([rows, self._derived(child_id, attempt, draft, seed)]))
+        self.sink.add(merge([rows, self._derived(child_id, planned, draft, seed)]))
         known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
         return True
 
@@ -174,27 +174,27 @@ class FamilyMaker:
             raise
         return replace(played, trajectory=trajectory), grading
 
-    async def _draft(self, known: Known, attempt: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
+    async def _draft(self, known: Known, planned: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
         """Return the beginning of a child. A prompt that no longer fits a model's context makes no
         child.
         """
-        if attempt.parent is None:
+        if planned.parent is None:
             return Draft()
 
         async def consult(operator: str, name: PromptName, question: Question) -> Answer:
-            return await self._consult(known, attempt, operator, name, question)
+            return await self._consult(known, planned, operator, name, question)
 
-        case = Case(parent=attempt.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
+        case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
         try:
-            return await OPERATORS[attempt.operator](case)
+            return await OPERATORS[planned.operator](case)
         except PromptTooLong as error:
             return Unmade("prompt-too-long", str(error))
 
     async def _consult(
-        self, known: Known, attempt: PlannedChild, operator: str, name: PromptName, question: Question
+        self, known: Known, planned: PlannedChild, operator: str, name: PromptName, question: Question
     ) -> Answer:
         """Return a model's stored answer to the same question, or else a new one."""
-        subject = subject_of(attempt, operator)
+        subject = subject_of(planned, operator)
         words = [(message.role, message.text) for message in question.messages]
         edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
         async with known.asking[edit_id]:
@@ -202,7 +202,7 @@ class FamilyMaker:
                 seed = derive_seed(self._seed(known, subject), name)
                 session = f"{known.work.instance.key}#{question.role}"
                 answer = await self.helper(question, seed=seed, session=session)
-                known.said[edit_id] = Said(answer, attempt.round)
+                known.said[edit_id] = Said(answer, planned.round)
                 self.sink.add(
                     edit_rows(
                         edit_id,
@@ -230,21 +230,21 @@ class FamilyMaker:
             given=given,
         )
 
-    def _derived(self, child_id: str, attempt: PlannedChild, draft: Draft, seed: int) -> Rows:
-        if attempt.parent is None:
+    def _derived(self, child_id: str, planned: PlannedChild, draft: Draft, seed: int) -> Rows:
+        if planned.parent is None:
             return {}
         made = Derivation(
             child=child_id,
-            parent=attempt.parent.id,
-            operator=attempt.operator,
+            parent=planned.parent.id,
+            operator=planned.operator,
             position=draft.position,
             prompt_hash=draft.prompt_hash,
             seed=seed,
-            round=attempt.round,
+            round=planned.round,
         )
         return derivation_rows([made], iteration_id=self.iteration_id)
 
-    def _unmade(self, known: Known, attempt: PlannedChild, why: Unmade) -> Rows:
-        subject = f"{known.work.instance.key} {attempt.name}"
+    def _unmade(self, known: Known, planned: PlannedChild, why: Unmade) -> Rows:
+        subject = f"{known.work.instance.key} {planned.name}"
         rejection = Rejection(stage=STAGE, subject=subject, reason=why.reason, detail=why.detail)
         return rejection_rows([rejection], iteration_id=self.iteration_id)
