@@ -121,21 +121,22 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     )
     command: tuple[str | Path, ...] = ("run", RECIPE, *(word for change in changes for word in ("-o", change)))
     store = Store(tmp_path / "runs" / "store.duckdb")
-    moments = (
-        at_least(2, "episode", store),
-        at_least(20, "node", store),
-        at_least(
-            2,
-            "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1",
-            store,
-        ),
+    base = at_least(2, "episode", store)
+    trained = at_least(
+        2,
+        "episode join evaluation using (evaluation_id) join iteration using (iteration_id) where iteration = 1",
+        store,
     )
 
     with started(*command, env=env) as run:
-        for moment in moments:
-            with textcraft_server(port, env, "restless") as server:
-                wait_for(run, moment, store)
-                kill_group(server)
+        with textcraft_server(port, env, "restless") as server:
+            wait_for(run, base, store)
+            kill_group(server)
+        with textcraft_server(port, env | {restless.MORTAL: "1"}, "restless") as server:
+            server.wait(timeout=PATIENCE)
+        with textcraft_server(port, env, "restless") as server:
+            wait_for(run, trained, store)
+            kill_group(server)
         with textcraft_server(port, env, "restless"):
             _, said = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, said

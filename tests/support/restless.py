@@ -6,22 +6,34 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.types import Instance
 
 GOAL = "\n\nGoal: "
+# The environment variable that, if it is set, ends a process where a search returns to a node.
+MORTAL = "RESTLESS_MORTAL"
 
 
 class Restless(TextCraft):
     """Lists one command more than an instance has, which follows from the process, as from a hash
     seed.
+
+    A mortal process ends without an answer when it is to begin a training instance for the third
+    time: a server may have done so once when it made its environment.
     """
 
     name = "restless"
+    begun: ClassVar[Counter[Instance]] = Counter()
 
     def reset(self, instance: Instance) -> str:
+        if MORTAL in os.environ and instance.split == "train":
+            self.begun[instance] += 1
+            if self.begun[instance] == 3:
+                os._exit(1)
         further = self._further(instance)
         commands, goal = super().reset(instance).split(GOAL)
         return f"{commands}\n{further}{GOAL}{goal}"
