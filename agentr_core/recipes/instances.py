@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Natural, record
+from agentr_core.recipes.fields import Natural, Positive, record
 
 RANGE = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
 
@@ -32,6 +33,9 @@ class InstancesConfig:
     only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
     """The training instances of this run, by their numbers: a list, or a range without its end,
     written as the text `"[0, 100)"`. `train_limit` draws from these. Empty: the whole split."""
+    depths: dict[int, Positive] = later(default_factory=dict)
+    """The share of `train_limit` that each depth has: `{1: 0.1, 2: 0.5, 3: 0.4}`; others are
+    left out. Empty: instances are drawn whatever their depth."""
     draw: Literal["fresh", "fixed"] = later("fresh")
     """Whether each iteration draws its training instances anew, or all use those of the first one
     (as published).
@@ -55,6 +59,10 @@ def instances_faults(instances: InstancesConfig) -> list[str]:
     if instances.train == instances.test:
         faults.append(f"instances: train and test are the same split ({instances.train!r})")
     numbers = instances.numbers()
+    if instances.depths and not math.isclose(total := sum(instances.depths.values()), 1.0, abs_tol=1e-6):
+        faults.append(f"instances.depths: the shares add up to {total:g}; they must add up to 1")
+    if instances.depths and not instances.train_limit:
+        faults.append("instances.depths: shares of how many? Set instances.train_limit, which is 0")
     if isinstance(instances.only, str) and not numbers:
         faults.append(f"instances.only: the range {instances.only} is empty; its end is not part of it")
     if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):

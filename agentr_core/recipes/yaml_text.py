@@ -55,7 +55,8 @@ def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
     Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
     """
     if isinstance(given, Mapping) and isinstance(parsed, Mapping):
-        pairs = [(str(key), value, parsed[key]) for key, value in given.items() if key in parsed]
+        named = {str(key): value for key, value in parsed.items()}
+        pairs = [(str(key), value, named[str(key)]) for key, value in given.items() if str(key) in named]
     elif _listed(given) and _listed(parsed) and len(given) == len(parsed):
         pairs = [(str(number), *both) for number, both in enumerate(zip(given, parsed, strict=True))]
     else:

@@ -23,6 +23,8 @@ MOST_INSTANCES = 1_000_000
 """The most instances of a whole split: worlds with renamed or invented goals have splits without
 end, of which a recipe takes a part.
 """
+_LOOKS = 100
+"""Instances that are looked at, at most, for each one that is wanted of a certain depth."""
 TRAIN = "train"
 SELECTED = "selected"
 """Names in the store for what the instances of an iteration are chosen for: it collects from all,
@@ -34,16 +36,44 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     """Return the instances of an iteration: `train_limit` of the training split, in the order of
     the split.
 
-    They are drawn anew for each iteration or once for all iterations, and only from those that
-    `instances.only` names. Raises `ConfigError` if the split lacks one that is named in a list, or
-    has none in a range, or is too large to take it whole.
+    They are drawn anew for each iteration or once for all iterations, only from those that
+    `instances.only` names, and in the shares of `instances.depths`. Raises `ConfigError` if the
+    split lacks one that is named in a list, has none in a range, has too few of a depth, or is too
+    large to take it whole.
     """
     config = recipe.instances
     listed = _named(env.instances(config.train), config)
+    rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
+    if config.depths:
+        return _of_depths(listed, config, env, rng)
     if not config.train_limit or config.train_limit >= len(listed):
         return _whole(listed, config.train, "instances.train_limit")
-    rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
     return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
+
+
+def _of_depths(
+    listed: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
+) -> tuple[Instance, ...]:
+    """Return instances drawn until each depth has its share of `train_limit`."""
+    shares = list(itertools.accumulate(config.depths.values(), initial=0.0))
+    bounds = [round(share * config.train_limit) for share in shares]
+    lacking = {depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)}
+    looked_at = min(len(listed), _LOOKS * config.train_limit)
+    found: list[int] = []
+    for position in rng.sample(range(len(listed)), looked_at):
+        if not any(lacking.values()):
+            break
+        depth = answers.depth(env, listed[position])
+        if depth is not None and lacking.get(depth):
+            lacking[depth] -= 1
+            found.append(position)
+    if any(lacking.values()):
+        missing = ", ".join(f"{count} of depth {depth}" for depth, count in lacking.items() if count)
+        raise ConfigError(
+            f"instances.depths: of {looked_at:,} instances of split {config.train}, too few have the wanted depths "
+            f"({missing} are missing); lower these shares or instances.train_limit"
+        )
+    return tuple(listed[position] for position in sorted(found))
 
 
 def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:

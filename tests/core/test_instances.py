@@ -4,6 +4,7 @@ part of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,54 @@ def test_an_endless_split_is_not_taken_whole() -> None:
         drawn(recipe(train_limit=0), numbers=range(70_000_000))
     with pytest.raises(ConfigError, match=r"split test has 70,000,000 instances, .*; set instances.test_limit"):
         held_out_instances(recipe(), Numbered(range(70_000_000)))
+
+
+class Graded(Numbered):
+    """A world of three depths; a tenth of its instances has depth 3."""
+
+    def depth(self, instance: Instance) -> int | None:
+        return 3 if instance.index % 10 == 0 else 1 + instance.index % 2
+
+
+def graded(made: Recipe, iteration: int = 1, size: int = 1000) -> list[int]:
+    world = Graded(range(size))
+    return [world.depth(instance) or 0 for instance in training_instances(made, world, iteration)]
+
+
+def test_each_depth_has_its_share() -> None:
+    made = recipe("instances.depths={1: 0.15, 3: 0.5, 2: 0.35}", train_limit=21)
+    assert Counter(graded(made)) == {1: 3, 3: 11, 2: 7}
+    assert Counter(graded(made, size=70_000_000)) == {1: 3, 3: 11, 2: 7}
+    chosen = [training_instances(made, Graded(range(1000)), iteration) for iteration in (1, 1, 2)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert [one.index for one in chosen[0]] == sorted({one.index for one in chosen[0]})
+
+
+def test_shares_of_depths_are_drawn_from_the_named_part() -> None:
+    made = recipe(only="[0, 100)", depths={3: 1.0}, train_limit=10)
+    assert [instance.index for instance in training_instances(made, Graded(range(1000)), 1)] == list(range(0, 100, 10))
+
+
+def test_too_few_of_a_depth_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"of 1,000 instances of split train, .* \(20 of depth 3 are missing\)"):
+        graded(recipe(depths={3: 0.6, 1: 0.4}, train_limit=200))
+    with pytest.raises(ConfigError, match=r"4 of depth 7 are missing"):
+        graded(recipe(depths={7: 0.4, 1: 0.6}, train_limit=10), size=70_000_000)
+
+
+def test_shares_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"instances.depths: the shares add up to 0.9; they must add up to 1"):
+        recipe(depths={1: 0.5, 2: 0.4}, train_limit=10)
+    with pytest.raises(ConfigError, match=r"instances.depths: shares of how many\? Set instances.train_limit"):
+        recipe(depths={1: 1.0}, train_limit=0)
+    with pytest.raises(ConfigError, match=r"instances.depths.1: give a number, not true"):
+        recipe(depths={1: True}, train_limit=10)
+
+
+def test_a_recipe_with_shares_of_depths_survives_storage() -> None:
+    made = recipe(depths={1: 0.25, 3: 0.75}, train_limit=10)
+    assert parse(resolved(made)) == made
+    assert fingerprint(resolved(made)) == fingerprint(resolved(parse(resolved(made))))
 
 
 def test_parts_together_are_the_whole() -> None:
