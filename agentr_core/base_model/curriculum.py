@@ -21,7 +21,7 @@ from agentr_core.base_model.mistakes import corrupt, misread
 from agentr_core.environments.crafting import TextCraft, text
 from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.oracle import Standing, judge
-from agentr_core.environments.crafting.planner import CraftingTask, chain, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, chain, plan
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book
 from agentr_core.environments.crafting.renaming import free_names, rename
 from agentr_core.environments.crafting.shaped import MAX_DEPTH
@@ -126,24 +126,24 @@ class Curriculum:
         """
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
         instance = self._draw(rng)
-        task = self._env.task(instance)
+        problem = self._env.problem(instance)
         if instance.split != "shaped":
             # The commands of a drill may make test goals: these are never asked for under their
             # real names.
             renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
-            task = rename(task, self._names, rng) if renamed else shuffled(task, rng)
+            problem = rename(problem, self._names, rng) if renamed else shuffled(problem, rng)
         if index < self._drills:
-            return drill_sample(task, instance, rng, self._drill_questions)
-        world = build_book(task.commands, item_to_tag=task.item_to_tag)
+            return drill_sample(problem, instance, rng, self._drill_questions)
+        world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
         if rng.random() < self._judge_share:
             if instance.split == "shaped" and self._judge_depths:
                 instance = self._draw_shaped(rng, self._judge_depths, max_steps=0)
-                task = self._env.task(instance)
-                world = build_book(task.commands, item_to_tag=task.item_to_tag)
-            return judge_sample(task, world, instance, rng)
+                problem = self._env.problem(instance)
+                world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+            return judge_sample(problem, world, instance, rng)
         if rng.random() < self._mistake_share:
-            return mistake_sample(task, world, instance, rng)
-        return expert_sample(task, instance)
+            return mistake_sample(problem, world, instance, rng)
+        return expert_sample(problem, instance)
 
     def _draw(self, rng: random.Random) -> Instance:
         if self._shaped_share and rng.random() < self._shaped_share:
@@ -162,51 +162,53 @@ class Curriculum:
                 return instance
 
 
-def shuffled(task: CraftingTask, rng: random.Random) -> CraftingTask:
-    """Return the task with its commands listed in another order."""
-    return replace(task, commands=tuple(rng.sample(task.commands, len(task.commands))))
+def shuffled(problem: CraftingProblem, rng: random.Random) -> CraftingProblem:
+    """Return the problem with its commands listed in another order."""
+    return replace(problem, commands=tuple(rng.sample(problem.commands, len(problem.commands))))
 
 
-def expert_sample(task: CraftingTask, instance: Instance) -> Sample | None:
+def expert_sample(problem: CraftingProblem, instance: Instance) -> Sample | None:
     """Return an episode of the lazy expert, all its replies trained."""
-    chosen = plan(task, {})
+    chosen = plan(problem, {})
     if chosen is None:
         return None
-    messages = opening(text.first_observation(task))
+    messages = opening(text.first_observation(problem))
     inventory: dict[str, int] = {}
     for _ in range(MAX_STEPS):
-        hops = chain(task, inventory, chosen)
+        hops = chain(problem, inventory, chosen)
         text.apply_last_hop(inventory, hops, chosen.items)
         messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
-        if inventory.get(task.goal):
+        if inventory.get(problem.goal):
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
         messages.append(Message(role="user", text=text.answer(hops[-1])))
     return None
 
 
-def mistake_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
+def mistake_sample(
+    problem: CraftingProblem, world: RecipeBook, instance: Instance, rng: random.Random
+) -> Sample | None:
     """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are
     not trained.
     """
     game = CraftingGame(world)
-    chosen = plan(task, {})
+    chosen = plan(problem, {})
     if chosen is None:
         return None
     start = rng.randrange(chosen.steps)
     stop = start + rng.randint(1, 4)
-    messages = opening(text.first_observation(task))
+    messages = opening(text.first_observation(problem))
     for number in range(MAX_STEPS):
         if number == start:
-            chosen = misread(task, chosen, game.inventory, rng)
+            chosen = misread(problem, chosen, game.inventory, rng)
         elif number == stop:
-            chosen = plan(task, game.inventory)
+            chosen = plan(problem, game.inventory)
         if chosen is None:
             return None
-        hops = chain(task, game.inventory, chosen)
+        hops = chain(problem, game.inventory, chosen)
         right = not start <= number < stop
         messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=right))
         observation, made = game.act(text.action_of(hops[-1], chosen.items))
-        if made == task.goal:
+        if made == problem.goal:
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
         messages.append(Message(role="user", text=observation))
     return None
@@ -221,16 +223,16 @@ def opening(first_observation: str) -> list[Message]:
     ]
 
 
-def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random, questions: int) -> Sample:
+def drill_sample(problem: CraftingProblem, instance: Instance, rng: random.Random, questions: int) -> Sample:
     """Return questions about the listed commands, each answered by what the command takes: practice
     in reading alone.
 
     Every item that can be made is asked for twice, up to the given number of questions; for an item
     made by several commands the answer is that of the one listed first.
     """
-    listed = {recipe.output: recipe for recipe in reversed(task.commands)}
+    listed = {recipe.output: recipe for recipe in reversed(problem.commands)}
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
-    messages = opening(text.first_observation(replace(task, goal=asked[0])))
+    messages = opening(text.first_observation(replace(problem, goal=asked[0])))
     for item, following in itertools.zip_longest(asked, asked[1:]):
         messages.append(Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True))
         if following is not None:
@@ -238,9 +240,9 @@ def drill_sample(task: CraftingTask, instance: Instance, rng: random.Random, que
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
-def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
+def judge_sample(problem: CraftingProblem, world: RecipeBook, instance: Instance, rng: random.Random) -> Sample | None:
     """Return one judged step of a faulty episode: the judge's reply is trained."""
-    steps = judged_episode(task, world, rng, length=rng.randint(1, 12))
+    steps = judged_episode(problem, world, rng, length=rng.randint(1, 12))
     if not steps:
         return None
     # Each verdict that occurs is equally likely, so that good steps do not drown out the errors.
@@ -250,7 +252,7 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
     position = rng.choice(by_verdict[rng.choice(sorted(by_verdict))])
     step = steps[position]
     log = [(before.action, before.observation) for before in steps[:position]]
-    prompt = judge_messages(text.first_observation(task), log, step.action, step.observation)
+    prompt = judge_messages(text.first_observation(problem), log, step.action, step.observation)
     reply = f"Reason: {step.reason}\nJudgement: {step.verdict.value.capitalize()}"
     return Sample(
         kind=SampleKind.JUDGE,
@@ -260,26 +262,26 @@ def judge_sample(task: CraftingTask, world: RecipeBook, instance: Instance, rng:
 
 
 def judged_episode(
-    task: CraftingTask, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.5
+    problem: CraftingProblem, world: RecipeBook, rng: random.Random, *, length: int, error_rate: float = 0.5
 ) -> list[JudgedStep]:
     """Return up to `length` steps of an expert that errs at the given rate, each judged by the
     oracle.
     """
     game = CraftingGame(world)
     steps: list[JudgedStep] = []
-    present = Standing(inventory={}, plan=plan(task, {}))
-    while present.plan is not None and len(steps) < length and not present.inventory.get(task.goal):
-        hops = chain(task, present.inventory, present.plan)
+    present = Standing(inventory={}, plan=plan(problem, {}))
+    while present.plan is not None and len(steps) < length and not present.inventory.get(problem.goal):
+        hops = chain(problem, present.inventory, present.plan)
         action = expected = text.action_of(hops[-1], present.plan.items)
         if rng.random() < error_rate:
-            wrong = misread(task, present.plan, present.inventory, rng) if rng.random() < MISREAD_SHARE else None
+            wrong = misread(problem, present.plan, present.inventory, rng) if rng.random() < MISREAD_SHARE else None
             if wrong is not None:
-                action = text.action_of(chain(task, present.inventory, wrong)[-1], wrong.items)
+                action = text.action_of(chain(problem, present.inventory, wrong)[-1], wrong.items)
             else:
-                action = corrupt(task, present.plan, expected, [step.action for step in steps], rng)
+                action = corrupt(problem, present.plan, expected, [step.action for step in steps], rng)
         observation, made = game.act(action)
-        after = Standing(inventory=game.inventory, plan=plan(task, game.inventory))
-        verdict = judge(task, present, after, action, expected=expected, made=made)
+        after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
+        verdict = judge(problem, present, after, action, expected=expected, made=made)
         reason = text.chain_text(hops, present.plan.items) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after

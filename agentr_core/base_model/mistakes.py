@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentr_core.environments.crafting import text
-from agentr_core.environments.crafting.planner import CraftingTask, Inventory, Plan, chain, with_recipe
+from agentr_core.environments.crafting.planner import CraftingProblem, Inventory, Plan, chain, with_recipe
 
 _SLIP_SHARE = 0.7
 
 
-def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.Random) -> Plan | None:
+def misread(problem: CraftingProblem, right: Plan, inventory: Inventory, rng: random.Random) -> Plan | None:
     """Return the plan of an agent that takes one ingredient of a command from another line; None if
     there is no such plan.
 
     The command is one that the next action depends on. Most often that line also lists the
     preceding ingredient of the command.
     """
-    recipe = rng.choice(chain(task, inventory, right)).recipe
+    recipe = rng.choice(chain(problem, inventory, right)).recipe
     position = rng.randrange(len(recipe.inputs))
-    others = [other for other in task.commands if other.output != recipe.output]
+    others = [other for other in problem.commands if other.output != recipe.output]
     slips = [
         after
         for other in others
@@ -33,15 +33,15 @@ def misread(task: CraftingTask, right: Plan, inventory: Inventory, rng: random.R
     if not choices:
         return None
     inputs = (*recipe.inputs[:position], rng.choice(choices), *recipe.inputs[position + 1 :])
-    return with_recipe(task, right, replace(recipe, inputs=inputs))
+    return with_recipe(problem, right, replace(recipe, inputs=inputs))
 
 
-def corrupt(task: CraftingTask, present: Plan, expected: str, done: Sequence[str], rng: random.Random) -> str:
+def corrupt(problem: CraftingProblem, present: Plan, expected: str, done: Sequence[str], rng: random.Random) -> str:
     """Return the action of a confused agent in place of the expected one, after the actions done so
     far.
     """
     kind = rng.randrange(6)
-    recipe = rng.choice(task.commands)
+    recipe = rng.choice(problem.commands)
     item = rng.choice(recipe.inputs).name
     if kind == 0:
         return "inventory"
@@ -57,5 +57,5 @@ def corrupt(task: CraftingTask, present: Plan, expected: str, done: Sequence[str
         spot = rng.choice(numbers)
         words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
         return " ".join(words)
-    wanted = rng.choice([*present.recipes] or [task.goal])
-    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(task.goal)}"
+    wanted = rng.choice([*present.recipes] or [problem.goal])
+    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(problem.goal)}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting.planner import CraftingTask, Plan, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, Plan, plan
 from agentr_core.types import Instance
 
 OFFICIAL = ("train", "test", "rest")
@@ -22,20 +22,20 @@ WORLDS = 2000
 """Invented worlds that are counted, as many of each depth."""
 
 
-def shape(task: CraftingTask, best: Plan, lazy: int) -> dict[str, float]:
+def shape(problem: CraftingProblem, best: Plan, lazy: int) -> dict[str, float]:
     """Return what one goal looks like, by the name of the measure; `lazy` are the steps of the lazy
     expert.
     """
     recipes: dict[str, int] = {}
-    for recipe in task.commands:
+    for recipe in problem.commands:
         recipes[recipe.output] = recipes.get(recipe.output, 0) + 1
     used = [best.recipes[item] for item in best.crafts]
-    tags = {i.name for recipe in task.commands for i in recipe.inputs if i.is_tag}
+    tags = {i.name for recipe in problem.commands for i in recipe.inputs if i.is_tag}
     return {
-        "commands listed": len(task.commands),
-        "ingredients of a command": fmean(len(recipe.inputs) for recipe in task.commands),
-        "count of an ingredient": fmean(i.count for recipe in task.commands for i in recipe.inputs),
-        "pieces that a command makes": fmean(recipe.count for recipe in task.commands),
+        "commands listed": len(problem.commands),
+        "ingredients of a command": fmean(len(recipe.inputs) for recipe in problem.commands),
+        "count of an ingredient": fmean(i.count for recipe in problem.commands for i in recipe.inputs),
+        "pieces that a command makes": fmean(recipe.count for recipe in problem.commands),
         "share with a tag among the ingredients": bool(tags),
         "share with several commands for a needed item": any(recipes[item] > 1 for item in best.crafts),
         "different items to craft": len(best.crafts),
@@ -54,12 +54,12 @@ def by_depth(env: TextCraft, instances: Iterable[Instance]) -> dict[int, dict[st
     """
     found: dict[int, list[dict[str, float]]] = {}
     for instance in instances:
-        task = env.task(instance)
-        best = plan(task, {})
+        problem = env.problem(instance)
+        best = plan(problem, {})
         replies = env.expert(instance)
         depth = env.depth(instance)
         if best is not None and replies is not None and depth is not None:
-            found.setdefault(depth, []).append(shape(task, best, len(replies)))
+            found.setdefault(depth, []).append(shape(problem, best, len(replies)))
     return {
         depth: {"goals": len(shapes)} | {name: fmean(one[name] for one in shapes) for name in shapes[0]}
         for depth, shapes in sorted(found.items())

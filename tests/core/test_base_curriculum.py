@@ -19,7 +19,7 @@ from agentr_core.base_model.curriculum import (
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting import text as crafting_text
 from agentr_core.environments.crafting.game import CraftingGame
-from agentr_core.environments.crafting.planner import CraftingTask, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.renaming import rename
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
@@ -110,7 +110,7 @@ def test_no_test_instance_is_ever_used(env: TextCraft) -> None:
 
 @pytest.mark.slow
 def test_no_goal_of_a_test_instance_is_taught_under_its_name(env: TextCraft) -> None:
-    held_out = {crafting_text.display(env.task(instance).goal) for instance in env.instances("test")}
+    held_out = {crafting_text.display(env.problem(instance).goal) for instance in env.instances("test")}
     curriculum = make(procedural=0.0, renamed=0.0)
     taught = {goal_of(sample) for i in range(300) if (sample := curriculum.sample(i)) is not None}
     assert len(taught) > 100
@@ -158,24 +158,25 @@ def test_only_replies_of_the_expert_or_the_judge_are_trained() -> None:
             assert len(trained) == 1
 
 
-def test_a_renamed_task_is_the_same_task_under_other_names(
+def test_a_renamed_problem_is_the_same_problem_under_other_names(
     env: TextCraft, names: list[str], some: list[Instance]
 ) -> None:
     for number, instance in enumerate(some):
-        task = env.task(instance)
-        other = rename(task, names, random.Random(number))
-        assert (plan(other, {}) is None) == (plan(task, {}) is None)
-        assert shapes(other) == shapes(task)
+        problem = env.problem(instance)
+        other = rename(problem, names, random.Random(number))
+        assert (plan(other, {}) is None) == (plan(problem, {}) is None)
+        assert shapes(other) == shapes(problem)
         items = {i.name for r in other.commands for i in r.inputs if not i.is_tag} | {r.output for r in other.commands}
         assert len(items) == len(
-            {i.name for r in task.commands for i in r.inputs if not i.is_tag} | {r.output for r in task.commands}
+            {i.name for r in problem.commands for i in r.inputs if not i.is_tag} | {r.output for r in problem.commands}
         )
 
 
-def shapes(task: CraftingTask) -> Counter[tuple[object, ...]]:
+def shapes(problem: CraftingProblem) -> Counter[tuple[object, ...]]:
     """Return what renaming and shuffling leave alone: counts, and which inputs are of a kind."""
     return Counter(
-        (r.count, r.output == task.goal, tuple((i.count, i.is_tag and i.name) for i in r.inputs)) for r in task.commands
+        (r.count, r.output == problem.goal, tuple((i.count, i.is_tag and i.name) for i in r.inputs))
+        for r in problem.commands
     )
 
 
@@ -187,20 +188,20 @@ def test_expert_replies_win_the_game_and_its_answers_are_real(
     played = 0
     for number, instance in enumerate(some):
         rng = random.Random(number)
-        task = rename(env.task(instance), names, rng) if renamed else shuffled(env.task(instance), rng)
-        sample = expert_sample(task, instance)
+        problem = rename(env.problem(instance), names, rng) if renamed else shuffled(env.problem(instance), rng)
+        sample = expert_sample(problem, instance)
         if sample is None:
             continue
         played += 1
-        game = CraftingGame(build_book(task.commands, item_to_tag=task.item_to_tag))
+        game = CraftingGame(build_book(problem.commands, item_to_tag=problem.item_to_tag))
         turns = sample.messages[3:]
         made = ""
         for reply, answer in zip(turns[::2], [*turns[1::2], None], strict=True):
-            assert made != task.goal, "nothing is said after the goal is reached"
+            assert made != problem.goal, "nothing is said after the goal is reached"
             observation, made = game.act(env.parse(reply.text))
             if answer is not None:
                 assert observation == answer.text
-        assert made == task.goal
+        assert made == problem.goal
     assert played > 0.9 * len(some)
 
 
@@ -208,12 +209,12 @@ def test_expert_replies_win_the_game_and_its_answers_are_real(
 def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: list[Instance]) -> None:
     made = {True: 0, False: 0}
     for number, instance in enumerate(some):
-        task = env.task(instance)
-        world = build_book(task.commands, item_to_tag=task.item_to_tag)
-        sample = mistake_sample(task, world, instance, random.Random(number))
+        problem = env.problem(instance)
+        world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        sample = mistake_sample(problem, world, instance, random.Random(number))
         if sample is None:
             continue
-        assert sample.messages[:3] == expert_sample(task, instance).messages[:3]  # type: ignore[union-attr]
+        assert sample.messages[:3] == expert_sample(problem, instance).messages[:3]  # type: ignore[union-attr]
         turns = sample.messages[3:]
         replies, answers = turns[::2], turns[1::2]
         flags = [reply.train for reply in replies]
@@ -227,8 +228,8 @@ def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: 
             observation, won = game.act(env.parse(reply.text))
             if answer is not None:
                 assert observation == answer.text
-        assert won == task.goal
-        commands = {crafting_text.takes(recipe) for recipe in task.commands}
+        assert won == problem.goal
+        commands = {crafting_text.takes(recipe) for recipe in problem.commands}
         for reply in replies:
             read = reply.text.removeprefix("Thought: ").partition("\n")[0].split("; lacking ")[0]
             made[read in commands] += 1
@@ -240,9 +241,9 @@ def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: 
 @pytest.mark.slow
 def test_every_step_of_a_faultless_expert_is_good(env: TextCraft, some: list[Instance]) -> None:
     for instance in some:
-        task = env.task(instance)
-        world = build_book(task.commands, item_to_tag=task.item_to_tag)
-        steps = judged_episode(task, world, random.Random(0), length=12, error_rate=0.0)
+        problem = env.problem(instance)
+        world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        steps = judged_episode(problem, world, random.Random(0), length=12, error_rate=0.0)
         assert {step.verdict for step in steps} <= {Verdict.GOOD}
 
 
@@ -251,9 +252,9 @@ def test_the_oracle_calls_refusals_bad_and_looks_uncertain(env: TextCraft, some:
     seen: Counter[Verdict] = Counter()
     refused = looks = 0
     for number, instance in enumerate(some):
-        task = env.task(instance)
-        world = build_book(task.commands, item_to_tag=task.item_to_tag)
-        for step in judged_episode(task, world, random.Random(number), length=12, error_rate=0.6):
+        problem = env.problem(instance)
+        world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        for step in judged_episode(problem, world, random.Random(number), length=12, error_rate=0.6):
             seen[step.verdict] += 1
             if step.observation.startswith(("Could not", "Wrong item format")):
                 refused += 1
@@ -318,9 +319,9 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
 ) -> None:
     for number, instance in enumerate(some):
         rng = random.Random(number)
-        task = rename(env.task(instance), names, rng)
-        sample = drill_sample(task, instance, rng, 100)
-        listed = [crafting_text.command(recipe) for recipe in task.commands]
+        problem = rename(env.problem(instance), names, rng)
+        sample = drill_sample(problem, instance, rng, 100)
+        listed = [crafting_text.command(recipe) for recipe in problem.commands]
         assert {line for line in sample.messages[2].text.splitlines() if line.startswith("craft ")} == set(listed)
         asked = []
         for question, answer in zip(sample.messages[2::2], sample.messages[3::2], strict=True):
@@ -328,7 +329,7 @@ def test_a_drill_asks_twice_for_every_listed_item_and_answers_with_a_listed_comm
             asked.append(item)
             assert answer.train
             said = answer.text.removeprefix("Thought: ").removesuffix(".")
-            first = next(r for r in task.commands if crafting_text.display(r.output) == item)
+            first = next(r for r in problem.commands if crafting_text.display(r.output) == item)
             assert crafting_text.command(first) == f"craft {first.count} {said}"
-        made = {crafting_text.display(recipe.output) for recipe in task.commands}
+        made = {crafting_text.display(recipe.output) for recipe in problem.commands}
         assert Counter(asked) == Counter({item: 2 for item in made})

@@ -1,4 +1,4 @@
-"""The oracle of a crafting world: each kind of step on one small task, and experts of the real
+"""The oracle of a crafting world: each kind of step on one small problem, and experts of the real
 ones.
 """
 
@@ -8,7 +8,7 @@ import pytest
 
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting.oracle import verdicts
-from agentr_core.environments.crafting.planner import CraftingTask
+from agentr_core.environments.crafting.planner import CraftingProblem
 from agentr_core.environments.crafting.recipes import Ingredient, Recipe, build_book
 from agentr_core.protocols import Oracle
 from agentr_core.types import Verdict
@@ -32,13 +32,13 @@ COMMANDS = (
     recipe(1, "toy", (2, "board")),
     recipe(1, "rope", (1, "grass")),
 )
-TASK = CraftingTask(goal="minecraft:chair", commands=COMMANDS, item_to_tag={})
+PROBLEM = CraftingProblem(goal="minecraft:chair", commands=COMMANDS, item_to_tag={})
 WORLD = build_book(COMMANDS)
 TO_THE_BOARDS = ("get 1 log", "craft 2 board using 1 log")
 
 
 def judged(*actions: str) -> list[Verdict]:
-    return list(verdicts(TASK, WORLD, actions))
+    return list(verdicts(PROBLEM, WORLD, actions))
 
 
 def test_the_way_to_the_goal_is_good_in_any_useful_order() -> None:
@@ -74,13 +74,13 @@ def test_doing_it_again_or_wasting_it_is_bad() -> None:
 
 def test_a_longer_way_is_uncertain_and_pays_off() -> None:
     commands = (recipe(1, "lamp", (2, "oil")), recipe(1, "lamp", (1, "wick")), recipe(1, "wick", (1, "wool")))
-    task = CraftingTask(goal="minecraft:lamp", commands=commands, item_to_tag={})
+    problem = CraftingProblem(goal="minecraft:lamp", commands=commands, item_to_tag={})
     world = build_book(commands)
     shortest = ["get 2 oil", "craft 1 lamp using 2 oil"]
     longer = ["get 1 wool", "craft 1 wick using 1 wool", "craft 1 lamp using 1 wick"]
-    assert verdicts(task, world, shortest) == (GOOD, GOOD)
-    assert verdicts(task, world, longer) == (UNCERTAIN, GOOD, GOOD)
-    assert verdicts(task, world, ["get 1 wool", "get 1 wool"]) == (UNCERTAIN, BAD)
+    assert verdicts(problem, world, shortest) == (GOOD, GOOD)
+    assert verdicts(problem, world, longer) == (UNCERTAIN, GOOD, GOOD)
+    assert verdicts(problem, world, ["get 1 wool", "get 1 wool"]) == (UNCERTAIN, BAD)
 
 
 def test_a_mistake_does_not_spoil_what_follows() -> None:
@@ -91,8 +91,8 @@ def test_a_mistake_does_not_spoil_what_follows() -> None:
 
 def test_nothing_is_clear_where_the_goal_is_out_of_reach() -> None:
     commands = (recipe(1, "egg", (1, "hen")), recipe(1, "hen", (1, "egg")))
-    task = CraftingTask(goal="minecraft:egg", commands=commands, item_to_tag={})
-    assert verdicts(task, build_book(commands), ["inventory", "get 1 egg"]) == (UNCERTAIN, UNCERTAIN)
+    problem = CraftingProblem(goal="minecraft:egg", commands=commands, item_to_tag={})
+    assert verdicts(problem, build_book(commands), ["inventory", "get 1 egg"]) == (UNCERTAIN, UNCERTAIN)
 
 
 @pytest.mark.slow

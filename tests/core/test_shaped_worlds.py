@@ -73,10 +73,10 @@ def test_no_official_recipe_occurs_and_only_planks_keep_their_kind(env: TextCraf
     known = {(r.output, frozenset(i.name for i in r.inputs)) for r in env.book.recipes}
     kinds = set()
     for instance in env.instances("shaped")[:2000]:
-        task = env.task(instance)
-        assert not known & {(r.output, frozenset(i.name for i in r.inputs)) for r in task.commands}
-        kinds |= {i.name for r in task.commands for i in r.inputs if i.is_tag}
-        assert {item for item, tag in task.item_to_tag.items() if tag == PLANKS} == set(env.book.members(PLANKS))
+        problem = env.problem(instance)
+        assert not known & {(r.output, frozenset(i.name for i in r.inputs)) for r in problem.commands}
+        kinds |= {i.name for r in problem.commands for i in r.inputs if i.is_tag}
+        assert {item for item, tag in problem.item_to_tag.items() if tag == PLANKS} == set(env.book.members(PLANKS))
     assert kinds == {PLANKS}
 
 
@@ -88,7 +88,7 @@ def test_a_world_depends_on_its_index_and_the_seed_alone(env: TextCraft) -> None
 
 @pytest.mark.slow
 def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None:
-    plans = [plan(env.task(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
+    plans = [plan(env.problem(i), {}) for i in env.instances("shaped")[:400] if env.depth(i) == 2]
     again = [p for p in plans if p is not None and any(times > 1 for times in p.crafts.values())]
     assert 0.35 < len(again) / len(plans) < 0.65
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting import text as crafting_text
-from agentr_core.environments.crafting.planner import CraftingTask, Plan, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, Plan, plan
 from agentr_core.environments.crafting.recipes import RecipeBook
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Verdict
@@ -31,9 +31,9 @@ def expert(env: TextCraft, instance: Instance) -> Sequence[str]:
     return replies
 
 
-def shortest(task: CraftingTask, held: dict[str, int] | None = None) -> Plan:
-    """Return the plan of a task that can be solved."""
-    found = plan(task, held or {})
+def shortest(problem: CraftingProblem, held: dict[str, int] | None = None) -> Plan:
+    """Return the plan of a problem that can be solved."""
+    found = plan(problem, held or {})
     assert found is not None
     return found
 
@@ -159,23 +159,23 @@ def test_a_number_that_is_too_long_is_answered(env: TextCraft, action: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("distractors", "tasks"),
+    ("distractors", "problems"),
     [
         ("distinct", {6: 7, 7: 13, 8: 21, 9: 55, 10: 329}),
         ("published", {6: 47, 7: 29, 8: 12, 9: 14, 10: 323}),
     ],
 )
 def test_instances_have_as_many_distractors_as_the_pool_gives(
-    distractors: Literal["distinct", "published"], tasks: dict[int, int]
+    distractors: Literal["distinct", "published"], problems: dict[int, int]
 ) -> None:
     env = TextCraft(distractors=distractors)
     counts: Counter[int] = Counter()
     for split in ("train", "test", "rest"):
         for instance in env.instances(split):
-            task = env.task(instance)
-            needed = set(below(env.book, task.goal))
-            counts[len({crafting_text.command(recipe) for recipe in task.commands} - needed)] += 1
-    assert {count: counts[count] for count in range(6, 11)} == tasks
+            problem = env.problem(instance)
+            needed = set(below(env.book, problem.goal))
+            counts[len({crafting_text.command(recipe) for recipe in problem.commands} - needed)] += 1
+    assert {count: counts[count] for count in range(6, 11)} == problems
     assert counts.total() == 544
 
 
@@ -237,20 +237,20 @@ def test_optimal_expert_is_never_longer_than_the_lazy_one_and_as_long_as_its_pla
     for instance in [*optimal.instances("test"), *optimal.instances("procedural")[:200]]:
         steps = len(expert(optimal, instance))
         assert steps <= len(expert(lazy, instance))
-        assert steps == shortest(optimal.task(instance)).steps
+        assert steps == shortest(optimal.problem(instance)).steps
 
 
 def test_plan_takes_what_is_at_hand_into_account(env: TextCraft) -> None:
-    task = env.task(at(env, goal_index(env, "stick")))
-    assert shortest(task).steps == min(shortest(task).steps, 3)
-    assert shortest(task, {"minecraft:birch_planks": 2}).steps == 1
-    assert shortest(task, {"minecraft:birch_planks": 2}).items["minecraft:planks"] == "minecraft:birch_planks"
+    problem = env.problem(at(env, goal_index(env, "stick")))
+    assert shortest(problem).steps == min(shortest(problem).steps, 3)
+    assert shortest(problem, {"minecraft:birch_planks": 2}).steps == 1
+    assert shortest(problem, {"minecraft:birch_planks": 2}).items["minecraft:planks"] == "minecraft:birch_planks"
 
 
 def test_plan_of_a_goal_that_needs_itself_is_none(env: TextCraft) -> None:
-    task = env.task(at(env, goal_index(env, "stick")))
-    recipe = task.commands[0]
-    circle = CraftingTask(
+    problem = env.problem(at(env, goal_index(env, "stick")))
+    recipe = problem.commands[0]
+    circle = CraftingProblem(
         goal=recipe.output,
         commands=(
             type(recipe)(
@@ -267,8 +267,8 @@ def test_plan_of_a_goal_that_needs_itself_is_none(env: TextCraft) -> None:
 
 def test_procedural_worlds_share_no_item_with_the_official_ones_and_have_their_depth(env: TextCraft) -> None:
     for instance in env.instances("procedural")[:100]:
-        task = env.task(instance)
-        items = {recipe.output for recipe in task.commands} | {i.name for r in task.commands for i in r.inputs}
+        problem = env.problem(instance)
+        items = {recipe.output for recipe in problem.commands} | {i.name for r in problem.commands for i in r.inputs}
         assert not items & env.book.items
         assert env.depth(instance) == instance.index % 4 + 1
 
@@ -280,10 +280,10 @@ def test_renamed_instances_are_training_instances_under_other_names() -> None:
     for number in range(0, 400, 9):
         origin, first, second = train[number % len(train)], renamed[number], renamed[number + len(train)]
         assert env.depth(first) == env.depth(origin)
-        tasks = [env.task(instance) for instance in (origin, first, second)]
-        shapes = [sorted((r.count, tuple(i.count for i in r.inputs)) for r in task.commands) for task in tasks]
+        problems = [env.problem(instance) for instance in (origin, first, second)]
+        shapes = [sorted((r.count, tuple(i.count for i in r.inputs)) for r in problem.commands) for problem in problems]
         assert shapes[0] == shapes[1] == shapes[2]
-        assert len({frozenset(task.commands) for task in tasks}) == 3
+        assert len({frozenset(problem.commands) for problem in problems}) == 3
         env.reset(first)
         for reply in expert(env, first):
             last = env.step(env.parse(reply))
@@ -299,7 +299,7 @@ def test_held_out_instances_come_under_other_names_too(split: str, of: str) -> N
         origin = official[number % len(official)]
         assert env.origin(renamed[number]) == origin == env.origin(origin)
         assert env.depth(renamed[number]) == env.depth(origin)
-        assert shortest(env.task(renamed[number])).steps == shortest(env.task(origin)).steps
+        assert shortest(env.problem(renamed[number])).steps == shortest(env.problem(origin)).steps
         assert env.reset(renamed[number]) != env.reset(origin)
     # Numbers of several splits are not drawn alike.
     assert env.reset(env.instances("renamed")[0]) != env.reset(renamed[0])
@@ -328,6 +328,6 @@ def test_misuse_is_told_in_one_sentence(env: TextCraft) -> None:
 
 def test_every_string_of_the_expert_is_a_listed_command(env: TextCraft) -> None:
     instance = at(env, 144)
-    listed = {crafting_text.command(recipe) for recipe in env.task(instance).commands}
+    listed = {crafting_text.command(recipe) for recipe in env.problem(instance).commands}
     crafts = [env.parse(r) for r in expert(env, instance) if "Action: craft" in r]
     assert all(c in listed or "planks" in c for c in crafts)

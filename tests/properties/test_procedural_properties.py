@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting.planner import CraftingTask, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.procedural import ProceduralWorlds
 from agentr_core.types import Instance, Verdict
 
@@ -23,7 +23,7 @@ def test_a_world_has_its_depth_and_a_goal_within_reach(index: int, seed: int, ma
     worlds = ProceduralWorlds(seed=seed, max_depth=max_depth)
     world, goal = worlds.world(index)
     assert world.depth(goal) == index % max_depth + 1
-    found = plan(CraftingTask(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
+    found = plan(CraftingProblem(goal=goal, commands=world.recipes, item_to_tag=world.item_to_tag), {})
     assert found is not None
     assert found.gets
     assert all(item not in world.by_item for item in found.gets), "what can be crafted cannot be got"
@@ -75,6 +75,6 @@ def test_the_oracle_says_good_where_fewer_steps_are_left_and_never_to_a_refusal(
 
 
 def steps_left(env: TextCraft, index: int, inventory: object) -> int:
-    found = plan(env.task(invented(index)), inventory)  # type: ignore[arg-type]
+    found = plan(env.problem(invented(index)), inventory)  # type: ignore[arg-type]
     assert found is not None
     return found.steps

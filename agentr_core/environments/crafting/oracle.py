@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agentr_core.environments.crafting import text
 from agentr_core.environments.crafting.game import CraftingGame
-from agentr_core.environments.crafting.planner import CraftingTask, Inventory, Plan, brings_nearer, chain, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, Inventory, Plan, brings_nearer, chain, plan
 from agentr_core.environments.crafting.recipes import RecipeBook
 from agentr_core.types import Verdict
 
@@ -22,7 +22,9 @@ class Standing:
     plan: Plan | None
 
 
-def judge(task: CraftingTask, before: Standing, after: Standing, action: str, *, expected: str, made: str) -> Verdict:
+def judge(
+    problem: CraftingProblem, before: Standing, after: Standing, action: str, *, expected: str, made: str
+) -> Verdict:
     """Return the oracle's verdict on an action: good if fewer steps are left after it, otherwise
     bad or uncertain.
 
@@ -42,23 +44,23 @@ def judge(task: CraftingTask, before: Standing, after: Standing, action: str, *,
         return Verdict.GOOD
     if action == "inventory":
         return Verdict.UNCERTAIN
-    if left == 0 and (made in before.plan.gets or brings_nearer(task, before.inventory, after.inventory)):
+    if left == 0 and (made in before.plan.gets or brings_nearer(problem, before.inventory, after.inventory)):
         return Verdict.UNCERTAIN
     return Verdict.BAD
 
 
-def verdicts(task: CraftingTask, world: RecipeBook, actions: Sequence[str]) -> tuple[Verdict, ...]:
+def verdicts(problem: CraftingProblem, world: RecipeBook, actions: Sequence[str]) -> tuple[Verdict, ...]:
     """Return the oracle's verdict on each action of an episode, played from its start."""
     game = CraftingGame(world)
-    present = Standing(inventory={}, plan=plan(task, {}))
+    present = Standing(inventory={}, plan=plan(problem, {}))
     found = []
     for action in actions:
         expected = ""
         if present.plan is not None:
-            hops = chain(task, present.inventory, present.plan)
+            hops = chain(problem, present.inventory, present.plan)
             expected = text.action_of(hops[-1], present.plan.items)
         _, made = game.act(action)
-        after = Standing(inventory=game.inventory, plan=plan(task, game.inventory))
-        found.append(judge(task, present, after, action, expected=expected, made=made))
+        after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
+        found.append(judge(problem, present, after, action, expected=expected, made=made))
         present = after
     return tuple(found)

@@ -1,7 +1,7 @@
-"""Crafting tasks and their planner: what a goal needs, what is lacking, which action comes next.
+"""Crafting problems and their planner: what a goal needs, what is lacking, which action is next.
 
-Everything here is a pure function of a `CraftingTask` and an inventory (item id -> count, no zero
-entries).
+Everything here is a pure function of a `CraftingProblem` and an inventory (item id -> count, no
+zero entries).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ most 64.
 
 
 @dataclass(frozen=True, kw_only=True)
-class CraftingTask:
+class CraftingProblem:
     """A goal and the commands that are listed for it, in listed order.
 
     `item_to_tag` says which generic ingredient an item can stand for.
@@ -80,19 +80,19 @@ class Hop:
     lacking: tuple[str, int] | None
 
 
-def plan(task: CraftingTask, inventory: Inventory) -> Plan | None:
+def plan(problem: CraftingProblem, inventory: Inventory) -> Plan | None:
     """Return the plan with the fewest steps, the first in listed order among equals; None when the
     goal is out of reach.
     """
     best: Plan | None = None
-    for recipes, items in itertools.islice(_choices(task, inventory), MAX_CHOICES):
-        candidate = _expand(task, inventory, recipes, items)
+    for recipes, items in itertools.islice(_choices(problem, inventory), MAX_CHOICES):
+        candidate = _expand(problem, inventory, recipes, items)
         if candidate is not None and (best is None or candidate.steps < best.steps):
             best = candidate
     return best
 
 
-def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, ...]:
+def chain(problem: CraftingProblem, inventory: Inventory, chosen: Plan) -> tuple[Hop, ...]:
     """Return the links from the goal to the next action of the lazy expert, following the recipes
     of a plan.
 
@@ -101,7 +101,7 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
     nothing and is the craft to make.
     """
     hops: list[Hop] = []
-    item = task.goal
+    item = problem.goal
     while True:
         recipe = chosen.recipes[item]
         lacking = None
@@ -117,23 +117,23 @@ def chain(task: CraftingTask, inventory: Inventory, chosen: Plan) -> tuple[Hop, 
         item = lacking[0]
 
 
-def with_recipe(task: CraftingTask, chosen: Plan, recipe: Recipe) -> Plan | None:
+def with_recipe(problem: CraftingProblem, chosen: Plan, recipe: Recipe) -> Plan | None:
     """Return the plan, changed to make the recipe's item by that recipe, listed or not; None if
     that would be circular.
     """
     recipes = {**chosen.recipes, recipe.output: recipe}
-    if _topological(task.goal, recipes, chosen.items) is None:
+    if _topological(problem.goal, recipes, chosen.items) is None:
         return None
     return replace(chosen, recipes=recipes)
 
 
-def brings_nearer(task: CraftingTask, before: Inventory, after: Inventory) -> bool:
+def brings_nearer(problem: CraftingProblem, before: Inventory, after: Inventory) -> bool:
     """Return whether some way to the goal, even if not the shortest, takes fewer steps after than
     before.
     """
-    for recipes, items in itertools.islice(_choices(task, after), MAX_CHOICES):
-        left = _expand(task, after, recipes, items)
-        had = _expand(task, before, recipes, items)
+    for recipes, items in itertools.islice(_choices(problem, after), MAX_CHOICES):
+        left = _expand(problem, after, recipes, items)
+        had = _expand(problem, before, recipes, items)
         if left is not None and had is not None and left.steps < had.steps:
             return True
     return False
@@ -146,21 +146,21 @@ def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, .
     return tuple(Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs)
 
 
-def _choices(task: CraftingTask, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
+def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
     """Yield every sensible choice of recipes and of items for tags.
 
     Members of a tag differ only in their names, so only the first one listed, those at hand, and
     those whose ingredients are at hand are tried.
     """
-    tags = {i.name for r in task.commands for i in r.inputs if i.is_tag}
+    tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
     tag_options = {}
     for tag in sorted(tags):
-        held = [item for item in sorted(inventory) if task.item_to_tag.get(item) == tag]
-        listed = task.members.get(tag, ())
-        near = [m for m in listed if any(i.name in inventory for r in task.recipes[m] for i in r.inputs)]
+        held = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
+        listed = problem.members.get(tag, ())
+        near = [m for m in listed if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
         tag_options[tag] = tuple(dict.fromkeys([*held, *near, *listed[:1]])) or (tag,)
-    reachable = _reachable(task, tag_options)
-    recipe_options = {item: task.recipes[item] for item in task.recipes if item in reachable}
+    reachable = _reachable(problem, tag_options)
+    recipe_options = {item: problem.recipes[item] for item in problem.recipes if item in reachable}
     names = [*tag_options, *recipe_options]
     for combination in itertools.product(*tag_options.values(), *recipe_options.values()):
         chosen = dict(zip(names, combination, strict=True))
@@ -170,27 +170,27 @@ def _choices(task: CraftingTask, inventory: Inventory) -> Iterator[tuple[dict[st
         )
 
 
-def _reachable(task: CraftingTask, tag_options: Mapping[str, tuple[str, ...]]) -> set[str]:
+def _reachable(problem: CraftingProblem, tag_options: Mapping[str, tuple[str, ...]]) -> set[str]:
     found: set[str] = set()
-    frontier = [task.goal]
+    frontier = [problem.goal]
     while frontier:
         item = frontier.pop()
         if item in found:
             continue
         found.add(item)
-        for recipe in task.recipes.get(item, ()):
+        for recipe in problem.recipes.get(item, ()):
             for ingredient in recipe.inputs:
                 frontier.extend(tag_options[ingredient.name] if ingredient.is_tag else (ingredient.name,))
     return found
 
 
 def _expand(
-    task: CraftingTask, inventory: Inventory, recipes: Mapping[str, Recipe], items: Mapping[str, str]
+    problem: CraftingProblem, inventory: Inventory, recipes: Mapping[str, Recipe], items: Mapping[str, str]
 ) -> Plan | None:
-    order = _topological(task.goal, recipes, items)
+    order = _topological(problem.goal, recipes, items)
     if order is None:
         return None
-    need = {task.goal: inventory.get(task.goal, 0) + 1}
+    need = {problem.goal: inventory.get(problem.goal, 0) + 1}
     gets: dict[str, int] = {}
     crafts: dict[str, int] = {}
     for item in order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from agentr_core.environments.crafting.planner import CraftingTask, Hop, Inventory, Plan, ingredients
+from agentr_core.environments.crafting.planner import CraftingProblem, Hop, Inventory, Plan, ingredients
 from agentr_core.environments.crafting.recipes import Recipe
 
 INSTRUCTION = """\
@@ -35,10 +35,10 @@ def command(recipe: Recipe) -> str:
     return f"craft {recipe.count} {display(recipe.output)} using {inputs}"
 
 
-def first_observation(task: CraftingTask) -> str:
+def first_observation(problem: CraftingProblem) -> str:
     """Return the listed commands and the goal."""
-    lines = "\n".join(command(recipe) for recipe in task.commands)
-    return f"Crafting commands:\n{lines}\n\n{goal_line(task.goal)}"
+    lines = "\n".join(command(recipe) for recipe in problem.commands)
+    return f"Crafting commands:\n{lines}\n\n{goal_line(problem.goal)}"
 
 
 def goal_line(item: str) -> str:
@@ -98,11 +98,11 @@ def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: M
     have[hop.item] = have.get(hop.item, 0) + hop.recipe.count
 
 
-def optimal_replies(task: CraftingTask, chosen: Plan) -> list[str]:
+def optimal_replies(problem: CraftingProblem, chosen: Plan) -> list[str]:
     """Return the replies of the expert that first fetches everything it needs, then crafts from the
     bottom up.
     """
-    goal = display(task.goal)
+    goal = display(problem.goal)
     replies = [
         f"Thought: {goal} needs {count} {display(item)} in all.\nAction: get {count} {display(item)}"
         for item, count in reversed(list(chosen.gets.items()))

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from agentr_core.environments.crafting import oracle, text
 from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.listing import Distractors, listed_commands
-from agentr_core.environments.crafting.planner import CraftingTask, chain, plan
+from agentr_core.environments.crafting.planner import CraftingProblem, chain, plan
 from agentr_core.environments.crafting.procedural import ProceduralWorlds
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book, load_folder, load_shipped, load_split
 from agentr_core.environments.crafting.renaming import free_names, rename
@@ -107,7 +107,7 @@ class TextCraft:
             raise ConfigError(f"textcraft has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, indices)
 
-    def task(self, instance: Instance) -> CraftingTask:
+    def problem(self, instance: Instance) -> CraftingProblem:
         """Return the goal and the listed commands of an instance. Raises `EnvironmentFault` for an
         unknown one.
         """
@@ -115,10 +115,10 @@ class TextCraft:
 
     def reset(self, instance: Instance) -> str:
         """Return the listed commands and the goal; the inventory is empty."""
-        task, self._world = self._open(instance)
-        self._goal = task.goal
+        problem, self._world = self._open(instance)
+        self._goal = problem.goal
         self._game = CraftingGame(self._world)
-        return text.first_observation(task)
+        return text.first_observation(problem)
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
@@ -165,19 +165,19 @@ class TextCraft:
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""
-        task = self.task(instance)
+        problem = self.problem(instance)
         inventory: dict[str, int] = {}
         replies: list[str] = []
-        first = plan(task, inventory)
+        first = plan(problem, inventory)
         if first is None:
             return None
         if self._expert == "optimal":
-            return text.optimal_replies(task, first)
-        while not inventory.get(task.goal):
-            present = plan(task, inventory)
+            return text.optimal_replies(problem, first)
+        while not inventory.get(problem.goal):
+            present = plan(problem, inventory)
             if present is None:
                 return None
-            hops = chain(task, inventory, present)
+            hops = chain(problem, inventory, present)
             replies.append(text.lazy_reply(hops, present.items))
             text.apply_last_hop(inventory, hops, present.items)
         return replies
@@ -210,8 +210,8 @@ class TextCraft:
         official = self._published(split)
         return Instance(environment=self.name, split=split, index=official[instance.index % len(official)])
 
-    def _open(self, instance: Instance) -> tuple[CraftingTask, RecipeBook]:
-        """Return the task of an instance and the recipes of its world."""
+    def _open(self, instance: Instance) -> tuple[CraftingProblem, RecipeBook]:
+        """Return the problem of an instance and the recipes of its world."""
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
@@ -223,14 +223,14 @@ class TextCraft:
         else:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         commands = listed_commands(world, goal, origin, distractors=drawn)
-        task = CraftingTask(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
+        problem = CraftingProblem(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
         if instance.split in RENAMED:
             # The split `renamed` existed before the other two: its texts stay as they were.
             which = () if instance.split == "renamed" else (instance.split,)
             rng = random.Random(derive_seed("textcraft-renamed", *which, instance.index))
-            task = rename(task, free_names(self.book), rng)
-            world = build_book(task.commands, item_to_tag=task.item_to_tag)
-        return task, world
+            problem = rename(problem, free_names(self.book), rng)
+            world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        return problem, world
 
 
 # Every tree in flight has an environment of its own; making one must cost nothing.
