@@ -190,7 +190,7 @@ def _time(report: IterationReport) -> Section:
     if total <= 0:
         return not_measured("time", title, "no timings were recorded")
     parts = tuple(Part(wording.label(item.activity), item.seconds / total) for item in report.time)
-    note = "Waits of several episodes for the environment at one time are summed: the total may exceed the clock's."
+    note = "Waits for the environment count while no reply is generated. Times of several workers are summed."
     return Section("time", title, (Stack(parts), tables.time(report.time)), note)
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from agentr_core.episodes.units import allowed_losses
@@ -29,6 +30,9 @@ from agentr_core.store.tables import TABLES, Rows, merge, settled
 class Effort:
     """The time and tokens that the work of a shard took, and how many of its units were lost to
     errors.
+
+    `environment_seconds` of a part of the work are summed over its episodes; those of a whole shard
+    are what its process waited for an environment while no reply was generated.
     """
 
     generate_seconds: float = 0.0
@@ -122,7 +126,7 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
     fault: AgentrError | None = None
     try:
         _check_weights(shard.checkpoint)
-        effort = await shard.work(equipment, pile)
+        effort = await _work(shard, equipment, pile)
     except AgentrError as error:
         if isinstance(error, Transient):
             raise
@@ -144,7 +148,7 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
         UserError: as the work raises it; what was made is stored.
     """
     if spread is None:
-        return await shard.work(equipment, writer)
+        return await _work(shard, equipment, writer)
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
     allowed = allowed_losses(recipe.errors, shard.total)
@@ -168,6 +172,14 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
                 done, shard.total, f"{what}, {returned} of {len(parts)} shards, {effort.tokens} tokens generated"
             )
     return effort
+
+
+async def _work(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
+    """Do the work of a shard in this process; return what it took of the process's time."""
+    started = time.perf_counter()
+    effort = await shard.work(equipment, sink)
+    idle = max(0.0, time.perf_counter() - started - effort.generate_seconds)
+    return replace(effort, environment_seconds=min(effort.environment_seconds, idle))
 
 
 def _check_weights(checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from door import Door
+from echo import Echo
 
 from agentr_core.errors import (
     EnvironmentFault,
@@ -28,7 +29,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import ModelRole, parse
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import Batch, Shard, Spread, work_through
+from agentr_core.runtime.shards import Batch, Effort, Shard, Spread, work_through
 from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store import Store
@@ -163,6 +164,19 @@ async def test_workers_make_the_same_as_this_process(make: Make) -> None:
     spent = there.store.query("select stage, sum(tokens) as tokens from timing group by all order by 1")
     assert spent["stage"].tolist() == ["collect", "evaluate revision_test", "evaluate test"]
     assert (spent["tokens"] > 0).all()
+
+
+async def test_episodes_that_wait_together_wait_once(make: Make, tmp_path: Path) -> None:
+    place = make("here")
+
+    async def waited(environment: float, *, generate: float = 0.0) -> float:
+        spent = Effort(environment_seconds=environment, generate_seconds=generate)
+        batch = await work_through(Echo(texts=("one",), folder=tmp_path, spent=spent), place)
+        return batch.effort.environment_seconds
+
+    assert 0 < await waited(1e6) < 600
+    assert await waited(1e6, generate=1e6) == 0
+    assert await waited(1e-9) == 1e-9
 
 
 @pytest.mark.slow

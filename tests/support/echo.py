@@ -18,13 +18,14 @@ NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
     """Returns its texts. The first `deadly` tries of a shard kill the worker; every try leaves a
-    file in `folder`.
+    file in `folder`. `spent` is what its work says that it took.
     """
 
     texts: tuple[str, ...]
     folder: Path
     deadly: int = 0
     fault: str = ""
+    spent: Effort = field(default_factory=Effort)
     checkpoint: Checkpoint = field(default=NOWHERE)
     done: int = 0
 
@@ -49,4 +50,4 @@ class Echo:
             raise EnvironmentFault("broken")
         for text in self.texts:
             sink.add({"text": text_rows([f"{equipment.run_id} {text}"])})
-        return Effort(tokens=len(self.texts))
+        return self.spent + Effort(tokens=len(self.texts))

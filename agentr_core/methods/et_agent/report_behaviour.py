@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.methods.et_agent.measures import OF_SOURCE
@@ -53,15 +53,14 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def _blocks(known: Mapping[int, Measures], iteration: int) -> Iterator[Block]:
-    names = [name for name in _ROWS if any(name in measures for measures in known.values())]
     if iteration in known:
         yield _radar(known, iteration)
-    yield _table({wording.iteration(number): measures for number, measures in known.items()}, names)
+    yield _table({wording.iteration(number): measures for number, measures in known.items()})
     newest = known[max(known)]
     sources = {name.removeprefix(OF_SOURCE).rpartition("/")[0] for name in newest if name.startswith(OF_SOURCE)}
     if len(sources) > 1:
         yield Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:")
-        yield _table({source: _of(newest, source) for source in sorted(sources)}, names)
+        yield _table({source: _of(newest, source) for source in sorted(sources)})
 
 
 def _of(measures: Measures, source: str) -> Measures:
@@ -89,11 +88,12 @@ def _worth(name: str, estimate: Estimate) -> float:
     return 1 - estimate.mean if name == "redundant_calls" else estimate.mean
 
 
-def _table(models: Mapping[str, Measures], names: Sequence[str]) -> Table:
-    """Return a row for each metric, and a column for each model, or source."""
+def _table(models: Mapping[str, Measures]) -> Table:
+    """Return a row for each metric that any has, and a column for each model, or source."""
     rows = (
         Row((_ROWS[name][0], *(_cell(measures.get(name), *_ROWS[name][1:]) for measures in models.values())))
-        for name in names
+        for name in _ROWS
+        if any(name in measures for measures in models.values())
     )
     return Table((Column("Metric", "text"), *map(Column, models)), tuple(rows))
 

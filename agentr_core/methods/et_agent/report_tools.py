@@ -15,7 +15,7 @@ def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     columns = (Column("Tool", "text"), Column("Answered by", "text"), Column("Status", "text"))
     table = Table((*columns, *map(Column, ("Calls", "Cached", "Milliseconds a call"))), tuple(map(_row, counts)))
-    note = "Code is answered by a level of the sandbox: how far it is confined. `agentr doctor` explains the levels."
+    note = "Code is answered by a level of the sandbox: how far it is confined. agentr doctor explains the levels."
     return (Section("tools", "Calls of tools", (table,), note),)
 
 

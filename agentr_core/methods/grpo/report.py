@@ -12,7 +12,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.groups import GroupStep, Validation, group_counts, group_steps, validations
 
 TITLE = "Reinforcement learning by step"
-_ROWS = 8
+_ROWS = 12
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
