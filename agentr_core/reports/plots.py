@@ -170,7 +170,7 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
     svg = _canvas(height, spoken)
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
-        _text(svg, left - 7, y(value) + 4, _tick(value), "end", "tick")
+        _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
     named = iter(_apart([y(values[-1]) + 4 for values in series.values()]))
     for number, (name, values) in enumerate(series.items()):
         across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
@@ -199,9 +199,9 @@ def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> st
 
     svg = _canvas(height, spoken)
     for value in y_ticks:
-        _ruler(svg, y(value), _tick(value), first=not value)
+        _ruler(svg, y(value), _tick(value, y_ticks[1]), first=not value)
     for value in x_ticks:
-        _text(svg, x(value), height - 8, _tick(value), "middle", "tick")
+        _text(svg, x(value), height - 8, _tick(value, x_ticks[1]), "middle", "tick")
     for kind, points in (("then", others), ("now", marked)):
         group = ET.SubElement(svg, "g", {"class": kind})
         for (across, up), number in sorted(Counter(points).items()):
@@ -264,9 +264,9 @@ def _ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
-def _tick(value: float) -> str:
-    """Return a number that fits beside an axis."""
-    told = f"{value:.6g}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+def _tick(value: float, step: float) -> str:
+    """Return a number that fits beside an axis; all of an axis in steps of this size are alike."""
+    told = f"{value:.6g}" if step >= 0.0001 or not value else f"{value:.0e}"
     return told if value >= 0 else f"{wording.MINUS}{told.removeprefix('-')}"
 
 

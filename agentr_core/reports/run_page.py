@@ -123,7 +123,7 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
     if len(rows) > 1:
         rows.append(Row(("total", *_cost_cells(totals, len(parts), priced=priced)), "strong"))
     note = (
-        "Time is the sum of its parts; parts that run side by side, such as models and worlds, count in full. "
+        "Time is the sum of its parts; what several workers do side by side counts in full. "
         "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
     )
     return Section("costs", title, (Table(columns, tuple(rows)),), note)

@@ -86,9 +86,15 @@ def test_curves_that_end_together_have_names_apart_and_round_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "told"),
-    [(0, 0, "0 0.5"), (0, 1e-4, "0 5e-05 1e-04"), (77.9, 105, "70 80 90 100 110"), (0, 1234, "0 500 1000 1500")],
+    [
+        (0, 0, "0 0.5"),
+        (0, 1e-4, "0 5e-05 1e-04"),
+        (0, 1.1e-3, "0 0.0005 0.001 0.0015"),
+        (77.9, 105, "70 80 90 100 110"),
+        (0, 1234, "0 500 1000 1500"),
+    ],
 )
 def test_axes_have_round_numbers(low: float, high: float, told: str) -> None:
     ticks = plots._ticks(low, high)
     assert ticks[0] <= low <= high <= ticks[-1]
-    assert " ".join(map(plots._tick, ticks)) == told
+    assert " ".join(plots._tick(value, ticks[1] - ticks[0]) for value in ticks) == told
