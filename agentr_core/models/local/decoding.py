@@ -29,7 +29,10 @@ from agentr_core.models.local.sampling import choose, log_probabilities, penalis
 from agentr_core.models.local.waves import Wave, padded_columns, padded_rows
 
 _COLUMNS_AHEAD = 64
-"""The number of decode steps for which a wave reserves columns at a time."""
+_STEPS_AHEAD = 16
+"""A wave reserves this many columns at a time, and columns for this many decode steps at least. All
+are read in every step, because rows in one piece are read several times as fast as parts of rows.
+"""
 
 
 class Decoder:
@@ -89,7 +92,7 @@ class Decoder:
         # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
         # the mask.
         buffer, self._spare = self._spare or self._new_buffer(), None
-        buffer.reset(padded_rows(len(wave.rows), wave.width), base + _COLUMNS_AHEAD * wave.width)
+        buffer.reset(padded_rows(len(wave.rows), wave.width), base + _ahead(wave.width))
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
         self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
@@ -102,17 +105,16 @@ class Decoder:
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
             start = grid.column
-            visible = padded_columns(start + grid.width)
-            if visible > buffer.columns:
-                more = _COLUMNS_AHEAD * grid.width
+            if start + grid.width > buffer.columns:
+                more = _ahead(grid.width)
                 buffer.grow(buffer.columns + more)
                 grid.widen(more)
             first, last = self._attention.span(start - buffer.shift + grid.width, grid.width)
-            buffer.far.window(start, visible)
+            buffer.far.window(start, buffer.columns)
             buffer.near.window(start - buffer.shift, last, first)
             output = self._model(
                 input_ids=grid.tokens,
-                attention_mask=self._masks(grid, visible, slice(first, last)),
+                attention_mask=self._masks(grid, slice(first, last)),
                 # Slots whose reply has ended keep advancing their position; their output is not
                 # read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
@@ -147,14 +149,18 @@ class Decoder:
         wanted = any(reply.logprobs for reply in grid.live)
         return tokens.tolist(), log_probabilities(chosen, tokens).tolist() if wanted else []
 
-    def _masks(self, grid: Grid, visible: int, near: slice) -> MaskInput:
-        """Return the masks of a step: [rows, 1, width, visible] for far layers."""
+    def _masks(self, grid: Grid, near: slice) -> MaskInput:
+        """Return the masks of a step: [rows, 1, width, columns] for far layers."""
         grid.open()
-        far = grid.far.mask[..., :visible]
+        far = grid.far.mask
         if grid.near is None:
             return self._attention.masks(far, None)
         within = self._attention.within(grid.near.mask[..., near], grid.near.positions[:, near], grid.positions)
         return self._attention.masks(far, within)
+
+
+def _ahead(width: int) -> int:
+    return max(_COLUMNS_AHEAD, _STEPS_AHEAD * width)
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:

@@ -47,7 +47,7 @@ class KVBuffer:
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self._key_memory, self._value_memory = self._allocate(0), self._allocate(0)
+        self._memory, self._other = self._allocate(0), self._allocate(0)
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
@@ -55,12 +55,12 @@ class KVBuffer:
         decode step.
         """
         tokens = self.shape.layers * rows * self.shape.heads * columns
-        if self._key_memory.numel() < tokens * self.shape.key_size:
-            self._key_memory = self._allocate(tokens * self.shape.key_size)
-            self._value_memory = self._allocate(tokens * self.shape.value_size)
+        if self._memory[0].numel() < tokens * self.shape.key_size:
+            self._memory = self._allocate(tokens)
         dimensions = (self.shape.layers, rows, self.shape.heads, columns)
-        self.keys = self._key_memory[: tokens * self.shape.key_size].view(*dimensions, self.shape.key_size)
-        self.values = self._value_memory[: tokens * self.shape.value_size].view(*dimensions, self.shape.value_size)
+        keys, values = self._memory
+        self.keys = keys[: tokens * self.shape.key_size].view(*dimensions, self.shape.key_size)
+        self.values = values[: tokens * self.shape.value_size].view(*dimensions, self.shape.value_size)
         self.window(0, 0)
 
     @property
@@ -96,7 +96,8 @@ class KVBuffer:
     def grow(self, columns: int) -> None:
         """Make room for more columns, keeping what is stored."""
         keys, values = self.keys, self.values
-        self._key_memory, self._value_memory = self._allocate(0), self._allocate(0)
+        # Rows stay in one piece, so they move to another memory; the two take turns.
+        self._memory, self._other = self._other, self._memory
         self.reset(keys.shape[1], columns)
         self.keys[:, :, :, : keys.shape[3]] = keys
         self.values[:, :, :, : values.shape[3]] = values
@@ -156,10 +157,13 @@ class KVBuffer:
             moved = numbers[:, rows, :, columns]
             numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
 
-    def _allocate(self, numbers: int) -> Tensor:
+    def _allocate(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return memory for the keys and the values of so many tokens of a head."""
         # Zeros, not uninitialised memory: a masked NaN would still spoil the product of weights and
         # values.
-        return torch.zeros(numbers, dtype=self.shape.dtype, device=self.shape.device)
+        sizes = (self.shape.key_size, self.shape.value_size)
+        keys, values = (torch.zeros(tokens * size, dtype=self.shape.dtype, device=self.shape.device) for size in sizes)
+        return keys, values
 
 
 class LayeredKV:

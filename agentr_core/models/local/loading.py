@@ -68,7 +68,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     renderer = Renderer(tokenizer, at=at)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
-    shares_rows = heads == shape.heads or use_grouped_attention(model)
+    shares_rows = use_grouped_attention(model) or heads == shape.heads
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
