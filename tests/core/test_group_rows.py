@@ -233,6 +233,11 @@ def test_the_last_bits_of_a_sampler_do_not_reach_the_weights(
         assert same.logprobs == pytest.approx(row.logprobs, abs=1e-5)
 
 
+def test_in_bfloat16_the_log_probabilities_of_the_sampler_stay(tiny_model_dir: Path) -> None:
+    made = learner(tiny_model_dir, dataclasses.replace(TRAINING, bf16=True))
+    assert made.settled(rows()) == rows()
+
+
 def test_the_longest_rows_are_shared_out_first() -> None:
     assert shared_out([3, 9, 4, 5], 2) == [[1, 0], [3, 2]]
     assert shared_out([7], 2) == [[0], []]

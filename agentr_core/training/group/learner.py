@@ -67,7 +67,11 @@ class Learner:
         return float(self._schedule.get_last_lr()[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """Return episodes that the current weights sampled, as `Policy.settled` does."""
+        """Return episodes that the current weights sampled, as `Policy.settled` does; in bfloat16,
+        where policy and sampler differ by more than rounding, return them unchanged.
+        """
+        if self._training.bf16 is True:
+            return list(rows)
         shares = shared_out([len(row.input_ids) for row in rows], self._processes)
         own, *others = [[rows[index] for index in share] for share in shares]
         started = self._helpers.settle(others, self._parameters) if others else []
