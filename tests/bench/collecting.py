@@ -1,10 +1,11 @@
-"""Collection as a recipe does it: trees a second against the published way, the engine's share, the
-time outside it.
+"""Collection as a recipe does it, with all of its workers: trees a second against the published
+way, the engine's share, the time outside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,14 @@ from agentr_core import recipes
 from agentr_core.environments import registry
 from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
 from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.workers import Worker, Workers, load_local
+from agentr_core.protocols import ChatModel
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.samples.rendering import load_renderer
 from agentr_core.store import Store
 from agentr_core.types import Generation, Request, Tree
 
@@ -29,13 +34,13 @@ RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")
 
 @dataclass(eq=False)
 class Recorder:
-    """Passes requests on to the recipe's model; remembers them and their replies, and how long the
-    model took.
+    """Passes requests on to the recipe's model, or to one of its workers; remembers them and their
+    replies, and how long it took.
 
     By the processors' clock, what other threads do meanwhile counts as the model's.
     """
 
-    model: TransformersModel
+    model: TransformersModel | Worker
     clock: Clock
     seconds: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -46,6 +51,7 @@ class Recorder:
         self.fingerprint = self.model.fingerprint
         self.context_length = self.model.context_length
         self.count_tokens = self.model.count_tokens
+        self.cached_share = self.model.cached_share
         self.close = self.model.close
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
@@ -69,15 +75,23 @@ def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str],
     `search` are changes of the recipe.
     """
     overrides = [f"instances.train_limit={trees}", f"workspace={folder}", *search]
+    if clock is time.process_time:
+        # Workers have processes of their own, whose time this clock does not count.
+        overrides.append("model.workers=1")
     return asyncio.run(_measure(settled(recipes.load(RECIPE, overrides)), folder, slow_trees, clock))
 
 
 async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) -> list[Measure]:
     recorders: list[Recorder] = []
 
-    def load_recorder(*_: object) -> Recorder:
-        recorders.append(Recorder(_load(recipe), clock))
-        return recorders[-1]
+    def load_recorded(*_: object) -> ChatModel:
+        model = _load(recipe)
+        if isinstance(model, Workers):
+            recorders.extend(Recorder(worker, clock) for worker in model.members)
+            model.members = tuple(recorders)  # type: ignore[arg-type]
+            return model
+        recorders.append(Recorder(model, clock))
+        return recorders[0]
 
     place = Workplace(
         recipe=recipe,
@@ -85,7 +99,7 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
         root=folder,
         store=Store(folder / "store.duckdb"),
         make_environment=lambda _: registry.make(recipe.environment.name, recipe.environment.options),
-        load_model=load_recorder,
+        load_model=load_recorded,
         progress=lambda done, total, note: None,
     )
     # The first model of a process pays for imports and for the compiling of kernels.
@@ -95,23 +109,27 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
     started = clock()
     await collect(place, 1)
     seconds = clock() - started
-    (recorder,) = recorders
-    limit = recorder.tokens / await _engine_seconds(recipe, recorder.requests, clock)
+    tokens, replies = (
+        sum(one.tokens for one in recorders),
+        sum(len(given) for one in recorders for given in one.replies),
+    )
+    limit = tokens / await _engine_seconds(recipe, recorders, clock)
     grown = list(finished_trees(place, 1).values())
     chosen = grown[:: max(1, len(grown) // slow_trees)][:slow_trees]
-    replies = sum(map(len, recorder.replies))
-    slow = await _published_seconds_per_reply(recipe, recorder, chosen, clock)
+    slow = await _published_seconds_per_reply(recipe, recorders, chosen, clock)
     threads = min(slow, key=lambda number: slow[number])
     slow_seconds = slow[threads] * replies
     ways = ", ".join(f"{1000 * seconds:.0f} ms a reply with {number} threads" for number, seconds in slow.items())
-    rate = recorder.tokens / seconds
+    rate = tokens / seconds
+    waited = 1 - sum(one.seconds for one in recorders) / len(recorders) / seconds
     return [
         Measure(
             name="trees_per_second_ratio",
             value=slow_seconds / seconds,
             unit="x",
             goal=">= 20",
-            note=f"{len(grown) / seconds:.3g} trees/s of {replies / len(grown):.0f} replies each, against "
+            note=f"{len(grown) / seconds:.3g} trees/s of {replies / len(grown):.0f} replies each with {len(recorders)} "
+            "workers, against "
             f"{len(grown) / slow_seconds:.3g} with one request at a time and replay over HTTP ({len(chosen)} of them; "
             f"{ways}: the faster counts)",
         ),
@@ -125,7 +143,7 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
         ),
         Measure(
             name="collection_time_outside_generation",
-            value=100 * (1 - recorder.seconds / seconds),
+            value=100 * waited,
             unit="%",
             goal="<= 5",
             note=f"of {seconds:.1f} s, in which the model was loaded and {len(grown)} trees were grown and stored",
@@ -133,25 +151,34 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
     ]
 
 
-def _load(recipe: Recipe) -> TransformersModel:
+def _load(recipe: Recipe) -> TransformersModel | Workers:
     model = recipe.model
-    return TransformersModel.load(
-        Path(model.path),
+    loading = Loading(
+        path=Path(model.path),
         dtype=model.dtype,
         device=model.device,
         max_batch=model.max_batch,
+        context_length=model.context_length,
         prefix_cache_bytes=int(model.prefix_cache_gib * 2**30),
+        at=None,
     )
+    return load_local(loading, workers=model.workers)
 
 
-async def _engine_seconds(recipe: Recipe, requests: Sequence[Request], clock: Clock) -> float:
+async def _engine_seconds(recipe: Recipe, recorders: Sequence[Recorder], clock: Clock) -> float:
     """Return how long the model takes for requests in full batches, in their order and from an
-    empty cache.
+    empty cache, each worker with its own.
     """
     model = _load(recipe)
+    members: Sequence[TransformersModel | Worker] = model.members if isinstance(model, Workers) else [model]
+    size = recipe.model.max_batch // len(members)
+
+    async def answer(member: TransformersModel | Worker, requests: Sequence[Request]) -> None:
+        for batch in _batches(requests, size):
+            await member.generate(batch)
+
     started = clock()
-    for batch in _batches(requests, recipe.model.max_batch):
-        await model.generate(batch)
+    await asyncio.gather(*(answer(one, told.requests) for one, told in zip(members, recorders, strict=True)))
     seconds = clock() - started
     await model.close()
     return seconds
@@ -168,7 +195,7 @@ def _batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
 
 
 async def _published_seconds_per_reply(
-    recipe: Recipe, recorder: Recorder, trees: Sequence[Tree], clock: Clock
+    recipe: Recipe, recorders: Sequence[Recorder], trees: Sequence[Tree], clock: Clock
 ) -> dict[int, float]:
     """Return the seconds of a reply by the number of threads; small products are often faster with
     one.
@@ -177,7 +204,8 @@ async def _published_seconds_per_reply(
     """
     recorded = {
         (request.session, request.seed): replies
-        for request, replies in zip(recorder.requests, recorder.replies, strict=True)
+        for one in recorders
+        for request, replies in zip(one.requests, one.replies, strict=True)
     }
     device = torch.device("cpu" if recipe.model.device == "auto" else recipe.model.device)
     usual = torch.get_num_threads()
@@ -185,7 +213,7 @@ async def _published_seconds_per_reply(
     for threads in sorted({1, usual}):
         sampler = OneByOne(
             Path(recipe.model.path),
-            recorder.model.renderer,
+            load_renderer(Path(recipe.model.path)),
             recorded,
             dtype=recipe.model.dtype,
             device=device,
