@@ -17,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments
 
-from agentr_core.base_model.attention import register
 from agentr_core.base_model.batches import LENGTHS, batches
 from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.base_model.optimizer import MuonWithAdamW
@@ -30,6 +29,7 @@ from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REF
 from agentr_core.recipes import BaseConfig, QuestionsConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import Renderer
+from agentr_core.training.attention import register
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.types import Sample
 

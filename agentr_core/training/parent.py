@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes import TrainingConfig
+from agentr_core.training.attention import use_training_attention
 
 
 class Parent(NamedTuple):
@@ -103,6 +104,8 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
             options |= {"quantization_config": _four_bits(), "device_map": {"": torch.cuda.current_device()}}
         return AutoModelForCausalLM.from_pretrained(path, **options), dtype
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", **attention)
+    if not config.attn_implementation and not torch.cuda.is_available():
+        use_training_attention(model)
     dtype = model.dtype
     return (model if as_it_is else model.to(torch.float32)), dtype
 

@@ -1,0 +1,107 @@
+"""Attention for training on a CPU: scores outside a layer's small window are not computed, and the
+others come from plain products.
+
+Transformers computes all scores of a row and masks them, which is wasted work for a window of a few
+tokens; and its fused kernel is slower here than plain products, above all in bfloat16
+(deployments/LOG.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "agentr_training"
+_SMALL_WINDOW = 16
+_MOST_SCORES = 1 << 24
+"""The most scores of a row, in all heads, that are kept for the backward pass: 2,048 tokens in four
+heads."""
+
+
+def use_training_attention(model: Any) -> None:
+    """Switch a model on the CPU to this attention, unless it was loaded with another than
+    Transformers' `sdpa`.
+    """
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(register())
+
+
+def register() -> str:
+    """Register `attend` with Transformers, and return its name there."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return the output of attention [rows, tokens, heads, head size]; called by the layers of a
+    Transformers model.
+
+    `query` is [rows, heads, tokens, head size]; `key` and `value` have the same shape, or fewer
+    heads, which the query heads share. Masks are [rows or 1, 1, tokens, tokens], of truth values;
+    without one, attention is causal. What else a model may ask for is left to Transformers.
+    """
+    tokens, window = query.shape[2], options.get("sliding_window") or 0
+    near = 0 < window <= _SMALL_WINDOW
+    unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
+    added = attention_mask is not None and attention_mask.dtype != torch.bool
+    large = not near and query.shape[1] * tokens**2 > _MOST_SCORES
+    if dropout or unknown or added or large or key.shape[2] != tokens:
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return attended
+    shared = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, shared), repeat_kv(value, shared)
+    query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    if near:
+        found = _nearest(query, key, value, attention_mask, min(window, tokens))
+    else:
+        found = _causal(query, key, value, attention_mask)
+    return found.transpose(1, 2), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    rows, heads, tokens, _ = query.shape
+    if mask is None:
+        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
+    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    added = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
+    scores = torch.baddbmm(added, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
+    return _weights(scores.view(rows, heads, tokens, tokens)) @ value
+
+
+def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int) -> Tensor:
+    tokens = query.shape[2]
+    before = (0, 0, window - 1, 0)
+    keys, values = torch.nn.functional.pad(key, before), torch.nn.functional.pad(value, before)
+    # One position of the window after another, from the oldest token to the current one.
+    scores = torch.stack([(query * keys[:, :, place : place + tokens]).sum(-1) for place in range(window)], dim=-1)
+    age = torch.arange(window - 1, -1, -1, device=query.device)
+    seen = torch.arange(tokens, device=query.device)[:, None] - age
+    missing = seen < 0
+    if mask is not None:
+        places = seen.clamp(min=0).expand(*mask.shape[:2], tokens, window)
+        missing = missing | ~mask.gather(-1, places)
+    weights = _weights(scores.masked_fill(missing, -torch.inf))
+    return torch.stack(
+        [weights[..., place, None] * values[:, :, place : place + tokens] for place in range(window)]
+    ).sum(0)
+
+
+def _weights(scores: Tensor) -> Tensor:
+    return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)

@@ -1,0 +1,101 @@
+"""The training's own attention gives what Transformers' does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from words import Words
+
+from agentr_core.base_model.pretrain import make_model
+from agentr_core.recipes import BaseConfig
+from agentr_core.training import attention
+from agentr_core.training.attention import attend
+
+
+@pytest.mark.parametrize(("tokens", "key_heads"), [(1, 0), (3, 0), (4, 0), (50, 0), (50, 2), (50, 1)])
+def test_loss_and_gradients_are_those_of_eager_attention(tokens: int, key_heads: int) -> None:
+    config = BaseConfig(
+        hidden_size=32,
+        num_hidden_layers=4,
+        head_dim=8,
+        num_key_value_heads=key_heads,
+        intermediate_size=32,
+        sliding_window=4,
+    )
+    ids = torch.arange(2 * tokens).view(2, tokens) * 7 % 64
+    found = []
+    for own in (True, False):
+        model = make_model(config, Words(), seed=0)
+        assert model.config.num_key_value_heads == (key_heads or 4)
+        if not own:
+            model.set_attn_implementation("eager")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+        logits = model(input_ids=ids, use_cache=False).logits
+        logits.square().mean().backward()
+        found.append([logits.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def packed(*lengths: int, rows: int = 1) -> torch.Tensor:
+    """Return the mask of a row of samples, none of which sees another."""
+    sample = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
+    mask = (sample[:, None] == sample).tril()
+    return mask[None, None].expand(rows, 1, -1, -1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("masks", [1, 2])
+def test_samples_of_a_row_do_not_see_each_other(window: int | None, key_heads: int, masks: int) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 24, 8, requires_grad=True) for heads in (4, key_heads, key_heads))
+    module = SimpleNamespace(num_key_value_groups=4 // key_heads, is_causal=True)
+    mask = packed(9, 1, 14, rows=masks)
+    if window is not None:
+        mask = mask.triu(1 - window)
+    ours, _ = attend(module, query, key, value, mask, scaling=0.3, sliding_window=window)
+    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    found = [[out, *torch.autograd.grad(out.square().sum(), [query, key, value])] for out in (ours, theirs)]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.5},
+        {"position_bias": torch.zeros(1, 4, 6, 6)},
+        {"attention_mask": torch.zeros(1, 1, 6, 6)},
+        {"key": torch.zeros(1, 4, 9, 8), "value": torch.zeros(1, 4, 9, 8)},
+    ],
+)
+def test_what_it_does_not_know_is_left_to_transformers(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {name: torch.zeros(1, 4, 6, 8) for name in ("query", "key", "value")}
+    asked["attention_mask"] = None
+    theirs = Mock(return_value=("theirs", None))
+    monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
+    module = SimpleNamespace(is_causal=True)
+    assert attend(module, **asked)[0].shape == (1, 6, 4, 8)
+    theirs.assert_not_called()
+    attend(module, **{**asked, **changes})
+    theirs.assert_called_once()
+
+
+def test_many_scores_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = Mock(return_value=("theirs", None))
+    monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
+    monkeypatch.setattr(attention, "_MOST_SCORES", 4 * 6 * 6)
+    for tokens in (6, 7):
+        heads = torch.zeros(1, 4, tokens, 8)
+        attend(SimpleNamespace(is_causal=True), heads, heads, heads, None)
+        assert theirs.called is (tokens == 7)
