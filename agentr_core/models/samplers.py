@@ -14,7 +14,7 @@ from agentr_core.recipes import ModelConfig
 from agentr_core.types import Generation, Request
 
 
-class Spread:
+class WorkerBatchers:
     """One batcher for each worker of a model, so that no worker waits for another. It has
     `Batcher`'s methods.
 
@@ -59,7 +59,7 @@ class Spread:
         await asyncio.gather(*(batcher.close() for batcher in self._batchers.values()))
 
 
-Sampler = Batcher | Relay | Spread
+Sampler = Batcher | Relay | WorkerBatchers
 
 
 def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
@@ -69,5 +69,5 @@ def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
     if config.backend == "vllm":
         return Relay(model, concurrency=config.vllm.replicas * config.max_batch)
     if isinstance(model, Workers):
-        return Spread(model, max_batch=config.max_batch)
+        return WorkerBatchers(model, max_batch=config.max_batch)
     return Batcher(model, max_batch=config.max_batch)

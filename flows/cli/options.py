@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -62,9 +63,35 @@ def refuse_given(why: str, *parameters: str) -> None:
             raise click.UsageError(f"{option.opts[-1]} {why}")
 
 
+def _note_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_WORKSPACE_FIELD] = f"workspace={json.dumps(value)}"
+
+
+def _with_workspace(ctx: click.Context, _: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    noted = ctx.meta.get(_WORKSPACE_FIELD)
+    return value if noted is None else (*value, noted)
+
+
+_WORKSPACE_FIELD = f"{__name__}.workspace"
 RECIPE = click.argument("recipe", type=NamedPath(path_type=Path))
 OVERRIDE = click.option(
-    "-o", "--override", "overrides", multiple=True, metavar="A.B=VALUE", help="Change one field of the recipe."
+    "-o",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="A.B=VALUE",
+    callback=_with_workspace,
+    help="Change one field of the recipe.",
+)
+RECIPE_WORKSPACE = click.option(
+    "-w",
+    "--workspace",
+    type=NamedPath(),
+    expose_value=False,
+    is_eager=True,  # before the overrides, which take it in
+    callback=_note_workspace,
+    help="Folder of the store, checkpoints and reports; the same as -o workspace=PATH.",
 )
 WORKSPACE = click.option(
     "-w",

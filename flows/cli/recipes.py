@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from agentr_core.lifetime import importing
-from flows.cli.options import OVERRIDE, RECIPE, IdPrefix, NamedPath, finite, refuse_given
+from flows.cli.options import OVERRIDE, RECIPE, RECIPE_WORKSPACE, IdPrefix, NamedPath, finite, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option(
     "--resume", metavar="RUN", type=IdPrefix(), help="Go on with the run of this id, with RECIPE as it was then."
 )
@@ -32,6 +33,7 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int 
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -62,6 +64,7 @@ def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough:
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option(
     "--enough",
     type=click.IntRange(min=1),
@@ -83,6 +86,7 @@ def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
 @click.option(
     "--seed",
@@ -108,6 +112,7 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option(
     "--gpu-gib",
     type=click.FloatRange(min=1),
@@ -128,6 +133,7 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 @click.command("eval")
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option("--model", "model", type=NamedPath(path_type=Path), help="Evaluate this model directory instead.")
 @click.option("--states", type=IdPrefix(), help="The run whose first model's failures the revision test starts from.")
 @click.option(
@@ -162,6 +168,7 @@ def evaluate(
 @click.command()
 @RECIPE
 @OVERRIDE
+@RECIPE_WORKSPACE
 @click.option(
     "--episodes", type=click.IntRange(min=2), default=8, show_default=True, help="Sampled episodes of each instance."
 )

@@ -18,7 +18,7 @@ from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import Workers, load_local
-from agentr_core.models.samplers import Spread, sampler_of
+from agentr_core.models.samplers import WorkerBatchers, sampler_of
 from agentr_core.recipes import ModelConfig, parse
 from agentr_core.runtime.start import asked_for
 from agentr_core.types import Message, Request, Sampling
@@ -59,7 +59,7 @@ def model(tiny_model_dir: Path) -> Iterator[Workers]:
 @pytest.mark.slow
 async def test_a_worker_that_dies_fails_its_batch_and_is_started_anew(model: Workers) -> None:
     sampler = sampler_of(model, ModelConfig(path="m"))
-    assert isinstance(sampler, Spread)
+    assert isinstance(sampler, WorkerBatchers)
     requests = [ask(seed, session=f"tree-{seed}") for seed in range(8)]
     before = [await sampler.sample(one) for one in requests]
     (victim, *_) = children()
