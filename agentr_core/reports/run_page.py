@@ -35,9 +35,11 @@ def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
     ordered = of_one_run(reports)
     last = ordered[-1]
     said = {section.key: section for section in sections_of(last)}
+    series = of_sets(last.scores)
     return (
         *(said[key] for key in _FROM_LAST),
-        curves("Success by iteration", of_sets(last.scores)),
+        # One curve stands in the headline already.
+        *([] if len(series) == 1 else [curves("Success by iteration", series)]),
         _funnels(ordered),
         _costs(ordered),
         *last.run,
