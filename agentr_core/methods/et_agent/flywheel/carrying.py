@@ -20,7 +20,7 @@ from agentr_core.types import Instance, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnTrajectory:
     """A trajectory, and the draws of the replies that were drawn for it, by position."""
 
     trajectory: Trajectory
@@ -43,7 +43,7 @@ async def carry_out(
     fits: Fits | None,
     timer: EpisodeTimer,
     helper: Helper,
-) -> Drawn:
+) -> DrawnTrajectory:
     """Return the trajectory that a draft becomes, not graded yet. Raises as `rollout.episode`."""
     prefix = draft.prefix
     if draft.reply:
@@ -52,7 +52,7 @@ async def carry_out(
         led_to = await step_with(env, timer, draft.reply, helper, seed=seed, session=f"{instance.key}#{seed}")
         prefix = (*prefix, led_to.step)
         if led_to.stop is not None:
-            return Drawn(trajectory=Trajectory.ended(instance, first, prefix, led_to.stop))
+            return DrawnTrajectory(trajectory=Trajectory.ended(instance, first, prefix, led_to.stop))
     replies: list[Reply] = []
     trajectory = await episode(
         instance,
@@ -71,4 +71,4 @@ async def carry_out(
         position: Draw(seed=reply.seed, number=0, generation=reply.generation)
         for position, reply in enumerate(replies, start=len(prefix))
     }
-    return Drawn(trajectory=trajectory, draws=draws)
+    return DrawnTrajectory(trajectory=trajectory, draws=draws)

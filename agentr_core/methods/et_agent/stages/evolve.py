@@ -9,7 +9,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.et_agent.flywheel.carrying import Drawn
+from agentr_core.methods.et_agent.flywheel.carrying import DrawnTrajectory
 from agentr_core.methods.et_agent.flywheel.family import round_of
 from agentr_core.methods.et_agent.flywheel.tagged import Tagged
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
@@ -96,12 +96,12 @@ def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> 
     )
 
 
-def _ungraded(place: Workplace, iteration_id: str) -> dict[str, dict[str, Drawn]]:
+def _ungraded(place: Workplace, iteration_id: str) -> dict[str, dict[str, DrawnTrajectory]]:
     """Return the trajectories that wait for their grade, by instance and id."""
     found: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
     draws = load_draws(place.store, "step", list(found))
-    waiting: dict[str, dict[str, Drawn]] = {}
+    waiting: dict[str, dict[str, DrawnTrajectory]] = {}
     for key, trajectory in found.items():
         drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
-        waiting.setdefault(trajectory.instance.key, {})[key] = Drawn(trajectory=trajectory, draws=drawn)
+        waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
     return waiting

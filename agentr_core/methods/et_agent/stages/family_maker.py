@@ -13,7 +13,7 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.methods.et_agent.flywheel.carrying import Drawn, carry_out
+from agentr_core.methods.et_agent.flywheel.carrying import DrawnTrajectory, carry_out
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
 from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, subject_of
 from agentr_core.methods.et_agent.flywheel.growing import grow
@@ -58,7 +58,7 @@ class FamilyWork:
     instance: Instance
     members: Mapping[str, Kept] = field(default_factory=dict)
     said: Mapping[str, Said] = field(default_factory=dict)
-    ungraded: Mapping[str, Drawn] = field(default_factory=dict)
+    ungraded: Mapping[str, DrawnTrajectory] = field(default_factory=dict)
 
 
 class Known:
@@ -140,7 +140,7 @@ class FamilyMaker:
             async with self.environments.lend(known.work.instance) as env:
                 made, grading = await self._played(known, draft, child_id, env, seed)
         else:
-            made, grading = Drawn(trajectory=draft.whole), None
+            made, grading = DrawnTrajectory(trajectory=draft.whole), None
         rows = self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)
         self.sink.add(merge([rows, self._derived(child_id, planned, draft, seed)]))
         known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
@@ -148,7 +148,7 @@ class FamilyMaker:
 
     async def _played(
         self, known: Known, draft: Draft, child_id: str, env: Environment, seed: int
-    ) -> tuple[Drawn, Grading | None]:
+    ) -> tuple[DrawnTrajectory, Grading | None]:
         """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
         graded is stored to be graded later.
         """
@@ -219,7 +219,9 @@ class FamilyMaker:
         recipe = self.equipment.recipe
         return derive_seed(recipe.seed, STAGE, self.iteration, known.work.instance.key, name)
 
-    def _rows(self, trajectory_id: str, played: Drawn, source: str, grading: Grading | None, *, given: int) -> Rows:
+    def _rows(
+        self, trajectory_id: str, played: DrawnTrajectory, source: str, grading: Grading | None, *, given: int
+    ) -> Rows:
         return trajectory_rows(
             trajectory_id,
             played.trajectory,
