@@ -102,6 +102,7 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     monkeypatch.chdir(ROOT)
     site = restless.install(tmp_path / "site")
     env = environment(site, tmp_path / "prefect", PREFECT_API_URL=served_env["PREFECT_API_URL"])
+    mortal = env | {restless.MORTAL: "1"}
     port = free_port()
     changes = (
         f"workspace={tmp_path / 'runs'}",
@@ -129,10 +130,11 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     )
 
     with started(*command, env=env) as run:
-        with textcraft_server(port, env, "restless") as server:
+        # Should it not be killed in time, it ends itself before any tree is done.
+        with textcraft_server(port, mortal, "restless") as server:
             wait_for(run, base, store)
             kill_group(server)
-        with textcraft_server(port, env | {restless.MORTAL: "1"}, "restless") as server:
+        with textcraft_server(port, mortal, "restless") as server:
             server.wait(timeout=PATIENCE)
         with textcraft_server(port, env, "restless") as server:
             wait_for(run, trained, store)
