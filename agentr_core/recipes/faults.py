@@ -14,7 +14,7 @@ from agentr_core.recipes.models import ModelRole, gpu_faults, model_faults, secr
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe
 from agentr_core.recipes.served import served_sampling_faults
 from agentr_core.recipes.splicing import splice_faults
-from agentr_core.recipes.training import training_faults, vllm_adapter_faults
+from agentr_core.recipes.training import sharing_faults, training_faults, vllm_adapter_faults
 
 
 def secrets_in(recipe: Recipe) -> list[str]:
@@ -41,7 +41,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults and method.acts:
-        faults += _faults_of_teacher(recipe)
+        faults += _faults_of_teacher(recipe) + _faults_of_sharing(recipe)
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
@@ -92,6 +92,20 @@ def _faults_of_teacher(recipe: Recipe) -> list[str]:
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
     return [f"models.teacher: {why}"]
+
+
+def _faults_of_sharing(recipe: Recipe) -> list[str]:
+    """Return why processes cannot share the steps of a training; the recipe must be right
+    otherwise.
+    """
+    from agentr_core.methods.table import method_of, plans_of
+
+    # Group RL divides each step by episodes. A comparison always trains on datasets.
+    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
+    trainings = [plan.training for plan in plans if plan.training is not None]
+    if trainings and all(training.objective.rows == "episodes" for training in trainings):
+        return []
+    return sharing_faults(recipe.training)
 
 
 def _faults_of_scale(scale: ScaleConfig) -> list[str]:

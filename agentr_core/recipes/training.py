@@ -241,11 +241,6 @@ def training_faults(training: TrainingConfig) -> list[str]:
     if launch.num_processes == "auto":
         if launch.num_machines > 1:
             faults.append("training.launch.num_processes: auto counts one machine; give the number on all of them")
-        if not training.step_tokens:
-            faults.append(
-                "training.launch.num_processes: with auto the machine would decide how many samples a step has; set "
-                "training.step_tokens"
-            )
     elif launch.num_processes % launch.num_machines:
         faults.append(
             f"training.launch: {launch.num_processes} processes cannot be divided evenly among {launch.num_machines} "
@@ -256,6 +251,16 @@ def training_faults(training: TrainingConfig) -> list[str]:
     if training.load_in_4bit and launch.deepspeed.startswith("zero3"):
         faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
     return [*faults, *_fsdp_faults(training, launch)]
+
+
+def sharing_faults(training: TrainingConfig) -> list[str]:
+    """Return why `num_processes` cannot share the steps over a dataset, one sentence each."""
+    if training.launch is None or training.launch.num_processes != "auto" or training.step_tokens:
+        return []
+    return [
+        "training.launch.num_processes: with auto the machine would decide how many samples a step has; set "
+        "training.step_tokens"
+    ]
 
 
 def _fsdp_faults(training: TrainingConfig, launch: LaunchConfig) -> list[str]:

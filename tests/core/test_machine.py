@@ -122,4 +122,15 @@ def test_trainers_are_as_many_as_gpus_or_processors(
 )
 def test_steps_do_not_depend_on_how_many_processors_there_are(training: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
-        parse({"name": "x", "training": training})
+        parse({"name": "x", "model": {"path": "m"}, "training": training})
+
+
+@pytest.mark.parametrize("method", [{"method": "grpo"}, {"agent_r": {"phases": ["rl"]}}])
+def test_group_rl_takes_its_steps_from_episodes_however_many_processors_share_them(
+    on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
+) -> None:
+    on(WITH)
+    monkeypatch.setattr(machine, "processors", lambda: 3)
+    training = {"launch": {"num_processes": "auto"}}
+    recipe = parse({"name": "x", "model": {"path": "m"}, "training": training, **method})
+    assert settled(recipe).training.num_processes == 3
