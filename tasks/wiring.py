@@ -65,7 +65,8 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
-    recipe = settled(_after_its_run(_at_home(recipes.load(path, overrides))))
+    usual = os.environ.get("AGENTR_WORKSPACE", "")
+    recipe = settled(_after_its_run(recipes.load(path, overrides, workspace=usual)))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():
@@ -77,11 +78,6 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
                 f"that key, with name: {world.environment.name}"
             )
     return recipe
-
-
-def _at_home(recipe: Recipe) -> Recipe:
-    usual = os.environ.get("AGENTR_WORKSPACE")
-    return replace(recipe, workspace=usual) if usual and recipe.workspace == Recipe.workspace else recipe
 
 
 def _after_its_run(recipe: Recipe) -> Recipe:

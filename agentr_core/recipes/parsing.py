@@ -24,8 +24,11 @@ _OWN_WORDS = {
 }
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
     """Return the recipe in a YAML file with `a.b=value` overrides applied.
+
+    Args:
+        workspace: that of a recipe that names none; empty: the usual one.
 
     Raises:
         ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of
@@ -41,7 +44,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"recipe {path} must be a mapping of fields, not {type(data).__name__}")
-    return parse(data, overrides, source=str(path))
+    return parse({"workspace": workspace, **data} if workspace else data, overrides, source=str(path))
 
 
 def parse(

@@ -77,4 +77,5 @@ def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypa
     assert load_recipe(file, []).workspace == "runs"
     monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
     assert load_recipe(file, []).workspace == "elsewhere"
-    assert load_recipe(file, ["workspace=mine"]).workspace == "mine"
+    for named in ("mine", "runs"):
+        assert load_recipe(file, [f"workspace={named}"]).workspace == named
