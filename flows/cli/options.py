@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -74,7 +75,6 @@ def _with_workspace(ctx: click.Context, _: click.Parameter, value: tuple[str, ..
 
 
 _WORKSPACE_FIELD = f"{__name__}.workspace"
-RECIPE = click.argument("recipe", type=NamedPath(path_type=Path))
 OVERRIDE = click.option(
     "-o",
     "--override",
@@ -84,15 +84,23 @@ OVERRIDE = click.option(
     callback=_with_workspace,
     help="Change one field of the recipe.",
 )
-RECIPE_WORKSPACE = click.option(
-    "-w",
-    "--workspace",
-    type=NamedPath(),
-    expose_value=False,
-    is_eager=True,  # before the overrides, which take it in
-    callback=_note_workspace,
-    help="Folder of the store, checkpoints and reports; the same as -o workspace=PATH.",
-)
+
+
+def of_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the parameters `recipe`, a path, and `overrides`, changes of its fields."""
+    recipe = click.argument("recipe", type=NamedPath(path_type=Path))
+    workspace = click.option(
+        "-w",
+        "--workspace",
+        type=NamedPath(),
+        expose_value=False,
+        is_eager=True,  # before the overrides, which take it in
+        callback=_note_workspace,
+        help="Folder of the store, checkpoints and reports; the same as -o workspace=PATH.",
+    )
+    return recipe(OVERRIDE(workspace(command)))
+
+
 WORKSPACE = click.option(
     "-w",
     "--workspace",

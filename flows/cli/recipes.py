@@ -7,14 +7,12 @@ from pathlib import Path
 import click
 
 from agentr_core.lifetime import importing
-from flows.cli.options import OVERRIDE, RECIPE, RECIPE_WORKSPACE, IdPrefix, NamedPath, finite, refuse_given
+from flows.cli.options import IdPrefix, NamedPath, finite, of_recipe, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option(
     "--resume", metavar="RUN", type=IdPrefix(), help="Go on with the run of this id, with RECIPE as it was then."
 )
@@ -31,9 +29,7 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int 
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -62,9 +58,7 @@ def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough:
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option(
     "--enough",
     type=click.IntRange(min=1),
@@ -84,9 +78,7 @@ def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only this arm of the recipe; may be repeated.")
 @click.option(
     "--seed",
@@ -110,9 +102,7 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option(
     "--gpu-gib",
     type=click.FloatRange(min=1),
@@ -131,9 +121,7 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 
 
 @click.command("eval")
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option("--model", "model", type=NamedPath(path_type=Path), help="Evaluate this model directory instead.")
 @click.option("--states", type=IdPrefix(), help="The run whose first model's failures the revision test starts from.")
 @click.option(
@@ -166,9 +154,7 @@ def evaluate(
 
 
 @click.command()
-@RECIPE
-@OVERRIDE
-@RECIPE_WORKSPACE
+@of_recipe
 @click.option(
     "--episodes", type=click.IntRange(min=2), default=8, show_default=True, help="Sampled episodes of each instance."
 )
