@@ -168,6 +168,7 @@ SHOWN: Mapping[str, Shown] = {
             _instance("trajectories"),
             _DEPTH,
             Column("Repeat", "repeat"),
+            Column("Given steps", "cut"),
             Column("Before", "before", "flag", _own("trajectory", "before_id")),
             Column("After", "after", "flag", _own("trajectory", "after_id")),
             Column("Reward before", "before_reward"),
