@@ -214,8 +214,11 @@ def sampled(batcher: Sampler) -> Effort:
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
-    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode."""
-    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key)
+    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode, and of
+    the steps that it goes on from.
+    """
+    given = [(step.reply, step.observation) for step in plan.prefix]
+    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *([given] if given else []))
 
 
 def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> EpisodeShard:
