@@ -106,7 +106,7 @@ class GrpoConfig(SamplingFields):
     """Steps between two validations, in which the policy plays each instance of
     `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
     save_steps: Count = 10
-    """Steps between two checkpoints of an unfinished training; the last two are kept."""
+    """Steps between two checkpoints of an unfinished training; the last one is kept."""
 
 
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_ratio")
@@ -118,6 +118,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
     faults = filter_faults("grpo", grpo)
     if grpo.repeats == 1:
         faults.append("grpo.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never")
+    if grpo.curriculum == "uniform" and grpo.memory != GrpoConfig().memory:
+        faults.append("grpo.memory: a uniform curriculum remembers no episodes; leave it out, or set contrast")
     if grpo.delta is not None and grpo.delta <= 1 + (grpo.epsilon_high or grpo.epsilon):
         faults.append("grpo.delta: it must be above 1 + epsilon_high, which limits the ratio already; give 3 or so")
     if grpo.branching is not None and grpo.branching.initial_rollouts >= grpo.num_generations:

@@ -378,6 +378,8 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
     ("name", "changes", "said"),
     [
         ("textcraft-tiny", ["critique.votes=3"], r"critique.votes: at temperature 0 all votes are the same"),
+        ("textcraft-tiny", ["search.method=rollouts", "search.merge=action"], r"search.merge: independent episodes do"),
+        ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"training.max_tokens: grpo.steps says how long"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),
         ("reasoning-et-agent-tiny", ["grpo.learning_rate=0.1"], r"grpo.learning_rate: section et_agent.curriculum has"),
@@ -387,6 +389,18 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
 def test_what_would_be_ignored_is_told(name: str, changes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(TINY.with_name(f"{name}.yaml"), changes)
+
+
+def test_group_rl_follows_the_arguments_of_the_schedule_that_it_has() -> None:
+    changes = [
+        "training.lr_scheduler_type=warmup_stable_decay",
+        "training.lr_scheduler_kwargs={num_decay_steps: 5}",
+        "agent_r.phases=[sft, rl]",
+    ]
+    for own, left in (("null", {"num_decay_steps": 5}), ("linear", {})):
+        training = plan_of(load(TINY, [*changes, f"grpo.lr_scheduler_type={own}"]), 2).training
+        assert training is not None
+        assert training.config.lr_scheduler_kwargs == left
 
 
 def test_only_continued_splices_ask_a_model() -> None:

@@ -278,7 +278,7 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     first.update(rows())
     for number in (1, 2, 3):
         snapshots.save(tmp_path, number, first.state(), [])
-    assert len(list(tmp_path.glob("*"))) == 2
+    assert len(list(tmp_path.glob("*"))) == 1
     found = snapshots.load(tmp_path)
     assert found is not None
     assert found[0] == 3
@@ -287,6 +287,26 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     for _ in range(2):
         second.update(rows())
     assert all(torch.equal(weight, second.policy.model.state_dict()[name]) for name, weight in whole.items())
+
+
+@pytest.mark.slow
+def test_a_schedule_goes_its_way_though_updates_have_nothing_to_train_on(tiny_model_dir: Path) -> None:
+    decaying = dataclasses.replace(TRAINING, lr_scheduler_type="linear", learning_rate=1.0)
+    made = learner(tiny_model_dir, decaying)
+    made.update(rows())
+    made.skip(2)
+    assert made.learning_rate == pytest.approx(0.25)
+
+
+@pytest.mark.slow
+def test_a_schedule_gets_its_arguments(tiny_model_dir: Path) -> None:
+    shaped = dataclasses.replace(
+        TRAINING, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.5}, learning_rate=1.0
+    )
+    made = learner(tiny_model_dir, shaped)
+    for _ in range(4):
+        made.update(rows())
+    assert made.learning_rate == pytest.approx(0.5)
 
 
 ADAPTED = dataclasses.replace(TRAINING, lora_r=4, learning_rate=1e-2, num_threads=1)

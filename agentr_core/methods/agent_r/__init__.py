@@ -31,7 +31,7 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups
-from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe
+from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.runtime.description import Acting, Method, Plan, Stage
 
@@ -105,8 +105,12 @@ def _faults(recipe: Recipe) -> list[str]:
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
     if recipe.data.suffixes != DataConfig().suffixes:
         faults.append("data.suffixes: exchanged is the control of a comparison; give it to an arm of method compare")
-    if recipe.search.give_up and recipe.search.method != "mcts":
-        faults.append("search.give_up: independent episodes have no dives; leave it out, or set search.method=mcts")
+    if recipe.search.method != "mcts":
+        faults += [
+            f"search.{name}: independent episodes do not use it; leave it out, or set search.method=mcts"
+            for name in ("give_up", "exploration", "merge")
+            if getattr(recipe.search, name) != getattr(SearchConfig(), name)
+        ]
     if not recipe.agent_r.phases:
         faults.append("agent_r.phases: name at least one of sft and rl")
     if RL in recipe.agent_r.phases:

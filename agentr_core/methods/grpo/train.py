@@ -283,16 +283,15 @@ class _Training:
 
 def _update(learner: Learner, rows: list[PolicyRow], job: OnlineJob, step: int) -> Totals:
     """Train on the rows of a step, in minibatches that a seed shuffles; return the totals of the
-    updates.
+    updates. Without rows for all planned updates, the schedule moves on without them.
     """
     grpo, totals = job.objective.grpo, Totals()
-    if not rows:
-        return totals
-    rows = learner.settled(rows)
-    for number in range(grpo.num_iterations):
+    rows = learner.settled(rows) if rows else rows
+    for number in range(grpo.num_iterations if rows else 0):
         generator = torch.Generator().manual_seed(derive_seed(job.seed, "minibatches", step, number) % 2**63)
         order = torch.randperm(len(rows), generator=generator)
         for part in order.tensor_split(min(grpo.minibatches, len(rows))):
             check_wanted()
             totals += learner.update([rows[int(index)] for index in part])
+    learner.skip(grpo.num_iterations * grpo.minibatches - totals.updates)
     return totals

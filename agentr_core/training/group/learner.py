@@ -59,6 +59,7 @@ class Learner:
             self._optimizer,
             num_warmup_steps=math.ceil(updates * training.warmup_ratio),
             num_training_steps=updates,
+            scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
         )
 
     @property
@@ -99,6 +100,11 @@ class Learner:
         self._schedule.step()
         totals += Totals(updates=1, norm=norm)
         return totals
+
+    def skip(self, updates: int) -> None:
+        """Move on in the schedule by updates that were planned and had nothing to train on."""
+        for _ in range(updates):
+            self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write all weights by name as safetensors, each once, in the number format of the samplers

@@ -1,4 +1,4 @@
-"""The saved states of a training that samples: its last two, each written completely or not at all.
+"""The saved state of a training that samples, written completely or not at all.
 
 They contain no state of a random generator, because each draw has its own seed.
 """
@@ -11,14 +11,11 @@ from typing import Any
 import torch
 
 from agentr_core.training.job import STEP, TrainingStep
-from agentr_core.writing import writing
-
-_KEPT = 2
-"""The number of states kept: two, so that a crash while one is written leaves the other."""
+from agentr_core.writing import sync, writing
 
 
 def save(folder: Path, step: int, learner: dict[str, Any], history: list[TrainingStep]) -> None:
-    """Write the state after a step, and remove all but the last two. Raises `DiskError`."""
+    """Write the state after a step, and remove earlier ones. Raises `DiskError`."""
     file = folder / f"step-{step:06d}.pt"
     draft = file.with_suffix(".new")
     with writing(folder):
@@ -26,8 +23,11 @@ def save(folder: Path, step: int, learner: dict[str, Any], history: list[Trainin
         state = {"step": step, "learner": learner, "history": [STEP.dump_json(one).decode() for one in history]}
         with draft.open("wb") as stream:
             torch.save(state, stream)
+        # Before the earlier states go, this one must outlast a loss of power.
+        sync(draft)
         draft.replace(file)
-        for old in sorted(folder.glob("step-*.pt"))[:-_KEPT]:
+        sync(folder)
+        for old in sorted(folder.glob("step-*.pt"))[:-1]:
             old.unlink()
 
 
