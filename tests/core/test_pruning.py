@@ -12,7 +12,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import SpliceConfig, parse
-from agentr_core.types import Instance, Sample
+from agentr_core.types import Instance, Sample, Transition
 
 
 def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
@@ -24,6 +24,32 @@ def kept(*actions: str, index: int = 0, start: int = 0) -> list[str]:
 
 def test_idle_and_refused_steps_go() -> None:
     assert kept("look", "right", "nonsense", "look", "right") == ["right", "right"]
+
+
+class Hand(Line):
+    """A hand for one thing; what is delivered ends the episode."""
+
+    def reset(self, instance: Instance) -> str:
+        self._held = ""
+        return super().reset(instance)
+
+    def step(self, action: str) -> Transition:
+        word, _, thing = action.partition(" ")
+        if word == "take" and not self._held:
+            self._held = thing
+        elif word == "put" and self._held == thing:
+            self._held = ""
+        elif word == "deliver" and self._held == thing == "y":
+            return Transition("Delivered.", 1.0, True, False, {"success": True})
+        else:
+            return Transition("Nothing happens.", 0.0, False, False, {"success": False})
+        return Transition("Done.", 0.0, False, False, {"success": False})
+
+
+def test_what_only_served_a_step_that_went_goes_too() -> None:
+    env, actions = Hand(), ["take x", "put x", "take y", "deliver y"]
+    positions = needed(env, ToyTree(0).instance, [reply(action) for action in actions])
+    assert [actions[position] for position in positions] == ["take y", "deliver y"]
 
 
 def test_steps_before_the_start_stay() -> None:

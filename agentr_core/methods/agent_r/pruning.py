@@ -20,8 +20,9 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
 
     Replies are tried one by one, the last first, each time by playing the whole episode without
     them: a reply stays out if the episode still ends with the full reward. Replies after the end of
-    the episode are left out too. n replies cost at most n + 1 episodes, and the environment must be
-    deterministic.
+    the episode are left out too. What served only a reply that was left out may be free to go then,
+    so this is repeated until all stay: each time costs an episode for each reply that is left. The
+    environment must be deterministic.
 
     A step that only gathers information changes no reward and is left out. This suits worlds whose
     first observation tells everything, but not those in which an agent has to look for things.
@@ -34,11 +35,14 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
     if reward is None:
         return kept
     kept = kept[:reached]
-    for position in reversed(kept[start:]):
-        candidate = tuple(other for other in kept if other != position)
-        found, reached = _final(env, instance, replies, candidate)
-        if found is not None and found >= reward and reached > start:
-            kept = candidate[:reached]
+    before: tuple[int, ...] = ()
+    while kept != before:
+        before = kept
+        for position in reversed(kept[start:]):
+            candidate = tuple(other for other in kept if other != position)
+            found, reached = _final(env, instance, replies, candidate)
+            if found is not None and found >= reward and reached > start:
+                kept = candidate[:reached]
     return kept
 
 
