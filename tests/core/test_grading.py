@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from door import Door
@@ -21,8 +22,9 @@ from agentr_core.episodes.steps import act
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
+from agentr_core.methods.agent_r.stages.splice import check_grader
 from agentr_core.protocols import Asking, Environment, Graded
-from agentr_core.recipes import ErrorsConfig, SearchConfig
+from agentr_core.recipes import ErrorsConfig, SearchConfig, parse
 from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
@@ -68,6 +70,32 @@ class Examiner:
 
 class Exam(Line):
     grader = Examiner()
+
+
+class Marked(Exam):
+    """Like an exam, but the rule always decides."""
+
+    grader = type("Marker", (Examiner,), {"asks": None})()
+
+
+@pytest.mark.parametrize(
+    ("env", "splice", "fits"),
+    [
+        (Exam(), {"mode": "verified"}, False),
+        (Exam(), {"mode": "verified", "prune": True}, False),
+        (Exam(), {"mode": "continued"}, True),
+        (Exam(), {"mode": "blind"}, True),
+        (Marked(), {"mode": "verified"}, True),
+        (Line(), {"mode": "verified", "prune": True}, True),
+    ],
+)
+def test_what_a_model_grades_is_not_spliced_by_its_live_reward(env: Line, splice: dict[str, Any], fits: bool) -> None:
+    recipe = parse({"name": "r", "model": {"path": "m"}, "splice": splice})
+    if fits:
+        check_grader(recipe, env, [])
+    else:
+        with pytest.raises(ConfigError, match="a model of role judge grades episodes"):
+            check_grader(recipe, env, [])
 
 
 class Judge:

@@ -50,8 +50,8 @@ def choose(
     seed: int,
     avoid: Collection[str] = (),
 ) -> list[Instance]:
-    """Return `count` instances, none twice, starting with those whose groups of `size` episodes are
-    likely to have contrast.
+    """Return `count` instances, starting with those whose groups of `size` episodes are likely to
+    have contrast.
 
     A rate of success is drawn for each, from the Beta distribution given by its tally and a prior,
     and the highest chances of contrast win (Thompson sampling). So an instance of which little is

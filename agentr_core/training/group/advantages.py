@@ -38,11 +38,11 @@ def step_advantages(
 
     With `episode`, a step has the advantage of its episode. With `siblings`, the group is a tree: a
     state is the sequence of actions and observations up to it, and its value V is the mean reward
-    of the episodes through it. The advantage of a step is the mean reward of the episodes that took
-    its action in its state, minus V of the state. If all episodes in a state took the same action,
-    nothing was chosen, and the step has the advantage of the choice before it. The advantages of
-    the choices that lead to an episode's end sum to its reward minus the mean of the group, if each
-    end has one reward.
+    of the episodes that act in it. The advantage of a step is the mean reward of the episodes that
+    took its action in its state, minus V of the state. If all of them took the same action, nothing
+    was chosen, and the step has the advantage of the choice before it. In a world that repeats
+    itself, where no episode ends in a state in which others act, the advantages of the choices that
+    lead to an episode's end sum to its reward minus the mean of the group.
     """
     if credit == "episode" or not has_contrast(rewards):
         worth = advantages(rewards, scale=scale)

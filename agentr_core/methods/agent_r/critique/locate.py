@@ -7,7 +7,7 @@ paths of a tree can be asked at once, and a step that several paths share is jud
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -92,9 +92,16 @@ def scan_start(split: int, config: CritiqueConfig) -> int:
 
 
 def questions(
-    scan: Scan, config: CritiqueConfig, *, seed: int, count_tokens: Callable[[Request], int], context_length: int
+    scan: Scan,
+    config: CritiqueConfig,
+    *,
+    seed: int,
+    count_tokens: Callable[[Request], int],
+    context_length: int,
+    known: Container[int] = (),
 ) -> tuple[Question, ...]:
-    """Return the questions to the judge about the steps of a path, in order.
+    """Return the questions to the judge about the steps of a path, in order, without those about
+    nodes that are `known`.
 
     The log contains actions and observations, never thoughts. Its oldest steps are dropped until
     the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
@@ -103,16 +110,18 @@ def questions(
     """
     path = scan.path
 
-    def fits(position: int, dropped: int) -> bool:
-        asked = _request(path, position, dropped, config, seed=seed)
-        return count_tokens(asked) + config.max_new_tokens <= context_length
+    def fits(request: Request) -> bool:
+        return count_tokens(request) + config.max_new_tokens <= context_length
 
     asked = []
     for position in range(scan.start, len(path.nodes)):
-        dropped = 0
-        if not fits(position, 0):
-            dropped = bisect_left(range(position), True, key=partial(fits, position))
-        request = _request(path, position, dropped, config, seed=seed)
+        if path.nodes[position] in known:
+            continue
+        without = partial(_request, path, position, config=config, seed=seed)
+        dropped, request = 0, without(0)
+        if not fits(request):
+            dropped = bisect_left(range(position), True, key=lambda count: fits(without(count)))
+            request = without(dropped)
         asked.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
     return tuple(asked)
 
@@ -140,9 +149,15 @@ async def judge_paths(
     """
     pending: dict[int, tuple[Path, Question]] = {}
     for scan in scans:
-        for question in questions(scan, config, seed=seed, count_tokens=count_tokens, context_length=context_length):
-            if question.node not in (known or {}):
-                pending.setdefault(question.node, (scan.path, question))
+        for question in questions(
+            scan,
+            config,
+            seed=seed,
+            count_tokens=count_tokens,
+            context_length=context_length,
+            known={*(known or ()), *pending},
+        ):
+            pending[question.node] = scan.path, question
 
     async def judge(path: Path, question: Question) -> Judgement:
         judgement = await _judge(path, question, ask, config, seed=seed)
@@ -181,7 +196,7 @@ def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueCon
     return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
 
 
-def _request(path: Path, position: int, dropped: int, config: CritiqueConfig, *, seed: int) -> Request:
+def _request(path: Path, position: int, dropped: int, *, config: CritiqueConfig, seed: int) -> Request:
     steps = path.trajectory.steps
     log = [(step.action, step.observation) for step in steps[dropped:position]]
     step = steps[position]
@@ -208,7 +223,7 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
                 # Nothing more can be dropped: this observation alone overfills the judge's context.
                 return _judgement(question, Verdict.UNPARSABLE, (), ())
         dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
-        request = _request(path, position, dropped, config, seed=seed)
+        request = _request(path, position, dropped, config=config, seed=seed)
         question = replace(question, request=request, dropped_steps=dropped)
     if len(generations) != question.request.n:
         raise ModelFault(

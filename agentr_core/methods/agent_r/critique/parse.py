@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from agentr_core.types import Verdict
 
-_LABEL = re.compile(r"\bjudge?ment[\s*_]*:", re.IGNORECASE)
-_WORD = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])([^\n]*)", re.IGNORECASE)
+_LABEL = re.compile(r"(?<![^\W_])judge?ment[\s*_\"']*:", re.IGNORECASE)
+_WORD = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])((?:(?![.;!]\s)[^\n])*)", re.IGNORECASE)
 _ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
 
 
@@ -18,7 +18,7 @@ def parse_verdict(reply: str) -> Verdict:
     `UNPARSABLE`.
 
     One of the three words must come directly after the label, in any case and with any punctuation
-    around it, and the rest of its line must not name another: a judge that copies
+    around it, and the rest of its sentence must not name another: a judge that copies
     "Good/Bad/Uncertain" has not judged.
     """
     labels = list(_LABEL.finditer(reply))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentr_core.episodes.conversation import Fits
+from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.cutting import UNPLAYABLE, unplayable
 from agentr_core.methods.agent_r.pairing import good_paths, pair_id
@@ -16,7 +17,8 @@ from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.methods.agent_r.stages.continuation import Continued, continuations
 from agentr_core.methods.agent_r.stages.critique import pairs_of
 from agentr_core.models.checkpoint_dir import context_length_of
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Graded
+from agentr_core.recipes import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.runtime.worlds import Worlds
@@ -26,11 +28,22 @@ from agentr_core.samples.stretches import drops, split
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Critique, Path, PathPair, Rejection, Sample, Tree
+from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, Tree
 
 STAGE = "splice"
 _Made = tuple[list[Rows], list[Rejection]]
 """The rows of samples, and the rejections."""
+
+
+def check_grader(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` if splices are played to see their reward, and a model that is not asked
+    then decides about it.
+    """
+    if recipe.splice.mode == "verified" and isinstance(env, Graded) and env.grader.asks is not None:
+        raise ConfigError(
+            f"splice.mode: in {env.name} a model of role {env.grader.asks} grades episodes, and it is not asked when "
+            "splices are played; set it to continued or blind"
+        )
 
 
 async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
