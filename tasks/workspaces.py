@@ -31,6 +31,8 @@ def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "a character in it is none for the name of a store"
         raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({said}); name another one") from error
+    if must_exist and workspace.is_file():
+        raise StoreError(f"{workspace} is a file; a workspace is a folder with a file {STORE_FILE}")
     if must_exist and not there:
         raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
     return _store(path)

@@ -19,6 +19,13 @@ class Instances(Sequence[Instance]):
     def __len__(self) -> int:
         return len(self._indices)
 
+    def __contains__(self, one: object) -> bool:
+        return (
+            isinstance(one, Instance)
+            and (one.environment, one.split) == (self._environment, self._split)
+            and one.index in self._indices
+        )
+
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return Instances(self._environment, self._split, self._indices[position])

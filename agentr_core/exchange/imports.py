@@ -124,8 +124,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _check_known(instance: Instance | None, place: Place, where: str) -> None:
-    if instance is not None and place.known is not None and instance not in place.known:
-        raise DataFileError(f"{where}: there is no instance {instance.key}; `agentr env play` shows one by its index")
+    if instance is None or place.known is None or instance in place.known:
+        return
+    if instance.split != place.split:
+        raise DataFileError(
+            f"{where}: {instance.key} is of split {instance.split}, and records of split {place.split} are read; name "
+            "the other with --split"
+        )
+    raise DataFileError(f"{where}: there is no instance {instance.key}; `agentr env play` shows one by its index")
 
 
 def _check_use(fault: str, where: str) -> None:

@@ -68,6 +68,8 @@ def load_tokenizer(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     # What a foreign file makes a tokenizer's code raise is anyone's guess.
     except Exception as error:
+        if not (path / "config.json").is_file():
+            raise ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory") from error
         raise ModelDirectoryError(
             f"the tokenizer in {path} cannot be loaded: {' '.join(str(error).split())}"
         ) from error

@@ -20,6 +20,7 @@ from agentr_core.stages.report import build_outline, promoted
 from agentr_core.stages.report_beside import differing_sections
 from agentr_core.stages.report_scores import Scoreboard, estimate, finite
 from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.store.queries.iterations import iterations_of
 
 
@@ -40,9 +41,8 @@ def _last(place: Workplace) -> int:
     """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
     the one that this iteration promotes.
     """
-    numbers = [
-        n for n in iterations_of(place.store, place.run_id) if counted_episodes(place, evaluation_id(place, n, TEST))
-    ]
+    ended = {one.evaluation_id for one in finished_evaluations(place.store, place.run_id, after=-1)}
+    numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
     if not numbers:
         raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
     chosen = promoted(place, numbers[-1])

@@ -139,11 +139,6 @@ class Store:
         with self.reading() as con:
             try:
                 found = questions.ask(con, sql, params, self.path, files=files)
-            except RuntimeError as error:
-                # DuckDB's name for Ctrl-C.
-                if str(error) == "Query interrupted":
-                    raise KeyboardInterrupt from error
-                raise
             except duckdb.Error as error:
                 raise questions.closed_door(error) or faults.query_fault(error, self.path) from error
         if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from html import unescape
@@ -28,7 +29,7 @@ _ASKED: Final = re.compile(r"/(find|search)\b|[?&]instance=")
 
 @dataclass(frozen=True, slots=True)
 class Bundled:
-    """The number of pages that were written, and of linked pages that were left out."""
+    """The number of pages that were written, and of pages left out to which these link."""
 
     pages: int
     left_out: int
@@ -48,6 +49,21 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists; name a new folder")
+    # Before the pages are made, which may take minutes.
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as undoing:
+        undoing.callback(folder.rmdir)
+        files, bundled = await _files(app, start, most)
+        undoing.pop_all()
+    with writing(folder):
+        for name, text in files.items():
+            folder.joinpath(name).write_text(text, encoding="utf-8")
+    return bundled
+
+
+async def _files(app: ASGIApp, start: str, most: int) -> tuple[dict[str, str], Bundled]:
+    """Return the texts of the files by name, and how many pages there are."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
         pages, left_out = await _collected(http, start, most)
@@ -56,11 +72,7 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
         names = {path: _name(path) for path in pages} | {start: "index.html"}
         files = {names[path]: _self_contained(text, names) for path, text in pages.items()}
         files |= {name: (await http.get(f"/static/{name}")).text for name in _STATIC}
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            folder.joinpath(name).write_text(text, encoding="utf-8")
-    return Bundled(len(pages), left_out)
+    return files, Bundled(len(pages), left_out)
 
 
 async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[dict[str, str], int]:

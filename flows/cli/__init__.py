@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from typing import NoReturn
 
 import click
 
@@ -60,9 +61,12 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        goes_on = sys.argv[1:2] and sys.argv[1] in _GO_ON
-        click.echo(f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}", err=True)
-        sys.exit(130)
+        _interrupted()
+    except RuntimeError as error:
+        # DuckDB's name for Ctrl-C.
+        if str(error) != "Query interrupted":
+            raise
+        _interrupted()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -79,3 +83,9 @@ def main() -> None:
             f"agentr: {visible(str(error))}; free space or give access, and run the same command again", err=True
         )
         sys.exit(1)
+
+
+def _interrupted() -> NoReturn:
+    goes_on = sys.argv[1:2] and sys.argv[1] in _GO_ON
+    click.echo(f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}", err=True)
+    sys.exit(130)

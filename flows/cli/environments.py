@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flows.cli.options import NamedPath
+from flows.cli.options import NamedPath, standard_input
 
 
 @click.group()
@@ -58,12 +58,15 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 @click.option("--split", default="train", show_default=True)
 @click.option("--index", type=int, help="The instance; by default, the first one of the split.")
 def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> None:
-    """Play an instance yourself: type actions; an empty line ends the episode."""
+    """Play an instance yourself: type actions; an empty line, or the end of the input, ends the
+    episode.
+    """
     from flows.commands.environments import options_of
     from flows.commands.environments import play as play_by_hand
 
     def read() -> str:
-        return str(click.prompt("Action", default="", show_default=False))
+        click.echo("Action: ", nl=False)
+        return standard_input().readline()
 
     play_by_hand(name, options_of(options), split, index, read=read, write=click.echo)
 

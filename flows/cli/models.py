@@ -57,7 +57,8 @@ def models_serve(
     device: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Serve a model with vLLM until interrupted; runs replace its weights between iterations.
+    """Serve a model with vLLM until interrupted; runs replace its weights between iterations. Where
+    vLLM's environment does not exist, it is first made as by `agentr models install`.
 
     Change settings of a recipe with -o, such as -o model.vllm.kv_cache_gib=4.
     """

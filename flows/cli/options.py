@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import click
 from click.core import ParameterSource
@@ -25,12 +27,12 @@ class IdPrefix(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the prefix; fail if it is too short."""
-        if len(value.strip()) < self._least:
-            wanted = (
-                "an id, or the beginning of one" if self._least == 1 else f"at least {self._least} characters of it"
-            )
-            self.fail(f"{value!r} names nothing; give {wanted}", param, ctx)
-        return value.strip()
+        found = value.strip()
+        if not found:
+            self.fail(f"{value!r} names nothing; give an id, or the beginning of one", param, ctx)
+        if len(found) < self._least:
+            self.fail(f"{value!r} is too short; give at least {self._least} characters of the id", param, ctx)
+        return found
 
 
 class NamedPath(click.Path):
@@ -45,6 +47,22 @@ class NamedPath(click.Path):
         if not os.fspath(value):
             self.fail("an empty path names nothing; give one, or . for the current folder", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def standard_input() -> TextIO:
+    """Return the standard input; fail if it is closed."""
+    if sys.stdin is None:
+        raise click.UsageError("the standard input is closed; leave it open, or read a file with < FILE")
+    return sys.stdin
+
+
+def web_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return an address, which may be empty, without a slash at its end; fail if it is not of the
+    web.
+    """
+    if value and not value.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{value!r} is no address of the web; begin it with http:// or https://", ctx, param)
+    return value if value is None else value.rstrip("/")
 
 
 def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:

@@ -19,8 +19,8 @@ def store() -> None:
 @click.argument("file", type=NamedPath(path_type=Path, dir_okay=False))
 @WORKSPACE
 def backup(file: Path, workspace: Path) -> None:
-    """Write the whole store to one sound FILE, even while a run is writing; the copy is opened by
-    its path.
+    """Write the whole store to one sound FILE, even while a run is writing. With the name
+    store.duckdb, it makes its folder a workspace.
     """
     from flows.commands.stores import back_up
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from flows.cli.options import WORKSPACE, IdPrefix, NamedPath
+from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, standard_input, web_address
 
 
 @click.command()
@@ -21,6 +20,7 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath
 @click.option(
     "--viewer",
     metavar="URL",
+    callback=web_address,
     help="Address of `agentr view` on the workspace, for links to it; empty for none.  [default: its usual one]",
 )
 @WORKSPACE
@@ -33,7 +33,7 @@ def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, worksp
     """
     from tasks.reporting import compare_runs, compare_worlds, write_reports
 
-    where = {} if viewer is None else {"viewer": viewer.rstrip("/")}
+    where = {} if viewer is None else {"viewer": viewer}
     if beside and len(runs) > 1:
         raise click.UsageError("--beside takes the further runs; give one RUN before it")
     if beside:
@@ -77,7 +77,7 @@ def sql(
         click.echo(example_list(), nl=False)
         return
     if query == "-":
-        query = sys.stdin.read()
+        query = standard_input().read()
     click.echo(answer(workspace, query, form, named=example, output=output, files=files), nl=False)
 
 

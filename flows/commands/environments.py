@@ -18,7 +18,7 @@ from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable,
 from agentr_core.recipes.yaml_text import read_yaml
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import visible
-from agentr_core.types import Message
+from agentr_core.types import Instance, Message
 from tasks.wiring import named_environment
 
 _LOOKED_AT = 60
@@ -78,9 +78,10 @@ def play(
     env = named_environment(name, options)
     try:
         instances = env.instances(split)
-        chosen = next((i for i in instances if index is None or i.index == index), None)
-        if chosen is None:
-            raise ConfigError(f"{name} has no instance {index} in split {split}; `agentr env doctor {name}` tries some")
+        chosen = instances[0] if index is None else Instance(environment=env.name, split=split, index=index)
+        if chosen not in instances:
+            first = ", ".join(str(one.index) for one in instances[:3])
+            raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
         write(visible(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n"))
         while action := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with

@@ -50,7 +50,7 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
     start = f"/run/{find_run(workspace, run)}" if run else "/"
     shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
     made = asyncio.run(bundle(shown, folder, start=start, most=most))
-    left_out = f"; {made.left_out} more were left out, --pages takes in others" if made.left_out else ""
+    left_out = f"; at least {made.left_out} more were left out, --pages takes in others" if made.left_out else ""
     return f"{made.pages} pages in {folder / 'index.html'} and beside it{left_out}"
 
 

@@ -183,6 +183,13 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path) -> None:
     assert "name it with --environment" in str(imported(file, tmp_path / "x", "--as", "pairs").exception)
 
 
+def test_an_instance_of_another_split_is_no_unknown_one(tmp_path: Path) -> None:
+    record = {"item_id": "textcraft/renamed/7", "conversations": spoken("a", "b", "c", "d")}
+    words = ("--as", "expert", "--environment", "textcraft")
+    refused = imported(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
+    assert "textcraft/renamed/7 is of split renamed, and records of split train are read" in refused.stderr
+
+
 def test_an_instance_that_is_not_there_is_named(tmp_path: Path) -> None:
     record = {"item_id": "textcraft_999999", "conversations": spoken("a", "b", "c", "d")}
     refused = imported(

@@ -107,7 +107,10 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
         (("doctor", "-o", "url=x"), "options belong to one environment; name it"),
         (("doctor", "textcraft", "-o", "expert"), "option 'expert' must look like name=value"),
         (("play", "textcraft", "-o", "url=x"), "environment textcraft has no option url"),
-        (("play", "textcraft", "--index", "9999"), "textcraft has no instance 9999 in split train"),
+        (
+            ("play", "textcraft", "--index", "9999"),
+            "textcraft has no instance 9999 in split train; its first ones are 31",
+        ),
         (("serve", "textcraft", "--split", "attic"), "textcraft has no split 'attic'"),
         (("serve", "textcraft", "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:36001 .*; choose another"),
     ],
@@ -133,6 +136,11 @@ def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypa
 
     assert here.output.endswith("The episode is over: reward 1, success.\n")
     assert there.output == here.output
+
+
+def test_an_endless_split_is_not_counted_through_and_the_end_of_the_input_ends_an_episode() -> None:
+    played = ask("play", "textcraft", "--split", "renamed", "--index", "309252671", typed="inventory")
+    assert "Goal: craft" in played.output
 
 
 def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str, str]) -> None:

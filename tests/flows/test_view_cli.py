@@ -50,7 +50,7 @@ def test_pages_are_written_to_share(tmp_path: Path) -> None:
     words = ["view", "-w", str(tmp_path), "--bundle", str(tmp_path / "site"), "--run", gallery.RUN[:8], "--pages", "4"]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0
-    assert re.match(r"4 pages in \S+/site/index.html and beside it; \d+ more were left out", done.output)
+    assert re.match(r"4 pages in \S+/site/index.html and beside it; at least \d+ more were left out", done.output)
     assert "toy" in (tmp_path / "site" / "index.html").read_text("utf-8")
     assert CliRunner().invoke(cli, ["view", "-w", str(tmp_path), "--run", "x"]).exit_code == 2
 

@@ -1,0 +1,58 @@
+"""Options that commands share, and the end of a command that Ctrl-C reaches inside DuckDB."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import flows.cli
+from flows.cli import cli
+from flows.cli.options import IdPrefix
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize(("value", "said"), [(" ", "names nothing"), ("3d5", "'3d5' is too short; give at least 6")])
+def test_an_id_has_some_characters(value: str, said: str) -> None:
+    with pytest.raises(click.BadParameter, match=said):
+        IdPrefix(6).convert(value, None, None)
+    assert IdPrefix(3).convert(" 3d5 ", None, None) == "3d5"
+
+
+def test_a_report_links_to_the_web_alone(tmp_path: Path) -> None:
+    done = RUNNER.invoke(cli, ["report", "3d5bfc", "--viewer", "javascript:alert(1)", "-w", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "begin it with http:// or https://" in done.stderr
+
+
+def test_a_closed_input_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.cli.options import standard_input
+
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(click.UsageError, match="the standard input is closed"):
+        standard_input()
+
+
+def test_a_file_is_no_workspace(tmp_path: Path) -> None:
+    file = tmp_path / "copy.duckdb"
+    file.write_bytes(b"")
+    done = RUNNER.invoke(cli, ["runs", "-w", str(file)])
+    assert "is a file; a workspace is a folder with a file store.duckdb" in str(done.exception)
+
+
+def test_an_interrupted_query_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(**_: object) -> None:
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr(flows.cli.cli, "main", stopped)
+    monkeypatch.setattr(sys, "argv", ["agentr", "runs"])
+    with pytest.raises(SystemExit) as ended:
+        flows.cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
