@@ -14,18 +14,18 @@ from agentr_core.stages.measures import gains, mean_gain
 from agentr_core.stages.report_scores import finite
 from agentr_core.store.codec.trajectories import Episode
 
-Played = Mapping[str, Sequence[Episode]]
+EpisodesBySet = Mapping[str, Sequence[Episode]]
 """The held-out episodes of a model, by set."""
 
 
-def played(place: Workplace, iteration: int) -> Played:
+def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
     """Return the held-out episodes of an iteration's model, by set."""
     names = (TEST, *place.recipe.evaluation.sets, REVISION)
     found = {name: counted_episodes(place, evaluation_id(place, iteration, name)) for name in names}
     return {name: episodes for name, episodes in found.items() if episodes}
 
 
-def differences(models: Mapping[str, Mapping[int, Played]]) -> tuple[Difference, ...]:
+def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Difference, ...]:
     """Return the difference in success between every two models on each set.
 
     Args:
@@ -41,7 +41,7 @@ def differences(models: Mapping[str, Mapping[int, Played]]) -> tuple[Difference,
     return tuple(one for one in found if one.sets)
 
 
-def _by_set(now: Mapping[int, Played], before: Mapping[int, Played]) -> dict[str, Estimate]:
+def _by_set(now: Mapping[int, EpisodesBySet], before: Mapping[int, EpisodesBySet]) -> dict[str, Estimate]:
     seeds = [seed for seed in now if seed in before]
     found: dict[str, Estimate] = {}
     for name in dict.fromkeys(name for seed in seeds for name in now[seed]):

@@ -15,7 +15,7 @@ import yaml
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import RUNS, Arm, arms_of
-from agentr_core.methods.comparison.differences import Played, differences, played
+from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
 from agentr_core.recipes import parse, shown
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.reports import wording
@@ -88,11 +88,11 @@ def _board_of_base(place: Workplace, begun: Sequence[_Evaluated]) -> Scoreboard 
 
 
 def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
-    models: dict[str, dict[int, Played]] = {BASE: {}}
+    models: dict[str, dict[int, EpisodesBySet]] = {BASE: {}}
     for one in found:
         if one.arm.seed not in models[BASE]:
-            models[BASE][one.arm.seed] = played(one.place, 0)
-        models.setdefault(one.arm.name, {})[one.arm.seed] = played(one.place, one.last)
+            models[BASE][one.arm.seed] = episodes_by_set(one.place, 0)
+        models.setdefault(one.arm.name, {})[one.arm.seed] = episodes_by_set(one.place, one.last)
     return differences(models)
 
 
