@@ -42,7 +42,9 @@ def locked(run: RunRef) -> Iterator[None]:
         stream = file.open("a+")
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"{file} cannot be made ({said}); make its folder writable for you") from error
+        raise StoreError(
+            f"{file} cannot be made ({said}); make its folder writable for you, or name another workspace"
+        ) from error
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
