@@ -20,7 +20,7 @@ _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[
 _OWN_WORDS = {
     "dataclass_type": "give a section of fields",
     "tuple_type": "give a list",
-    "string_type": 'input should be a text; an empty one is written ""',
+    "string_type": 'input should be a text ("" if empty, digits alone in quotes)',
 }
 
 

@@ -456,10 +456,13 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
     ("change", "said"),
     [
         ("model.workers=-1", "model.workers: input should be greater than or equal to 1 or input should be 'auto'"),
-        ("instances.only=5", 'instances.only: input should be a text; an empty one is written "" or give a list'),
+        (
+            "instances.only=5",
+            'instances.only: input should be a text ("" if empty, digits alone in quotes) or give a list',
+        ),
         ("search=3", "search: give a section of fields (got 3)"),
         ("pairs.alpha=0.5", "pairs.alpha: give a list (got 0.5)"),
-        ("workspace=", 'workspace: input should be a text; an empty one is written "" (got None)'),
+        ("workspace=", 'workspace: input should be a text ("" if empty, digits alone in quotes) (got None)'),
         ("instances.only='[5)'", "instances.only: give a list of numbers, or a range as a text"),
     ],
 )

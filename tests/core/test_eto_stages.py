@@ -414,7 +414,7 @@ async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
     other = site("search={dives: 3, width: 3, depth: 5, max_new_tokens: 8}", method="agent-r")
     await prepare(other)
     await collect(other.place, 1)
-    source = ("eto.preferences.source=trees", f"eto.preferences.trees={other.place.run_id[:8]}")
+    source = ("eto.preferences.source=trees", f"eto.preferences.trees='{other.place.run_id[:8]}'")
     one = await prepare(site(*source))
     with other.place.store.transaction() as con:
         # What another tokenizer sampled, and what an earlier version stored of it.
@@ -452,7 +452,7 @@ async def begin_next(one: Site) -> None:
 
 async def test_a_run_without_trees_is_named(site: Sites) -> None:
     plain = await prepare(site())
-    one = await prepare(site("eto.preferences.source=trees", f"eto.preferences.trees={plain.place.run_id}"))
+    one = await prepare(site("eto.preferences.source=trees", f"eto.preferences.trees='{plain.place.run_id}'"))
     with pytest.raises(ConfigError, match=f"run {plain.place.run_id} has no finished tree"):
         await prefer(one.place, 1)
     lost = await prepare(site("eto.preferences.source=trees", "eto.preferences.trees=nobody"))
