@@ -39,7 +39,7 @@ def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_mo
     ((taught, path),) = store.rows("select promoted, path from v_promotions where iteration = 1")
 
     file = groups.write(tmp_path, door_model)
-    after = [*FURTHER, f"model.from_run={first['run_id'][:10]}"]
+    after = [*FURTHER, f"model.from_run='{first['run_id'][:10]}'"]
     assert load_recipe(file, after).model.path == path
     second = asyncio.run(flywheel(str(file), after))
 
@@ -81,7 +81,7 @@ def test_a_run_that_is_not_finished_promotes_nothing_yet(tmp_path: Path, door_mo
     file = groups.write(tmp_path, door_model)
     place = asyncio.run(groups.begun(file))
     with pytest.raises(ConfigError, match="is not finished; let it go on, or give"):
-        load_recipe(file, [f"model.from_run={place.run_id}"])
+        load_recipe(file, [f"model.from_run='{place.run_id}'"])
 
 
 def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_model: Path) -> None:
