@@ -104,9 +104,15 @@ def _emptied(instance: Any) -> bool:
 
 @contextmanager
 def storage_faults(path: Path) -> Iterator[None]:
-    """Turn DuckDB's errors about the file at `path` into ours; let the others through."""
+    """Turn DuckDB's errors about the file at `path` into ours, and its end of a query by Ctrl-C
+    into `KeyboardInterrupt`; let the others through.
+    """
     try:
         yield
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":
+            raise
+        raise KeyboardInterrupt from error
     except duckdb.Error as error:
         fault = faults.storage_fault(error, path)
         if fault is None:

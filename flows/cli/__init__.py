@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import NoReturn
 
 import click
 
@@ -61,12 +60,9 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        _interrupted()
-    except RuntimeError as error:
-        # DuckDB's name for Ctrl-C.
-        if str(error) != "Query interrupted":
-            raise
-        _interrupted()
+        goes_on = sys.argv[1:2] and sys.argv[1] in _GO_ON
+        click.echo(f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}", err=True)
+        sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -83,9 +79,3 @@ def main() -> None:
             f"agentr: {visible(str(error))}; free space or give access, and run the same command again", err=True
         )
         sys.exit(1)
-
-
-def _interrupted() -> NoReturn:
-    goes_on = sys.argv[1:2] and sys.argv[1] in _GO_ON
-    click.echo(f"interrupted{'; the same command goes on where it stopped' if goes_on else ''}", err=True)
-    sys.exit(130)

@@ -78,11 +78,12 @@ def play(
     env = named_environment(name, options)
     try:
         instances = env.instances(split)
-        chosen = instances[0] if index is None else Instance(environment=env.name, split=split, index=index)
-        if chosen not in instances:
+        named = Instance(environment=env.name, split=split, index=index) if index is not None else None
+        wanted = instances[:1] if named is None else [named] if named in instances else []
+        if not wanted:
             first = ", ".join(str(one.index) for one in instances[:3])
             raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
-        write(visible(f"{env.instruction}\n\n{answers.reset(env, chosen)}\n"))
+        write(visible(f"{env.instruction}\n\n{answers.reset(env, wanted[0])}\n"))
         while action := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.

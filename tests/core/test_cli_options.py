@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import flows.cli
+from agentr_core.store.connection import storage_faults
 from flows.cli import cli
 from flows.cli.options import IdPrefix
 
@@ -45,10 +46,11 @@ def test_a_file_is_no_workspace(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_query_is_an_interruption(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(**_: object) -> None:
-        raise RuntimeError("Query interrupted")
+        with storage_faults(tmp_path):
+            raise RuntimeError("Query interrupted")
 
     monkeypatch.setattr(flows.cli.cli, "main", stopped)
     monkeypatch.setattr(sys, "argv", ["agentr", "runs"])

@@ -157,7 +157,8 @@ def test_a_wrong_question_is_answered(refusal: Answer, store: Store, words: tupl
 def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...]) -> None:
     answer = CliRunner().invoke(cli, [*words, "-w", str(store.path.parent)])
     assert answer.exit_code == 2
-    assert re.search(" names nothing; give | is too short; give at least 6 ", answer.output)
+    said = " is too short; give at least 6 " if "abcde" in words else " names nothing; give "
+    assert said in answer.output
 
 
 @pytest.mark.parametrize(

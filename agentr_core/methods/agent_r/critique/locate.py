@@ -148,6 +148,7 @@ async def judge_paths(
         ModelFault: the judge gave a wrong number of replies.
     """
     pending: dict[int, tuple[Path, Question]] = {}
+    met = set(known or ())
     for scan in scans:
         for question in questions(
             scan,
@@ -155,9 +156,10 @@ async def judge_paths(
             seed=seed,
             count_tokens=count_tokens,
             context_length=context_length,
-            known={*(known or ()), *pending},
+            known=met,
         ):
             pending[question.node] = scan.path, question
+            met.add(question.node)
 
     async def judge(path: Path, question: Question) -> Judgement:
         judgement = await _judge(path, question, ask, config, seed=seed)
