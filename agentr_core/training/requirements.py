@@ -125,7 +125,10 @@ def machine_faults(config: TrainingConfig) -> list[str]:
         )
     here = config.num_processes // launch.num_machines
     if gpus and here > gpus:
-        faults.append(f"training.launch asks for {here} processes on this machine, which has {gpus} GPUs; lower it")
+        faults.append(
+            f"training.launch asks for {here} processes, one for each GPU, and the number of GPUs here is {gpus}; "
+            "lower it, or use num_processes=auto"
+        )
     return faults
 
 

@@ -2,7 +2,7 @@
 and how well used.
 
     python tests/bench/gpu.py [--size 0.6b] [--device cuda] [--output gpu.jsonl] [--quick]
-    [--peak-tflops 989]
+    [--peak-tflops 989] [--only training ...]
 
 The model has the shape of Qwen3 and random weights, in bfloat16, so nothing is downloaded. Its
 replies are noise of full length: speed is all that this measures. On a CPU (`--device cpu --size
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="sizes that show that it works, and nothing more")
     parser.add_argument("--peak-tflops", type=float, help="the device's bfloat16 peak; by default its data sheet's")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; all by default")
     parser.add_argument("--output", type=Path, default=Path("gpu.jsonl"))
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -79,8 +80,8 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder,
     ):
         model = make_model(Path(folder) / "model", SIZES[options.size])
-        for part in (_generation, _collection, _training):
-            for measure in part(options, model, Path(folder)):
+        for part in options.only:
+            for measure in PARTS[part](options, model, Path(folder)):
                 measures.append(measure)
                 lines.write(measure.line() + "\n")
             lines.flush()
@@ -237,6 +238,8 @@ def _training(options: argparse.Namespace, path: Path, folder: Path) -> list[Mea
         ]
     return measures
 
+
+PARTS = {"generation": _generation, "collection": _collection, "training": _training}
 
 if __name__ == "__main__":
     main()

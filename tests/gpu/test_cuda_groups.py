@@ -1,0 +1,100 @@
+"""Group RL on a GPU: the policy's updates, and the sampler that takes over its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from devices import DEVICE, on_device
+
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.training.group.learner import Learner
+from agentr_core.training.group.policy import Totals
+from agentr_core.training.group.rows import PolicyRow
+from agentr_core.types import Message, Request, Sampling
+
+pytestmark = on_device
+TRAINING = TrainingConfig(learning_rate=1e-3, bf16=False, warmup_ratio=0.0, lr_scheduler_type="constant")
+
+
+@pytest.fixture(autouse=True)
+def _hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def sampled(model: TransformersModel) -> list[PolicyRow]:
+    """Sample replies to prompts of several lengths; every other one is rewarded."""
+    sampling = Sampling(temperature=1.0, max_new_tokens=24, logprobs=True)
+    requests = [
+        Request(messages=(Message(role="user", text="craft oak planks " * k),), sampling=sampling, seed=k)
+        for k in range(1, 17)
+    ]
+    rows = []
+    for number, (request, (reply,)) in enumerate(zip(requests, asyncio.run(model.generate(requests)), strict=True)):
+        assert reply.logprobs is not None
+        prompt, ids = tuple(model.renderer.render_prompt(request.messages)), reply.token_ids
+        positions = tuple(range(len(prompt), len(prompt) + len(ids)))
+        rows.append(PolicyRow((*prompt, *ids), positions, reply.logprobs, ((-1.0) ** number,) * len(ids)))
+    return rows
+
+
+def updated(model_dir: Path, rows: list[PolicyRow], folder: Path, **settings: Any) -> tuple[Learner, Totals]:
+    training = replace(TRAINING, **settings)
+    learner, totals = Learner(model_dir, training, GrpoConfig(), updates=3, most=24, folder=folder), Totals()
+    for _ in range(3):
+        totals += learner.update(rows)
+    return learner, totals
+
+
+@pytest.mark.parametrize("lora_r", [0, 4], ids=["all", "lora"])
+def test_updates_are_those_of_the_cpu(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora_r: int
+) -> None:
+    rows = sampled(TransformersModel.load(tiny_model_dir, device="cpu"))
+    here, found = updated(tiny_model_dir, rows, tmp_path, lora_r=lora_r)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    there, expected = updated(tiny_model_dir, rows, tmp_path, lora_r=lora_r)
+    assert {p.device.type for p in here.policy.parameters.values()} == {DEVICE}
+    assert {p.device.type for p in there.policy.parameters.values()} == {"cpu"}
+    assert found.tokens == expected.tokens > 0
+    assert found.loss == pytest.approx(expected.loss, abs=1e-3)
+    assert found.mean("entropy") == pytest.approx(expected.mean("entropy"), rel=1e-3)
+    assert found.mean("sampler_kl") == pytest.approx(expected.mean("sampler_kl"), abs=1e-3)
+    one, other = (learner.policy.weights(torch.float32) for learner in (here, there))
+    for name, weights in one.items():
+        torch.testing.assert_close(weights, other[name], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 2e-3)])
+def test_the_sampler_draws_from_the_weights_that_were_trained(
+    tiny_model_dir: Path, tmp_path: Path, dtype: str, limit: float
+) -> None:
+    sampler = TransformersModel.load(tiny_model_dir, device=DEVICE, dtype=dtype)
+    before = sampled(sampler)
+    learner, _ = updated(tiny_model_dir, before, tmp_path, bf16=dtype == "bfloat16")
+    file = tmp_path / "weights.safetensors"
+    learner.write_weights(file, getattr(torch, dtype))
+    asyncio.run(sampler.reload(file))
+    stale, fresh = (
+        learner.policy.accumulate(rows, [1.0] * len(rows)).mean("sampler_kl") for rows in (before, sampled(sampler))
+    )
+    assert fresh < limit < stale
+
+
+def test_states_resume_where_they_were_saved(tiny_model_dir: Path, tmp_path: Path) -> None:
+    rows = sampled(TransformersModel.load(tiny_model_dir, device=DEVICE))
+    learner, _ = updated(tiny_model_dir, rows, tmp_path)
+    torch.save(learner.state(), tmp_path / "state.pt")
+    other = Learner(tiny_model_dir, TRAINING, GrpoConfig(), updates=3, most=24, folder=tmp_path)
+    other.restore(torch.load(tmp_path / "state.pt", weights_only=True, map_location="cpu"))
+    learner.update(rows)
+    other.update(rows)
+    one, two = (made.policy.weights(torch.float32) for made in (learner, other))
+    for name, weights in one.items():
+        torch.testing.assert_close(weights, two[name], atol=1e-5, rtol=0)
