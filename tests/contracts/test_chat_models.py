@@ -325,6 +325,32 @@ async def test_a_sliding_window_in_every_layer(all_windowed_model_dir: Path) -> 
     await assert_decodes_like_plain_forward_passes(TransformersModel.load(all_windowed_model_dir, device="cpu"))
 
 
+def of_many_lengths() -> list[Request]:
+    return [request(words, max_new_tokens=4) for words in range(1, 140)]
+
+
+@pytest.mark.parametrize("directory", ["tiny_model_dir", "windowed_model_dir", "all_windowed_model_dir"])
+async def test_the_few_wide_passes_of_a_gpu_compute_the_same(
+    directory: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentr_core.models.local import decoding, prefill
+
+    found = []
+    for sizes in (prefill.ON_CPU, prefill.ON_GPU):
+        monkeypatch.setattr(decoding, "ON_CPU", sizes)
+        model = TransformersModel.load(request.getfixturevalue(directory), device="cpu", max_batch=128)
+        await assert_decodes_like_plain_forward_passes(model)
+        assert model._decoder is not None
+        made = Mock(wraps=model._decoder.prefill._pass)
+        monkeypatch.setattr(prefill.Prefill, "_pass", lambda _, *given, made=made: made(*given))
+        groups = await answer(model, *of_many_lengths())
+        found.append(([g.token_ids for group in groups for g in group], made.call_count))
+        monkeypatch.undo()
+    (one, passes), (other, fewer) = found
+    assert one == other
+    assert 0 < fewer < passes / 2
+
+
 @pytest.mark.parametrize("window", [2, 40, 100])
 async def test_windows_of_any_size_over_long_replies(
     tmp_path: Path, window: int, save_windowed_model: Callable[..., Path]

@@ -23,7 +23,7 @@ from agentr_core.errors import ModelFault
 from agentr_core.models.local.grid import Grid, Grown, Reply
 from agentr_core.models.local.kv import KVShape, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
-from agentr_core.models.local.prefill import BLOCK, Prefill
+from agentr_core.models.local.prefill import BLOCK, ON_CPU, ON_GPU, Prefill
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.sampling import choose, log_probabilities, penalised
 from agentr_core.models.local.waves import Wave, padded_columns, padded_rows
@@ -62,7 +62,8 @@ class Decoder:
         self._last_position = context_length - 1
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
-        self.prefill = Prefill(model, attention, self._prefixes, self._last_position)
+        sizes = ON_CPU if shape.device.type == "cpu" else ON_GPU
+        self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes)
         self._spare: LayeredKV | None = None
 
     @torch.no_grad()

@@ -24,11 +24,29 @@ BLOCK = 16
 """The number of tokens in a block of the prefix cache. A prompt that continues a cached one is
 computed from the last whole block on, so half a block is computed again on average.
 """
-_PASS_LENGTHS = (16, 32, 48, 64, 96, 128)
-"""The lengths to which the rows of a forward pass are padded: few, since every new shape costs
-time.
-"""
-_PASS_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSizes:
+    """The sizes of forward passes over prompts.
+
+    Args:
+        tokens: the most tokens of a pass.
+        lengths: the lengths to which its rows are padded, ascending, the last one being the longest
+            part of a prompt in a pass. No two neighbours, nor 0 and the first, may be more than 64
+            apart, since padding is written behind the longest prompt.
+        few_shapes: whether the number of rows is a power of two.
+    """
+
+    tokens: int
+    lengths: tuple[int, ...]
+    few_shapes: bool
+
+
+ON_CPU = PassSizes(tokens=1024, lengths=(16, 32, 48, 64, 96, 128), few_shapes=True)
+"""Few shapes, since on a CPU every new one costs time."""
+ON_GPU = PassSizes(tokens=16_384, lengths=(16, 32, 48, 64, 96, *range(128, 2049, 64)), few_shapes=False)
+"""Few passes: each costs a GPU the launch of thousands of kernels, whatever their size."""
 
 
 @dataclass(slots=True)
@@ -52,11 +70,14 @@ class Prefill:
     the cache.
     """
 
-    def __init__(self, model: Any, attention: Attention, prefixes: PrefixCache, last_position: int) -> None:
+    def __init__(
+        self, model: Any, attention: Attention, prefixes: PrefixCache, last_position: int, sizes: PassSizes
+    ) -> None:
         self._model = model
         self._attention = attention
         self._prefixes = prefixes
         self._last_position = last_position
+        self._sizes = sizes
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -104,7 +125,7 @@ class Prefill:
         first = {filling.row: filling.start for filling in fillings}
         left = list(fillings)
         while left:
-            for length, chunk in _chunks(left):
+            for length, chunk in _chunks(left, self._sizes):
                 self._pass(buffer, chunk, length)
             left = [filling for filling in left if filling.left]
         for filling in fillings:
@@ -156,20 +177,20 @@ def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def _chunks(fillings: Sequence[_Filling]) -> list[tuple[int, list[_Filling]]]:
-    """Return groups of rows, each with the length of its pass: rows of one length, a power of two
-    of them, so that shapes are few and no row is padding.
-    """
+def _chunks(fillings: Sequence[_Filling], sizes: PassSizes) -> list[tuple[int, list[_Filling]]]:
+    """Return groups of rows of one length, each with the length of its pass; no row is padding."""
     by_length: dict[int, list[_Filling]] = {}
     for filling in fillings:
-        length = next((size for size in _PASS_LENGTHS if size >= filling.left), _PASS_LENGTHS[-1])
+        length = next((size for size in sizes.lengths if size >= filling.left), sizes.lengths[-1])
         by_length.setdefault(length, []).append(filling)
     chunks = []
     for length, rows in sorted(by_length.items()):
-        most = 1 << (_PASS_TOKENS // length).bit_length() - 1
+        most = sizes.tokens // length
         start = 0
         while start < len(rows):
-            size = min(most, 1 << ((len(rows) - start).bit_length() - 1))
+            size = min(most, len(rows) - start)
+            if sizes.few_shapes:
+                size = 1 << (size.bit_length() - 1)
             chunks.append((length, rows[start : start + size]))
             start += size
     return chunks
