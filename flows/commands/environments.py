@@ -19,6 +19,7 @@ from agentr_core.recipes.yaml_text import read_yaml
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import visible
 from agentr_core.types import Instance, Message
+from agentr_core.writing import write_text
 from tasks.wiring import named_environment
 
 _LOOKED_AT = 60
@@ -102,7 +103,7 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
     to a new file, and return how many there are.
 
     The shortest among the first ones of a split are taken. Raises `ConfigError` when the file
-    exists, or the expert has fewer such episodes.
+    exists, or the expert has fewer such episodes, and `DiskError`.
     """
     if file.exists():
         raise ConfigError(f"{file} exists already; name a new file")
@@ -122,8 +123,7 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
         ]
     finally:
         env.close()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records), encoding="utf-8")
+    write_text(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records))
     return len(records)
 
 
