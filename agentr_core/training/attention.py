@@ -79,7 +79,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     rows, heads, tokens, _ = query.shape
     if mask is None:
         mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
-    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, _least(query))
     added = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
     scores = torch.baddbmm(added, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
     return _weights(scores.view(rows, heads, tokens, tokens)) @ value
@@ -97,10 +97,17 @@ def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, win
     if mask is not None:
         places = seen.clamp(min=0).expand(*mask.shape[:2], tokens, window)
         missing = missing | ~mask.gather(-1, places)
-    weights = _weights(scores.masked_fill(missing, -torch.inf))
+    weights = _weights(scores.masked_fill(missing, _least(scores)))
     return torch.stack(
         [weights[..., place, None] * values[:, :, place : place + tokens] for place in range(window)]
     ).sum(0)
+
+
+def _least(numbers: Tensor) -> float:
+    """Return the score of what a token does not see. Padding sees nothing, and minus infinity alone
+    would make it NaN, which the products of later layers would carry to all tokens.
+    """
+    return torch.finfo(numbers.dtype).min
 
 
 def _weights(scores: Tensor) -> Tensor:

@@ -7,17 +7,19 @@ loss reads a mask with one flag for each token, however, and here that is the ma
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from trl import DPOConfig, DPOTrainer
 
-from agentr_core.errors import TrainingFault
+from agentr_core.errors import NonFiniteLoss, TrainingFault
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.objectives import Preference, PreferenceLoss
@@ -116,7 +118,7 @@ def make_trainer(
     log-probabilities of the reference.
 
     The reference is the model that training starts from: without adapters if training adds new
-    ones, or with a copy of those that it starts with.
+    ones, or with a copy of those that it starts with. Raises `NonFiniteLoss`.
     """
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
@@ -133,6 +135,7 @@ def make_trainer(
         peft_config=parent.lora,
         callbacks=[MarkSaved()],
     )
+    _check_references(job, trainer.train_dataset)
     trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
     return trainer
 
@@ -204,3 +207,17 @@ def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
             Dataset.from_dict(columns).save_to_disk(draft)
             draft.replace(folder)
     return load_from_disk(folder)
+
+
+def _check_references(job: TrainingJob, dataset: Any) -> None:
+    """Raise `NonFiniteLoss`, and drop what was kept, when a log-probability of the reference is no
+    number.
+    """
+    if all(np.isfinite(dataset[f"ref_{side}_logps"]).all() for side in SIDES):
+        return
+    if PartialState().is_main_process:
+        shutil.rmtree(job.work.references)
+    raise NonFiniteLoss(
+        "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that training "
+        "starts from, or set training.bf16=false"
+    )

@@ -51,6 +51,25 @@ def packed(*lengths: int, rows: int = 1) -> torch.Tensor:
     return mask[None, None].expand(rows, 1, -1, -1)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_that_sees_nothing_spoils_no_token(side: str, dtype: torch.dtype) -> None:
+    config = BaseConfig(hidden_size=32, num_hidden_layers=4, head_dim=8, intermediate_size=32, sliding_window=4)
+    ids = torch.arange(2 * 20).view(2, 20) * 7 % 64
+    real = torch.ones_like(ids)
+    real[1, slice(None, 12) if side == "left" else slice(8, None)] = 0
+    found = []
+    for own in (True, False):
+        model = make_model(config, Words(), seed=0).to(dtype)
+        if not own:
+            model.set_attn_implementation("sdpa")
+        logits = model(input_ids=ids, attention_mask=real, use_cache=False).logits[real.bool()]
+        logits.square().mean().backward()
+        found.append([logits.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-4)
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 30])
 @pytest.mark.parametrize("key_heads", [4, 2])
 @pytest.mark.parametrize("masks", [1, 2])

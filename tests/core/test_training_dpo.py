@@ -17,7 +17,7 @@ import torch
 from training_jobs import columns, dpo_job, pairs, set_clock
 from transformers import AutoModelForCausalLM
 
-from agentr_core.errors import DataFault, TrainingFault
+from agentr_core.errors import DataFault, NonFiniteLoss, TrainingFault
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training import PreferenceLoss, TrainingJob, read_history, read_manifest
 from agentr_core.training.dpo import arguments, collate, make_trainer
@@ -278,3 +278,22 @@ def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
 
     with pytest.raises(DataFault, match=r"row 2 \(rejected side\): no token is trained"):
         finish(job)
+
+
+def test_padding_beyond_a_layers_window_spoils_no_loss(windowed_model_dir: Path, tmp_path: Path) -> None:
+    told: list[Any] = []
+    finish(dpo_job(windowed_model_dir, tmp_path, epochs=2.0), told.append)
+    assert told
+    assert all(math.isfinite(step.loss) for step in told)
+
+
+def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(torch.nan)
+    model.save_pretrained(path)
+    job = dpo_job(path, tmp_path)
+    with pytest.raises(NonFiniteLoss, match="log-probabilities of the reference"):
+        finish(job)
+    assert not job.work.references.exists()
