@@ -54,3 +54,18 @@ def test_whoever_wants_jax_later_gets_it(with_jax: dict[str, str]) -> None:
     assert run(f"import jax.lax\n{PROGRAM.replace('not in', 'in')}\njax.lax.top_k([0], 1)", with_jax) == (
         "reserves memory\n"
     )
+
+
+def test_threads_may_need_their_first_index_at_once(with_jax: dict[str, str]) -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+together = Barrier(8)
+def first(_):
+    together.wait()
+    from agentr_core.tools.search.bm25 import Bm25
+    return len(Bm25.build(["a red door", "a blue cup"]).rank(["doors"], 2)[0])
+with ThreadPoolExecutor(8) as threads:
+    print(list(threads.map(first, range(8))))
+"""
+    assert run(program, with_jax) == f"{[1] * 8}\n"

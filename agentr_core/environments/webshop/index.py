@@ -18,7 +18,7 @@ import Stemmer
 
 from agentr_core.environments.webshop.files import Product
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.library import bm25s
+from agentr_core.tools.search.library import STOPWORDS_EN, Tokenized, bm25s
 
 MAX_RESULTS = 50
 _K1, _B = 0.9, 0.4
@@ -50,10 +50,8 @@ def build(documents: Iterable[str], folder: Path) -> None:
                 ids[word] = vocabulary.setdefault(stem(word), len(vocabulary))
             row.append(ids[word])
         rows.append(row)
-    retriever = bm25s().BM25(k1=_K1, b=_B, method="lucene")
-    retriever.index(
-        bm25s().tokenization.Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False
-    )
+    retriever = bm25s.BM25(k1=_K1, b=_B, method="lucene")
+    retriever.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
     retriever.save(folder, show_progress=False)
 
 
@@ -63,7 +61,7 @@ class SearchIndex:
     def __init__(self, folder: Path) -> None:
         """Open the index. Raises `DataFileError` when it is missing or damaged."""
         try:
-            self._retriever = bm25s().BM25.load(folder, mmap=True, show_progress=False)
+            self._retriever = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         except (OSError, ValueError, KeyError) as error:
             raise DataFileError(f"search index {folder} is damaged ({error}); delete it to have it rebuilt") from error
         self._stem = Stemmer.Stemmer("porter").stemWord
@@ -83,6 +81,5 @@ class SearchIndex:
 
 
 def _words(text: str) -> list[str]:
-    unsearched = bm25s().stopwords.STOPWORDS_EN
     words = (_POSSESSIVE.sub("", word) for word in _WORD.findall(text))
-    return [word for word in words if word not in unsearched]
+    return [word for word in words if word not in STOPWORDS_EN]

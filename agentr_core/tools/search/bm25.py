@@ -17,7 +17,7 @@ from typing import Any, Final
 import Stemmer
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.library import bm25s
+from agentr_core.tools.search.library import STOPWORDS_EN, Tokenized, bm25s
 from agentr_core.tools.search.ranking import Ranked, best
 
 VERSION: Final = 1
@@ -25,6 +25,7 @@ VERSION: Final = 1
 _K1, _B = 0.9, 0.4
 # A digit or a letter alone is a word too: "house 7".
 _WORD = re.compile(r"\w+")
+_STOPWORDS = frozenset(STOPWORDS_EN)
 _STEMS = 2**16
 
 
@@ -51,12 +52,10 @@ class Bm25:
         rows = [array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)]) for text in texts]
         if not vocabulary:
             raise DataFileError("no document of the corpus has a word that it can be found by; give it other documents")
-        index = bm25s().BM25(k1=_K1, b=_B, method="lucene")
+        index = bm25s.BM25(k1=_K1, b=_B, method="lucene")
         # The library sets its level to DEBUG, and would report each index to the terminal.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
-        index.index(
-            bm25s().tokenization.Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False
-        )
+        index.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
         return cls(index)
 
     @classmethod
@@ -65,7 +64,7 @@ class Bm25:
         the index is damaged.
         """
         try:
-            return cls(bm25s().BM25.load(folder, mmap=True, show_progress=False))
+            return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False))
         except (OSError, ValueError, KeyError) as error:
             raise DataFileError(f"index {folder} is damaged ({error}); delete it to have it rebuilt") from error
 
@@ -89,5 +88,4 @@ def _analyser() -> Callable[[str], list[str]]:
     they may share a cache of stems, which has a lock.
     """
     stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer("english").stemWord(word))
-    unsearched = frozenset(bm25s().stopwords.STOPWORDS_EN)
-    return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in unsearched]
+    return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]

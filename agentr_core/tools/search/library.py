@@ -1,4 +1,4 @@
-"""The library that indexes words, loaded without JAX.
+"""The library that indexes words, imported without JAX.
 
 Where JAX is installed, bm25s asks it for a first result as soon as it is imported, and JAX then
 reserves three quarters of each GPU: on an H200 105 of 140 GB, which models in the same process
@@ -10,18 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
 
-
-@cache
-def bm25s() -> Any:
-    """Return the module `bm25s`."""
-    with _hidden("jax"):
-        import bm25s
-        import bm25s.stopwords
-        import bm25s.tokenization
-    return bm25s
+__all__ = ["STOPWORDS_EN", "Tokenized", "bm25s"]
 
 
 @contextmanager
@@ -35,3 +25,9 @@ def _hidden(name: str) -> Iterator[None]:
         del sys.modules[name]
         if before is not None:
             sys.modules[name] = before
+
+
+with _hidden("jax"):
+    import bm25s
+    from bm25s.stopwords import STOPWORDS_EN
+    from bm25s.tokenization import Tokenized
