@@ -2,7 +2,7 @@
 with renamed items.
 
 In some episodes the expert goes wrong for a while and then recovers; only its right replies are
-trained.
+trained. In others it is careless, and all its replies are trained.
 
 Renaming forces the model to read the commands: no name keeps a recipe from one episode to the next.
 Members of a kind of item (planks, wool) only swap names among themselves, since commands do not say
@@ -17,6 +17,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agentr_core.base_model.expert_episodes import (
+    Careless,
+    careless_sample,
+    expert_sample,
+    mistake_sample,
+    opening,
+)
 from agentr_core.base_model.mistakes import corrupt, misread
 from agentr_core.environments.crafting import TextCraft, text
 from agentr_core.environments.crafting.game import CraftingGame
@@ -29,7 +36,6 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
-MAX_STEPS = 40
 FIRST_INDEX = 10**6
 """The first index of the invented worlds to learn from; those before it stay free for tests and for
 search.
@@ -58,8 +64,10 @@ class Curriculum:
     Args:
         seed: another seed gives another stream.
         judge_share: part of the samples that are judge examples, in [0, 1].
-        mistake_share: part of the expert episodes in which the expert goes wrong for a while, in
-            [0, 1].
+        careless_share: part of the expert episodes in which the expert is careless, in [0, 1].
+        careless: what a careless expert does.
+        mistake_share: part of the other expert episodes in which the expert goes wrong for a while,
+            in [0, 1].
         shaped_share: part of the samples that come from worlds in the shape of the official goals,
             in [0, 1].
         depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
@@ -81,6 +89,8 @@ class Curriculum:
         *,
         seed: int,
         judge_share: float,
+        careless_share: float,
+        careless: Careless,
         mistake_share: float,
         shaped_share: float,
         depths: Sequence[float],
@@ -102,6 +112,8 @@ class Curriculum:
         self._judge_depths = tuple(judge_depths)
         self._judge_share = judge_share
         self._mistake_share = mistake_share
+        self._careless_share = careless_share
+        self._careless = careless
         self._procedural_share = procedural_share
         self._rename_share = rename_share
         self._env = TextCraft(expert="lazy")
@@ -122,7 +134,7 @@ class Curriculum:
 
     def sample(self, index: int) -> Sample | None:
         """Return sample number `index`, or None where the drawn instance has no solution within
-        `MAX_STEPS`.
+        `expert_episodes.MAX_STEPS`.
         """
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
         instance = self._draw(rng)
@@ -141,6 +153,8 @@ class Curriculum:
                 problem = self._env.problem(instance)
                 world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
             return judge_sample(problem, world, instance, rng)
+        if self._careless_share and rng.random() < self._careless_share:
+            return careless_sample(problem, world, instance, self._careless, rng)
         if rng.random() < self._mistake_share:
             return mistake_sample(problem, world, instance, rng)
         return expert_sample(problem, instance)
@@ -165,62 +179,6 @@ class Curriculum:
 def shuffled(problem: CraftingProblem, rng: random.Random) -> CraftingProblem:
     """Return the problem with its commands listed in another order."""
     return replace(problem, commands=tuple(rng.sample(problem.commands, len(problem.commands))))
-
-
-def expert_sample(problem: CraftingProblem, instance: Instance) -> Sample | None:
-    """Return an episode of the lazy expert, all its replies trained."""
-    chosen = plan(problem, {})
-    if chosen is None:
-        return None
-    messages = opening(text.first_observation(problem))
-    inventory: dict[str, int] = {}
-    for _ in range(MAX_STEPS):
-        hops = chain(problem, inventory, chosen)
-        text.apply_last_hop(inventory, hops, chosen.items)
-        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
-        if inventory.get(problem.goal):
-            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
-        messages.append(Message(role="user", text=text.answer(hops[-1])))
-    return None
-
-
-def mistake_sample(
-    problem: CraftingProblem, world: RecipeBook, instance: Instance, rng: random.Random
-) -> Sample | None:
-    """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are
-    not trained.
-    """
-    game = CraftingGame(world)
-    chosen = plan(problem, {})
-    if chosen is None:
-        return None
-    start = rng.randrange(chosen.steps)
-    stop = start + rng.randint(1, 4)
-    messages = opening(text.first_observation(problem))
-    for number in range(MAX_STEPS):
-        if number == start:
-            chosen = misread(problem, chosen, game.inventory, rng)
-        elif number == stop:
-            chosen = plan(problem, game.inventory)
-        if chosen is None:
-            return None
-        hops = chain(problem, game.inventory, chosen)
-        right = not start <= number < stop
-        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=right))
-        observation, made = game.act(text.action_of(hops[-1], chosen.items))
-        if made == problem.goal:
-            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
-        messages.append(Message(role="user", text=observation))
-    return None
-
-
-def opening(first_observation: str) -> list[Message]:
-    """Return the turns before the first reply."""
-    return [
-        Message(role="user", text=text.INSTRUCTION),
-        Message(role="assistant", text=TextCraft.acknowledgement),
-        Message(role="user", text=first_observation),
-    ]
 
 
 def drill_sample(problem: CraftingProblem, instance: Instance, rng: random.Random, questions: int) -> Sample:

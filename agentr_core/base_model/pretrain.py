@@ -19,6 +19,7 @@ from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer
 
 from agentr_core.base_model.batches import LENGTHS, batches
 from agentr_core.base_model.curriculum import Curriculum
+from agentr_core.base_model.expert_episodes import Careless
 from agentr_core.base_model.optimizer import MuonWithAdamW
 from agentr_core.base_model.question_tokenizer import build_question_tokenizer
 from agentr_core.base_model.questions import Questions
@@ -47,6 +48,8 @@ def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum
         seed=seed,
         judge_share=config.judge_share,
         mistake_share=config.mistake_share,
+        careless_share=config.careless_share,
+        careless=Careless(forget=config.forget_share, repeat=config.repeat_share),
         shaped_share=config.shaped_share,
         depths=config.depths,
         max_steps=config.max_steps,

@@ -178,6 +178,17 @@ class BaseConfig:
     """Share of the expert episodes in which the expert misreads a command for some replies, which
     are not trained.
     """
+    careless_share: Unit = later(0.0)
+    """Share of the expert episodes in which the expert is careless; `mistake_share` then counts
+    among the others. All replies of a careless expert are trained, so that the model does now
+    right, now wrong.
+    """
+    forget_share: Unit = later(0.8)
+    """Where a careless expert holds a part of what a command takes: the chance that it overlooks
+    the rest.
+    """
+    repeat_share: Unit = later(0.7)
+    """The chance that a careless expert repeats an action that was just refused."""
     shaped_share: Unit = later(0.0)
     """Share of the samples that come from invented worlds in the shape of the official goals."""
     depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from agentr_core.base_model.curriculum import Curriculum
+from agentr_core.base_model.expert_episodes import Careless
 from agentr_core.recipes import load
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +31,8 @@ def conversations() -> str:
     curriculum = Curriculum(
         seed=SEED,
         judge_share=base.judge_share,
+        careless_share=base.careless_share,
+        careless=Careless(forget=base.forget_share, repeat=base.repeat_share),
         mistake_share=0.0,
         shaped_share=base.shaped_share,
         depths=base.depths,

@@ -11,11 +11,10 @@ from agentr_core.base_model.curriculum import (
     REFUSED,
     Curriculum,
     drill_sample,
-    expert_sample,
     judged_episode,
-    mistake_sample,
     shuffled,
 )
+from agentr_core.base_model.expert_episodes import Careless, expert_sample, mistake_sample
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting import text as crafting_text
 from agentr_core.environments.crafting.game import CraftingGame
@@ -39,10 +38,14 @@ def make(
     judge_depths: tuple[float, ...] = (),
     drills: int = 0,
     questions: int = 100,
+    careless_share: float = 0.0,
+    careless: Careless = Careless(),
 ) -> Curriculum:
     return Curriculum(
         seed=seed,
         judge_share=judge,
+        careless_share=careless_share,
+        careless=careless,
         mistake_share=mistakes,
         procedural_share=procedural,
         rename_share=renamed,

@@ -7,6 +7,9 @@ from agentr_core.runtime.description import Method, Plan
 
 _CRAFTING = (
     "judge_share",
+    "careless_share",
+    "forget_share",
+    "repeat_share",
     "mistake_share",
     "shaped_share",
     "depths",
