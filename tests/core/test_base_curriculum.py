@@ -14,7 +14,7 @@ from agentr_core.base_model.curriculum import (
     judged_episode,
     shuffled,
 )
-from agentr_core.base_model.expert_episodes import Careless, expert_sample, mistake_sample
+from agentr_core.base_model.expert_episodes import Careless, careless_sample, expert_sample, mistake_sample
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting import text as crafting_text
 from agentr_core.environments.crafting.game import CraftingGame
@@ -22,6 +22,8 @@ from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.renaming import rename
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
+
+FAULTLESS = Careless()
 
 
 def make(
@@ -39,7 +41,7 @@ def make(
     drills: int = 0,
     questions: int = 100,
     careless_share: float = 0.0,
-    careless: Careless = Careless(),
+    careless: Careless = FAULTLESS,
 ) -> Curriculum:
     return Curriculum(
         seed=seed,
@@ -239,6 +241,58 @@ def test_right_replies_are_trained_and_win_after_mistakes(env: TextCraft, some: 
             if reply.train:
                 assert read in commands
     assert min(made.values()) > 10
+
+
+def careless_episodes(env: TextCraft, some: list[Instance], careless: Careless) -> list[Sample]:
+    made = []
+    for number, instance in enumerate(some):
+        problem = env.problem(instance)
+        world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
+        if sample := careless_sample(problem, world, instance, careless, random.Random(number)):
+            made.append(sample)
+    assert len(made) > 0.9 * len(some)
+    return made
+
+
+def refusals(sample: Sample) -> list[str]:
+    """The replies that the world refused."""
+    turns = sample.messages[3:]
+    return [r.text for r, a in zip(turns[::2], turns[1::2], strict=False) if a.text.startswith("Could not find")]
+
+
+@pytest.mark.slow
+def test_an_expert_that_neither_forgets_nor_repeats_is_the_faultless_one(env: TextCraft, some: list[Instance]) -> None:
+    for sample in careless_episodes(env, some, FAULTLESS):
+        right = expert_sample(env.problem(sample.instance), sample.instance)  # type: ignore[arg-type]
+        assert right is None or sample.messages == right.messages
+
+
+@pytest.mark.slow
+def test_a_careless_expert_forgets_and_looks_again_and_all_of_it_is_trained(
+    env: TextCraft, some: list[Instance]
+) -> None:
+    forgetful = 0
+    for sample in careless_episodes(env, some, Careless(forget=1.0)):
+        turns = sample.messages[3:]
+        assert all(message.train for message in turns[::2])
+        refused = refusals(sample)
+        forgetful += bool(refused)
+        assert all("; lacking nothing." in reply and "\nAction: craft" in reply for reply in refused)
+        for reply, answer, following in zip(turns[::2], turns[1::2], turns[2::2], strict=False):
+            if answer.text.startswith("Could not find"):
+                assert following.text != reply.text
+        game = CraftingGame(build_book(env.problem(sample.instance).commands, item_to_tag=env.book.item_to_tag))  # type: ignore[arg-type]
+        for reply, answer in zip(turns[::2], turns[1::2], strict=False):
+            assert game.act(env.parse(reply.text))[0] == answer.text
+    assert forgetful > 0.3 * len(some)
+
+
+@pytest.mark.slow
+def test_an_expert_that_always_repeats_never_leaves_its_first_refusal(env: TextCraft, some: list[Instance]) -> None:
+    for sample in careless_episodes(env, some, Careless(forget=1.0, repeat=1.0)):
+        refused = refusals(sample)
+        assert len(set(refused)) <= 1
+        assert not refused or refused[0] == sample.messages[-2].text, "to the last step"
 
 
 @pytest.mark.slow
