@@ -4,7 +4,8 @@ that it never saw.
     python data/textcraft/general.py
 
 Its settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with another seed. Drills
-and episodes with errors are left out: every assistant turn of general data is trained.
+are left out, and episodes with mistakes that the base was not trained on: every assistant turn of
+general data is trained.
 """
 
 from __future__ import annotations
