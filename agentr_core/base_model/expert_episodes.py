@@ -86,21 +86,19 @@ def careless_sample(
     if chosen is None:
         return None
     messages = opening(text.first_observation(problem))
-    refused = ""
+    hops: tuple[Hop, ...] = ()
+    refused = False
     for _ in range(MAX_STEPS):
-        hops = chain(problem, game.inventory, chosen)
-        if refused and rng.random() < careless.repeat:
-            reply = refused
-        elif not refused and (short := _overlooking(hops, game.inventory)) and rng.random() < careless.forget:
-            reply = text.lazy_reply(short, chosen.items)
-        else:
-            reply = text.lazy_reply(hops, chosen.items)
-        messages.append(Message(role="assistant", text=reply, train=True))
-        observation, made = game.act(reply.rpartition("Action: ")[2])
+        if not (refused and rng.random() < careless.repeat):
+            hops = chain(problem, game.inventory, chosen)
+            if not refused and (short := _overlooking(hops, game.inventory)) and rng.random() < careless.forget:
+                hops = short
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
+        observation, made = game.act(text.action_of(hops[-1], chosen.items))
         if made == problem.goal:
             break
         messages.append(Message(role="user", text=observation))
-        refused = "" if made else reply
+        refused = not made
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 

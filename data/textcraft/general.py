@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.base_model.expert_episodes import Careless
+from agentr_core.base_model.pretrain import make_curriculum
 from agentr_core.recipes import load
 
 HERE = Path(__file__).resolve().parent
@@ -29,22 +29,7 @@ CONVERSATIONS = 400
 def conversations() -> str:
     """Return the file: a conversation on each line, as `data.general.file` takes it."""
     base = load(RECIPE, []).base
-    curriculum = Curriculum(
-        seed=SEED,
-        judge_share=base.judge_share,
-        careless_share=base.careless_share,
-        careless=Careless(forget=base.forget_share, repeat=base.repeat_share),
-        mistake_share=0.0,
-        shaped_share=base.shaped_share,
-        depths=base.depths,
-        max_steps=base.max_steps,
-        long_share=base.long_share,
-        judge_depths=base.judge_depths,
-        procedural_share=base.procedural_share,
-        rename_share=base.rename_share,
-        drills=0,
-        drill_questions=base.drill_questions,
-    )
+    curriculum = make_curriculum(replace(base, mistake_share=0.0), SEED, drills=0)
     lines = (
         json.dumps({"messages": [{"role": message.role, "content": message.text} for message in sample.messages]})
         for sample in itertools.islice(curriculum, CONVERSATIONS)

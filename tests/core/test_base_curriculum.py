@@ -295,6 +295,16 @@ def test_an_expert_that_always_repeats_never_leaves_its_first_refusal(env: TextC
         assert not refused or refused[0] == sample.messages[-2].text, "to the last step"
 
 
+def test_the_curriculum_has_the_share_of_careless_episodes_that_it_is_asked_for() -> None:
+    def episodes(share: float) -> list[Sample]:
+        curriculum = make(judge=0, mistakes=0, shaped=1, careless_share=share, careless=Careless(forget=1.0))
+        return [sample for index in range(60) if (sample := curriculum.sample(index))]
+
+    refused = [sum(bool(refusals(sample)) for sample in episodes(share)) for share in (0.0, 0.5, 1.0)]
+    assert refused[0] == 0
+    assert 0 < refused[1] < refused[2]
+
+
 @pytest.mark.slow
 def test_every_step_of_a_faultless_expert_is_good(env: TextCraft, some: list[Instance]) -> None:
     for instance in some:
