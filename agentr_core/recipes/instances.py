@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Natural, Positive, record
+from agentr_core.recipes.fields import Count, Natural, Positive, record
 
 RANGE = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
 
@@ -36,6 +36,10 @@ class InstancesConfig:
     depths: dict[int, Positive] = later(default_factory=dict)
     """The share of `train_limit` that each depth has: `{1: 0.1, 2: 0.5, 3: 0.4}`; others are
     left out. Empty: instances are drawn whatever their depth."""
+    expert_steps: tuple[Count, Count] | None = later(None)
+    """The fewest and the most steps of the expert in a training instance: `[6, 16]` leaves out what
+    is mastered, and what no episode has steps enough for. None: instances are drawn however many it
+    takes."""
     draw: Literal["fresh", "fixed"] = later("fresh")
     """Whether each iteration draws its training instances anew, or all use those of the first one
     (as published).
@@ -63,6 +67,10 @@ def instances_faults(instances: InstancesConfig) -> list[str]:
         faults.append(f"instances.depths: the shares add up to {total:g}; they must add up to 1")
     if instances.depths and not instances.train_limit:
         faults.append("instances.depths: shares of how many? Set instances.train_limit, which is 0")
+    if instances.expert_steps and not instances.train_limit:
+        faults.append("instances.expert_steps: how many of these? Set instances.train_limit, which is 0")
+    if instances.expert_steps and instances.expert_steps[0] > instances.expert_steps[1]:
+        faults.append("instances.expert_steps: the fewest steps come first, then the most")
     if isinstance(instances.only, str) and not numbers:
         faults.append(f"instances.only: the range {instances.only} is empty; its end is not part of it")
     if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):

@@ -37,43 +37,63 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     the split.
 
     They are drawn anew for each iteration or once for all iterations, only from those that
-    `instances.only` names, and in the shares of `instances.depths`. Raises `ConfigError` if the
-    split lacks one that is named in a list, has none in a range, has too few of a depth, or is too
-    large to take it whole.
+    `instances.only` names, in the shares of `instances.depths`, with as many steps of the expert as
+    `instances.expert_steps` allows. Raises `ConfigError` if the split lacks one that is named in a
+    list, has none in a range, has too few of these, or is too large to take it whole.
     """
     config = recipe.instances
     listed = _named(env.instances(config.train), config)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
-    if config.depths:
-        return _of_depths(listed, config, env, rng)
+    if config.depths or config.expert_steps:
+        return _suitable(listed, config, env, rng)
     if not config.train_limit or config.train_limit >= len(listed):
         return _whole(listed, config.train, "instances.train_limit")
     return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
 
 
-def _of_depths(
+def _suitable(
     listed: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
 ) -> tuple[Instance, ...]:
-    """Return instances drawn until each depth has its share of `train_limit`."""
-    shares = list(itertools.accumulate(config.depths.values(), initial=0.0))
-    bounds = [round(share * config.train_limit) for share in shares]
-    lacking = {depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)}
+    """Return `train_limit` instances, each depth with its share, that take the expert as many steps
+    as they may.
+    """
+    lacking = _counts(config)
     looked_at = min(len(listed), _LOOKS * config.train_limit)
     found: list[int] = []
     for position in rng.sample(range(len(listed)), looked_at):
         if not any(lacking.values()):
             break
-        depth = answers.depth(env, listed[position])
-        if depth is not None and lacking.get(depth):
+        depth = answers.depth(env, listed[position]) if config.depths else None
+        if lacking.get(depth) and _takes(env, listed[position], config.expert_steps):
             lacking[depth] -= 1
             found.append(position)
     if any(lacking.values()):
-        missing = ", ".join(f"{count} of depth {depth}" for depth, count in lacking.items() if count)
+        fields = [name for name in ("depths", "expert_steps") if getattr(config, name)]
+        missing = ", ".join(
+            f"{count}{'' if depth is None else f' of depth {depth}'}" for depth, count in lacking.items() if count
+        )
         raise ConfigError(
-            f"instances.depths: of {looked_at:,} instances of split {config.train}, too few have the wanted depths "
-            f"({missing} are missing); lower these shares or instances.train_limit"
+            f"instances.{' and instances.'.join(fields)}: of {looked_at:,} instances of split {config.train}, too few "
+            f"are as wanted ({missing} are missing); change {'these' if len(fields) > 1 else 'this'}, or lower "
+            "instances.train_limit"
         )
     return tuple(listed[position] for position in sorted(found))
+
+
+def _counts(config: InstancesConfig) -> dict[int | None, int]:
+    """Return how many instances of each depth are wanted; of depth None, if any depth will do."""
+    if not config.depths:
+        return {None: config.train_limit}
+    bounds = [round(share * config.train_limit) for share in itertools.accumulate(config.depths.values(), initial=0.0)]
+    return {depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)}
+
+
+def _takes(env: Environment, instance: Instance, steps: tuple[int, int] | None) -> bool:
+    """Return whether the expert takes so many steps, from the fewest to the most."""
+    if steps is None:
+        return True
+    replies = answers.expert(env, instance)
+    return replies is not None and steps[0] <= len(replies) <= steps[1]
 
 
 def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:

@@ -116,6 +116,43 @@ def test_shares_that_make_no_sense_are_refused() -> None:
         recipe(depths={1: True}, train_limit=10)
 
 
+class Solved(Graded):
+    """Its expert takes as many steps as the last digit of an instance says; 0 is out of reach."""
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        return ["go"] * (instance.index % 10) or None
+
+
+def test_instances_take_the_expert_as_many_steps_as_wanted() -> None:
+    made = recipe("instances.expert_steps=[3, 5]", train_limit=12)
+    for size in (1000, 70_000_000):
+        chosen = {instance.index for instance in training_instances(made, Solved(range(size)), 1)}
+        assert len(chosen) == 12
+        assert {index % 10 for index in chosen} == {3, 4, 5}
+
+
+def test_steps_of_the_expert_and_depths_count_together() -> None:
+    made = recipe("instances.expert_steps=[4, 7]", depths={1: 0.5, 2: 0.5}, train_limit=8)
+    chosen = [instance.index for instance in training_instances(made, Solved(range(1000)), 1)]
+    assert Counter(1 + index % 2 for index in chosen) == {1: 4, 2: 4}
+    assert {index % 10 for index in chosen} <= {4, 5, 6, 7}
+
+
+def test_too_few_of_so_many_steps_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"instances.expert_steps: of 1,000 .* \(20 are missing\); change this, or"):
+        training_instances(recipe("instances.expert_steps=[11, 12]", train_limit=20), Solved(range(1000)), 1)
+    made = recipe("instances.expert_steps=[3, 3]", depths={3: 1.0}, train_limit=20)
+    with pytest.raises(ConfigError, match=r"depths and instances.expert_steps: .* \(20 of depth 3 are missing\)"):
+        training_instances(made, Solved(range(1000)), 1)
+
+
+def test_steps_of_the_expert_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"instances.expert_steps: the fewest steps come first, then the most"):
+        recipe("instances.expert_steps=[9, 3]")
+    with pytest.raises(ConfigError, match=r"instances.expert_steps: how many of these\? Set instances.train_limit"):
+        recipe("instances.expert_steps=[3, 9]", train_limit=0)
+
+
 def test_a_recipe_with_shares_of_depths_survives_storage() -> None:
     made = recipe(depths={1: 0.25, 3: 0.75}, train_limit=10)
     assert parse(resolved(made)) == made
