@@ -62,7 +62,7 @@ def faults_of(recipe: Recipe) -> list[str]:
         f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
         for world in recipe.worlds().values()
         for name, chosen in world.evaluation.sets.items()
-        if chosen.split == world.instances.train
+        if chosen.split in world.instances.training_splits
     ]
     return faults + _faults_of_scale(recipe.scale)
 

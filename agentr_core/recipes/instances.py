@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Positive, record
+from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 
 RANGE = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
 
@@ -30,6 +30,9 @@ class InstancesConfig:
     """How many training instances an iteration collects from; 0 means all. They are drawn by the
     seed.
     """
+    mix: dict[str, Unit] = later(default_factory=dict)
+    """Further splits to collect from, each with its share of `train_limit`: `{shaped: 0.5}`;
+    `train` has the rest. Files that name instances by number mean those of `train`."""
     only: Annotated[str | tuple[Natural, ...], BeforeValidator(_known_form)] = later(())
     """The training instances of this run, by their numbers: a list, or a range without its end,
     written as the text `"[0, 100)"`. `train_limit` draws from these. Empty: the whole split."""
@@ -48,6 +51,12 @@ class InstancesConfig:
     test_limit: Natural = 0
     """How many test instances are evaluated; 0 means all."""
 
+    @property
+    def training_splits(self) -> dict[str, int]:
+        """How many instances are collected from each training split; 0 means all."""
+        further = {split: round(share * self.train_limit) for split, share in sorted(self.mix.items())}
+        return {self.train: self.train_limit - sum(further.values())} | further
+
     def numbers(self) -> Sequence[int]:
         """Return the numbers that `only` names, in that order; none if it is empty."""
         if not isinstance(self.only, str):
@@ -62,6 +71,8 @@ def instances_faults(instances: InstancesConfig) -> list[str]:
     faults = []
     if instances.train == instances.test:
         faults.append(f"instances: train and test are the same split ({instances.train!r})")
+    if instances.mix:
+        faults += _mix_faults(instances)
     numbers = instances.numbers()
     if instances.depths and not math.isclose(total := sum(instances.depths.values()), 1.0, abs_tol=1e-6):
         faults.append(f"instances.depths: the shares add up to {total:g}; they must add up to 1")
@@ -76,4 +87,18 @@ def instances_faults(instances: InstancesConfig) -> list[str]:
     if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):
         twice = sorted({number for number in numbers if numbers.count(number) > 1})
         faults.append(f"instances.only: named twice: {', '.join(map(str, twice))}")
+    return faults
+
+
+def _mix_faults(instances: InstancesConfig) -> list[str]:
+    faults = []
+    for name in ("train", "test"):
+        if getattr(instances, name) in instances.mix:
+            faults.append(f"instances.mix: {getattr(instances, name)} is the split {name}; name others only")
+    if sum(instances.mix.values()) >= 1:
+        faults.append(f"instances.mix: the shares leave nothing for {instances.train}; their sum must be below 1")
+    elif min(instances.training_splits.values()) < 1:
+        faults.append("instances.mix: a split has less than one instance; raise instances.train_limit or its share")
+    if instances.only:
+        faults.append("instances.mix: instances.only has numbers of one split; leave out one of the two")
     return faults

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault, IllTypedAnswer
@@ -33,8 +34,8 @@ and trains on the selected ones if it selects any.
 
 
 def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tuple[Instance, ...]:
-    """Return the instances of an iteration: `train_limit` of the training split, in the order of
-    the split.
+    """Return the instances of an iteration: `train_limit` of the training splits, split by split,
+    each in its order.
 
     They are drawn anew for each iteration or once for all iterations, only from those that
     `instances.only` names, in the shares of `instances.depths`, with as many steps of the expert as
@@ -42,8 +43,14 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     list, has none in a range, has too few of these, or is too large to take it whole.
     """
     config = recipe.instances
-    listed = _named(env.instances(config.train), config)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
+    parts = [replace(config, train=split, train_limit=limit) for split, limit in config.training_splits.items()]
+    return tuple(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))
+
+
+def _drawn(config: InstancesConfig, env: Environment, rng: random.Random) -> tuple[Instance, ...]:
+    """Return `train_limit` instances of the split `train`."""
+    listed = _named(env.instances(config.train), config)
     if config.depths or config.expert_steps:
         return _suitable(listed, config, env, rng)
     if not config.train_limit or config.train_limit >= len(listed):

@@ -116,6 +116,57 @@ def test_shares_that_make_no_sense_are_refused() -> None:
         recipe(depths={1: True}, train_limit=10)
 
 
+class Split(Graded):
+    """Two training splits, of which one has only depths 1 and 2."""
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        numbers = [number for number in range(1000) if number % 10 or split == "train"]
+        return Instances(self.name, split, numbers)
+
+
+def test_splits_are_mixed_in_shares() -> None:
+    made = recipe("instances.mix={more: 0.25, other: 0.1}", train_limit=40)
+    chosen = [training_instances(made, Split(()), iteration) for iteration in (1, 1, 2)]
+    assert Counter(one.split for one in chosen[0]) == {"train": 26, "more": 10, "other": 4}
+    assert len(set(chosen[0])) == 40
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert parse(resolved(made)) == made
+    reverse = recipe("instances.mix={other: 0.1, more: 0.25}", train_limit=40)
+    assert training_instances(reverse, Split(()), 1) == chosen[0]
+
+
+def test_each_split_of_a_mix_has_the_shares_of_depths() -> None:
+    made = recipe("instances.mix={more: 0.5}", depths={1: 0.5, 2: 0.5}, train_limit=40)
+    chosen = training_instances(made, Split(()), 1)
+    assert Counter((one.split, 1 + one.index % 2) for one in chosen) == dict.fromkeys(
+        [("train", 1), ("train", 2), ("more", 1), ("more", 2)], 10
+    )
+    with pytest.raises(ConfigError, match=r"of 900 instances of split more, .* \(4 of depth 3 are missing\)") as told:
+        training_instances(recipe("instances.mix={more: 0.5}", depths={3: 0.2, 1: 0.8}, train_limit=40), Split(()), 1)
+    assert "split train" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("instances", "said"),
+    [
+        ({"mix": {"train": 0.5}}, r"instances.mix: train is the split train; name others only"),
+        ({"mix": {"test": 0.5}}, r"instances.mix: test is the split test; name others only"),
+        ({"mix": {"a": 0.5, "b": 0.5}}, r"instances.mix: the shares leave nothing for train"),
+        ({"mix": {"a": 0.01}, "train_limit": 20}, r"instances.mix: a split has less than one instance"),
+        ({"mix": {"a": 0.5}, "train_limit": 0}, r"instances.mix: a split has less than one instance"),
+        ({"mix": {"a": 0.5}, "only": [1, 2]}, r"instances.mix: instances.only has numbers of one split"),
+    ],
+)
+def test_a_mix_that_makes_no_sense_is_refused(instances: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(**instances)
+
+
+def test_a_split_of_a_mix_is_not_evaluated() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation.sets.more.split: 'more' is the split that is trained on"):
+        recipe("instances.mix={more: 0.5}", "evaluation.sets.more={split: more}")
+
+
 class Solved(Graded):
     """Its expert takes as many steps as the last digit of an instance says; 0 is out of reach."""
 
