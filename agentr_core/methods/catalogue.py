@@ -126,6 +126,7 @@ REINFORCE = Stage(
     name="reinforce",
     about="Sample groups of episodes and train on them, step by step.",
     work=imported("agentr_core.methods.grpo.train:reinforce"),
+    check=imported("agentr_core.methods.grpo.rollouts:check_led"),
     reads=("environment", "model", "instances", "grpo", "training", "evaluation.development", "errors"),
     needs=("gpu", "env"),
     roles=("actor",),

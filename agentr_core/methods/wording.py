@@ -25,6 +25,8 @@ def of_groups(recipe: Recipe, train: int) -> str:
     grpo = recipe.grpo
     steps = "1 step" if grpo.steps == 1 else f"{grpo.steps} steps"
     said = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
-    if not grpo.revision_share:
-        return said
-    return f"{said}, at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
+    if grpo.revision_share:
+        said += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
+    if grpo.expert_share:
+        said += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
+    return said

@@ -66,6 +66,11 @@ class GrpoConfig(SamplingFields):
     """Share of a step's groups whose episodes continue from a prefix of a failed episode, one for
     each group, as in the revision test: the policy learns to recover from its own mistakes. The
     prefix is not trained. At least one group begins at the start."""
+    expert_share: Unit = later(0.0)
+    """Share of a step's groups whose episodes continue from the first steps of the expert's
+    episode, in instances that never earned any reward: the end of a long task is learned before its
+    beginning (reverse curriculum, arXiv 2402.05808). These steps are not trained. `revision_share`
+    counts the other groups."""
     max_steps: Count = 40
     max_new_tokens: Count = 512
     repeats: Natural = 0
@@ -120,6 +125,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         faults.append("grpo.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never")
     if grpo.curriculum == "uniform" and grpo.memory != GrpoConfig().memory:
         faults.append("grpo.memory: a uniform curriculum remembers no episodes; leave it out, or set contrast")
+    if grpo.curriculum == "uniform" and grpo.expert_share:
+        faults.append("grpo.expert_share: a uniform curriculum does not know what was always lost; set contrast")
     if grpo.delta is not None and grpo.delta <= 1 + (grpo.epsilon_high or grpo.epsilon):
         faults.append("grpo.delta: it must be above 1 + epsilon_high, which limits the ratio already; give 3 or so")
     if grpo.branching is not None and grpo.branching.initial_rollouts >= grpo.num_generations:

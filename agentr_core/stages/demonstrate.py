@@ -227,8 +227,13 @@ def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         check_thoughts(env)
     if config.file:
         _demonstrations(recipe, env)
-    elif all(env.expert(instance) is None for instance in instances[:LOOKED_AT]):
+    elif lacks_expert(env, instances):
         raise ConfigError(_no_expert(recipe))
+
+
+def lacks_expert(env: Environment, instances: Sequence[Instance]) -> bool:
+    """Return whether an environment solves none of the first few instances itself."""
+    return all(env.expert(instance) is None for instance in instances[:LOOKED_AT])
 
 
 def _no_expert(recipe: Recipe) -> str:

@@ -379,6 +379,7 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
     [
         ("textcraft-tiny", ["critique.votes=3"], r"critique.votes: at temperature 0 all votes are the same"),
         ("textcraft-tiny", ["search.method=rollouts", "search.merge=action"], r"search.merge: independent episodes do"),
+        ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.expert_share=0.1"], r"grpo.expert_share: a uniform"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"training.max_tokens: grpo.steps says how long"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast, past_rewards
+from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast, lost, past_rewards
 from agentr_core.types import Instance
 
 INSTANCES = [Instance(environment="door", split="train", index=index) for index in range(8)]
@@ -67,3 +67,13 @@ def test_chosen_ones_come_again_only_when_there_are_no_others() -> None:
     assert set(chosen[:3]) == set(KEYS[5:])
     assert set(chosen[3:8]) == avoid
     assert chosen[8:] == chosen[:2]
+
+
+def test_lost_is_what_was_played_and_never_rewarded() -> None:
+    known = {
+        INSTANCES[0].key: PastRewards(won=0.0, missed=8.0),
+        INSTANCES[1].key: PastRewards(won=0.01, missed=99.0),
+        INSTANCES[2].key: PastRewards(won=8.0, missed=0.0),
+    }
+    assert lost(INSTANCES, known) == [INSTANCES[0]], "of the others, nothing is known"
+    assert lost(INSTANCES, {}) == []

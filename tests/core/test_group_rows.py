@@ -108,6 +108,18 @@ def test_what_an_episode_went_on_from_is_read_and_not_trained(renderer: Renderer
     assert policy_row(messages(steps), steps, renderer, [0.25, -0.5], given=2).positions == ()
 
 
+def test_what_an_expert_wrote_is_read_and_not_trained(renderer: Renderer) -> None:
+    end = renderer.end_of_turn
+    written = Step(reply="go on", action="go on", observation="seen", reward=0.0)
+    steps = [written, step(renderer, (60, end), "stop"), step(renderer, (61, end), "stop")]
+    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5, 1.0], given=1)
+    assert [row.input_ids[position] for position in row.positions] == [60, end, 61, end]
+    assert row.logprobs == (*steps[1].logprobs, *steps[2].logprobs)  # type: ignore[misc]
+    assert row.advantages == (-0.5, -0.5, 1.0, 1.0)
+    with pytest.raises(DataFault, match="the reply 'go on' has no log-probability for each of its tokens"):
+        policy_row(messages(steps), steps, renderer, [0.25, -0.5, 1.0])
+
+
 def test_of_a_turn_that_grew_only_what_is_read_is_trained(renderer: Renderer) -> None:
     end = renderer.end_of_turn
     steps = [step(renderer, ids, "stop") for ids in ((50, 51, end), (end,), (60, 61))]

@@ -78,6 +78,15 @@ def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
     assert cuts[7] == beginning("t7", whole, seed=0)
 
 
+def test_a_group_after_the_experts_beginning_tells_so() -> None:
+    whole = long(ROOMS[0], won=True, steps=4)
+    start = beginning("expert's", whole, seed=0, operator="expert")
+    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=start)
+    plans = group.next_wave(GrpoConfig(num_generations=2), 100)
+    told = group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+    assert [(one.parent, one.operator, one.position) for one in told] == [("expert's", "expert", len(start.steps))] * 2
+
+
 @pytest.mark.parametrize("branching", [None, ALWAYS])
 def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: BranchingConfig | None) -> None:
     given = (step("x"), step("y"))
@@ -141,6 +150,7 @@ def test_a_step_tells_recovery_apart_from_success() -> None:
     )
     again = {"c": long(room, won=False, steps=5), "d": long(room, won=True, steps=5)}
     recovering = Group(number=1, draw=0, policy="p", instance=room, prefix=4, episodes=again)
+    led = replace(recovering, number=2, led=True)
 
     found = measures([fresh, recovering], Totals(), GrpoConfig())
 
@@ -149,6 +159,10 @@ def test_a_step_tells_recovery_apart_from_success() -> None:
     assert found["mixed_share"] == 0.5
     assert found["episode_steps"] == (3 + 3 + 1 + 1) / 4, "what was given is not counted"
     assert measures([fresh], Totals(), GrpoConfig())["recovered"] is None
+    found = measures([fresh, led], Totals(), GrpoConfig())
+    assert found["recovered"] is None, "what the expert began was not failed"
+    assert found["pass_at_1"] == 1.0
+    assert found["mixed_share"] == 0.5
     branched = replace(fresh, given={"b": 2})
     found = measures([branched], Totals(), GrpoConfig())
     assert found["sampled_tokens"] == 2 * (3 + 1), "the branch sampled its last step alone"

@@ -211,6 +211,47 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     assert told["recovered"].notna().tolist() == [step in set(given["step"]) for step in told["step"]]
 
 
+@pytest.mark.usefixtures("door_installed")
+def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    more = (
+        "environment: {options: {knows: true}}\n"
+        "grpo: {groups: 5, num_generations: 2, expert_share: 0.5, resample: 0, max_steps: 1}\n"
+    )
+    whole, _ = whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=4)
+    assert "episodes of 6 instances, at most 50% after the expert's first steps" in describe(whole, [])
+
+    store = store_of(whole)
+    assert store.query("select * from v_orphans").empty
+    led = store.query("select step, instance_id, prefix, episodes from rl_group where prefix > 0")
+    assert len(led) > 0
+    assert set(led["prefix"]) == {1}
+    assert led.groupby("step").size().max() <= 2
+    lost_before = (
+        "select count(*) from rl_group h where h.instance_id = g.instance_id and h.step < g.step and h.prefix = 0"
+    )
+    told = store.query(
+        f"select ({lost_before} and h.wins > 0) as won, ({lost_before}) as played from rl_group g where g.prefix > 0"
+    )
+    assert set(told["won"]) == {0}, "only what was never won"
+    assert told["played"].min() > 0
+    kept = store.query(
+        "select d.operator, p.source, p.success from derivation d join trajectory p on p.trajectory_id = d.parent_id"
+    )
+    assert len(kept) == led["episodes"].sum()
+    assert set(kept["operator"]) == set(kept["source"]) == {"expert"}
+    assert kept["success"].all()
+    assert store.query("select recovered from v_rl_steps")["recovered"].isna().all(), "no failed episode is mended"
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_without_an_expert_no_group_can_go_on_from_one(tmp_path: Path, door_model: Path) -> None:
+    file = groups.write(tmp_path, door_model, more="grpo: {expert_share: 0.5}")
+    with pytest.raises(ConfigError, match=r"^grpo.expert_share: environment door has no expert; leave it out$"):
+        check(load(file))
+
+
 @pytest.mark.long
 def test_killed_while_it_samples_it_samples_only_what_is_missing(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]

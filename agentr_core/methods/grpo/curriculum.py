@@ -73,6 +73,11 @@ def choose(
     return [order[position % len(order)] for position in range(count)]
 
 
+def lost(instances: Iterable[Instance], known: Mapping[str, PastRewards]) -> list[Instance]:
+    """Return the instances that were played and never earned any reward."""
+    return [instance for instance in instances if instance.key in known and not known[instance.key].won]
+
+
 def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, PastRewards]:
     """Return the tally of each instance after groups, each given in order as instance, episodes and
     mean reward.

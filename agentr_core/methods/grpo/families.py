@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.grpo import branching, revisiting
+from agentr_core.methods.grpo import branching
 from agentr_core.methods.grpo.branching import Fork, Member, forks
 from agentr_core.methods.grpo.revisiting import Beginning
 from agentr_core.recipes import GrpoConfig
@@ -61,7 +61,7 @@ class Family:
         return Derivation(
             child=one.key,
             parent=fork.parent.key if fork else self.beginning.parent,
-            operator=branching.OPERATOR if fork else revisiting.OPERATOR,
+            operator=branching.OPERATOR if fork else self.beginning.operator,
             position=len(one.plan.prefix),
             seed=one.plan.seed,
         )

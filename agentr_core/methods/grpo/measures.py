@@ -15,11 +15,12 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     """Return the measures of a step's episodes and of the updates on them, each None where it does
     not apply.
 
-    Reward and success are measured over the groups that begin at the start.
+    Reward and success are measured over the groups that begin at the start, recovery over those
+    that go on from a failed episode.
     """
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]
-    recovering = [episode for group in groups if group.prefix for episode in group.episodes.values()]
+    recovering = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
     sampled = [steps for group in groups for steps in group.sampled]
     replies = [step for steps in sampled for step in steps]
     shaped = [one for group in groups for one in group.shaped or ()]

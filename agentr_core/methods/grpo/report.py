@@ -45,6 +45,11 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             " Some groups go on from a failed episode: recovered is the share of their episodes that succeed, and they "
             "do not count in reward and pass@k."
         )
+    if place.recipe.grpo.expert_share:
+        note += (
+            " Where nothing was ever won, some groups go on from the expert's first steps; they do not count in reward "
+            "and pass@k either."
+        )
     training = Section("groups", TITLE, tuple(_blocks(steps, size)), note)
     found = validations(place.store, place.iteration_id(iteration))
     return (training, *([_validations(place.recipe, found)] if found else []))

@@ -1,9 +1,10 @@
-"""Groups that begin in the middle: which of a step's instances go on from a failed episode, and
-after which of its steps.
+"""Groups that begin in the middle: which of a step's instances go on from a failed episode or the
+expert's, and after which of its steps.
 
 Agent-R splices a revision onto the beginning of a bad path and trains on it (arXiv 2501.11425,
 section 3.2). Here the policy itself goes on from such a beginning, as in the revision test, and is
-rewarded for the outcome.
+rewarded for the outcome. Where it never wins, it goes on from a beginning of the expert's episode:
+the later that ends, the less is left to find (arXiv 2402.05808).
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Step, Trajectory
 
-OPERATOR = "revision"
+Operator = Literal["revision", "expert"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """The steps that the episodes of a group go on from: the first ones of trajectory `parent`, an
-    id; without any, they begin at the start.
+    id; without any, they begin at the start. `operator` says whose trajectory it is.
     """
 
     steps: tuple[Step, ...] = ()
     parent: str = ""
+    operator: Operator = "revision"
 
 
 def revisited(
@@ -46,9 +49,9 @@ def revisited(
     return {key: rng.choice(failed[key]) for key in sorted(chosen)}
 
 
-def beginning(key: str, trajectory: Trajectory, *, seed: int) -> Beginning:
-    """Return a beginning of the trajectory with id `key`: at least one step is kept and at least
-    one is cut off, so that no beginning ends the episode.
+def beginning(key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision") -> Beginning:
+    """Return a beginning of the trajectory with id `key`, which has at least two steps: at least
+    one is kept and at least one is cut off, so that no beginning ends the episode.
     """
     cut = random.Random(derive_seed(seed, "cut", key)).randrange(1, len(trajectory.steps))
-    return Beginning(steps=trajectory.steps[:cut], parent=key)
+    return Beginning(steps=trajectory.steps[:cut], parent=key, operator=operator)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from agentr_core.episodes.asking import Helper
+from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.curriculum import PastRewards, choose
+from agentr_core.methods.grpo.curriculum import PastRewards, choose, lost
 from agentr_core.methods.grpo.families import Family
 from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
 from agentr_core.models.samplers import Sampler
+from agentr_core.protocols import Environment
+from agentr_core.recipes import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.threads import in_thread
+from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, lacks_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -34,6 +40,14 @@ from agentr_core.types import Derivation, Instance, Trajectory
 STAGE = "reinforce"
 _LEAST = 2
 """The fewest episodes that can be compared."""
+
+
+def check_led(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` when groups should go on from an expert's first steps and there is no
+    expert.
+    """
+    if recipe.grpo.expert_share and lacks_expert(env, instances):
+        raise ConfigError(f"grpo.expert_share: environment {env.name} has no expert; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +80,10 @@ class Rollouts:
             missing = config.groups - sum(has_contrast(group.compared) for group in groups)
             if not missing:
                 break
-            chosen = self._choose(step, draw, missing, known, {group.instance.key for group in groups})
-            more, took = await self._round(step, draw, policy, chosen, first=len(groups))
+            drawn = {group.instance.key for group in groups}
+            led = self._led(step, draw, missing, known, drawn)
+            chosen = self._choose(step, draw, missing - len(led), known, drawn | {instance.key for instance in led})
+            more, took = await self._round(step, draw, policy, chosen, led, first=len(groups))
             groups += more
             effort += took
         return groups, effort
@@ -119,11 +135,27 @@ class Rollouts:
         )
         return [(position // len(self.instances), instance) for position, instance in enumerate(chosen)]
 
+    def _led(self, step: int, draw: int, count: int, known: dict[str, PastRewards], drawn: set[str]) -> list[Instance]:
+        """Return the instances of a draw whose groups go on from the expert's first steps."""
+        recipe = self.place.recipe
+        hopeless = [instance for instance in lost(self.instances, known) if instance.key not in drawn]
+        most = min(round(recipe.grpo.expert_share * count), count - 1, len(hopeless))
+        return random.Random(derive_seed(recipe.seed, "led", self.iteration, step, draw)).sample(hopeless, most)
+
     async def _round(
-        self, step: int, draw: int, policy: Checkpoint, chosen: Sequence[tuple[int, Instance]], *, first: int
+        self,
+        step: int,
+        draw: int,
+        policy: Checkpoint,
+        chosen: Sequence[tuple[int, Instance]],
+        led: Sequence[Instance],
+        *,
+        first: int,
     ) -> tuple[list[Group], Effort]:
         config = self.place.recipe.grpo
         beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
+        if led:
+            beginnings |= await in_thread(self._expert_beginnings, step, draw, led)
         # With few instances, one may be chosen again; its episodes then differ.
         families = [
             Family(
@@ -132,7 +164,7 @@ class Rollouts:
                 seed=partial(self._seed, step, instance),
                 beginning=Beginning() if again else beginnings.get(instance.key, Beginning()),
             )
-            for again, instance in chosen
+            for again, instance in [*chosen, *((0, instance) for instance in led)]
         ]
         effort = Effort()
         while any(wanted := [family.next_wave(config, self.vocabulary) for family in families]):
@@ -147,6 +179,7 @@ class Rollouts:
                         policy=policy.id,
                         instance=family.instance,
                         prefix=len(family.beginning.steps),
+                        led=family.beginning.operator == "expert",
                         episodes=family.episodes,
                         given=family.given,
                         shaped=self._shaped(step, list(family.episodes.values())),
@@ -166,6 +199,23 @@ class Rollouts:
         picked = revisited(chosen, failed, share=share, seed=seed)
         played = load_trajectories(store, list(picked.values()))
         return {key: beginning(found, played[found], seed=seed) for key, found in picked.items()}
+
+    def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance]) -> dict[str, Beginning]:
+        """Return beginnings of the expert's episodes, by instance key, and store these episodes.
+        Instances that the expert does not solve, or solves at once, are left out.
+        """
+        seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
+        iteration_id = self.place.iteration_id(self.iteration)
+        found: dict[str, Beginning] = {}
+        with self.place.worlds() as worlds:
+            for instance in led:
+                env = worlds.of(instance)
+                played = expert_trajectory(env, instance)
+                if played is not None and len(played.steps) > 1:
+                    self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
+                    key = expert_id(iteration_id, instance)
+                    found[instance.key] = beginning(key, played, seed=seed, operator="expert")
+        return found
 
     def _shaped(self, step: int, episodes: Sequence[Trajectory]) -> tuple[float, ...] | None:
         if self.reward is None:

@@ -24,9 +24,9 @@ class Group:
 
     `number` counts the groups of the step from 0; `draw` is the number of redraws before it was
     drawn; `policy` names the policy that sampled it. `prefix` is the number of given steps in each
-    episode, the beginning of a failed one; `given` is this number for single episodes, by id, such
-    as branches of others. `shaped` is the worth of each episode to the training, None if that is
-    its reward.
+    episode: the beginning of a failed one, or of the expert's if the group is `led`. `given` is
+    this number for single episodes, by id, such as branches of others. `shaped` is the worth of
+    each episode to the training, None if that is its reward.
     """
 
     number: int
@@ -34,6 +34,7 @@ class Group:
     policy: str
     instance: Instance
     prefix: int = 0
+    led: bool = False
     episodes: Mapping[str, Trajectory]
     shaped: tuple[float, ...] | None = None
     given: Mapping[str, int] = field(default_factory=dict)
@@ -133,7 +134,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     `Store.reading` does.
     """
     rows = store.rows(
-        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position "
+        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position, d.operator "
         "from rl_group g join rl_rollout r using (iteration_id, step, number) "
         "left join derivation d on d.child_id = r.trajectory_id where g.iteration_id = ? and g.step = ? "
         "order by g.number, r.episode",
@@ -143,7 +144,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     played = load_trajectories(store, [row[4] for row in rows])
     found = []
     for (number, draw, policy, prefix), members in groupby(rows, key=itemgetter(0, 1, 2, 3)):
-        *_, keys, worths, given = zip(*members, strict=True)
+        *_, keys, worths, given, operators = zip(*members, strict=True)
         episodes = {key: played[key] for key in keys}
         found.append(
             Group(
@@ -151,6 +152,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 draw=draw,
                 policy=policy,
                 prefix=prefix,
+                led="expert" in operators,
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
@@ -163,7 +165,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
     """Return the results of instances so far, the earliest first: from finished searches and groups
     of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
-    continued a failed episode do not count.
+    continued another episode do not count.
 
     Raises as `Store.reading` does.
     """

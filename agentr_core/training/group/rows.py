@@ -42,7 +42,8 @@ def policy_row(
         messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
             reply in the middle of a growing turn carries none, and is not trained.
         advantages: the advantages of the steps.
-        given: the number of first steps that the episode continued from; they are not trained.
+        given: the number of first steps that the episode continued from; they are not trained, and
+            need no log-probabilities.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -58,10 +59,11 @@ def policy_row(
     for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
         if not span.train:
             continue
-        if step.logprobs is None or len(step.logprobs) != len(step.token_ids):
+        sampled = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
+        if number >= given and not sampled:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end of turn that was sampled is left out.
-        ids = step.token_ids if ends else renderer.inner_ids(span)
+        ids = step.token_ids if ends and not span.written else renderer.inner_ids(span)
         found, trained = trained[: len(ids)], trained[len(ids) :]
         if tuple(rendered.input_ids[position] for position in found) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
@@ -71,7 +73,7 @@ def policy_row(
         if number < given:
             continue
         positions += found
-        logprobs += step.logprobs[: len(ids)]
+        logprobs += (step.logprobs or ())[: len(ids)]
         worth += [advantage] * len(ids)
     if trained:
         raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
