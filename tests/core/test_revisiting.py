@@ -80,11 +80,12 @@ def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
 
 def test_a_group_after_the_experts_beginning_tells_so() -> None:
     whole = long(ROOMS[0], won=True, steps=4)
-    start = beginning("expert's", whole, seed=0, operator="expert")
+    start = beginning("expert's", whole, seed=0, operator="continuation")
     group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=start)
     plans = group.next_wave(GrpoConfig(num_generations=2), 100)
     told = group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
-    assert [(one.parent, one.operator, one.position) for one in told] == [("expert's", "expert", len(start.steps))] * 2
+    made_of = ("expert's", "continuation", len(start.steps))
+    assert [(one.parent, one.operator, one.position) for one in told] == [made_of] * 2
 
 
 @pytest.mark.parametrize("branching", [None, ALWAYS])

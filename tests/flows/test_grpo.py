@@ -240,7 +240,8 @@ def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
         "select d.operator, p.source, p.success from derivation d join trajectory p on p.trajectory_id = d.parent_id"
     )
     assert len(kept) == led["episodes"].sum()
-    assert set(kept["operator"]) == set(kept["source"]) == {"expert"}
+    assert set(kept["operator"]) == {"continuation"}
+    assert set(kept["source"]) == {"expert"}
     assert kept["success"].all()
     assert store.query("select recovered from v_rl_steps")["recovered"].isna().all(), "no failed episode is mended"
 

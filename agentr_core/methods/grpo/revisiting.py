@@ -17,7 +17,8 @@ from typing import Literal
 from agentr_core.fingerprint import derive_seed
 from agentr_core.types import Instance, Step, Trajectory
 
-Operator = Literal["revision", "expert"]
+Operator = Literal["revision", "continuation"]
+"""Of a failed episode, or of the expert's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,8 @@ class Rollouts:
             drawn = {group.instance.key for group in groups}
             led = self._led(step, draw, missing, known, drawn)
             chosen = self._choose(step, draw, missing - len(led), known, drawn | {instance.key for instance in led})
-            more, took = await self._round(step, draw, policy, chosen, led, first=len(groups))
+            families = await self._families(step, draw, chosen, led)
+            more, took = await self._round(step, draw, policy, families, first=len(groups))
             groups += more
             effort += took
         return groups, effort
@@ -142,22 +143,16 @@ class Rollouts:
         most = min(round(recipe.grpo.expert_share * count), count - 1, len(hopeless))
         return random.Random(derive_seed(recipe.seed, "led", self.iteration, step, draw)).sample(hopeless, most)
 
-    async def _round(
-        self,
-        step: int,
-        draw: int,
-        policy: Checkpoint,
-        chosen: Sequence[tuple[int, Instance]],
-        led: Sequence[Instance],
-        *,
-        first: int,
-    ) -> tuple[list[Group], Effort]:
+    async def _families(
+        self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance]
+    ) -> list[Family]:
+        """Return the groups of a draw before any of their episodes is played."""
         config = self.place.recipe.grpo
         beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
         if led:
             beginnings |= await in_thread(self._expert_beginnings, step, draw, led)
         # With few instances, one may be chosen again; its episodes then differ.
-        families = [
+        return [
             Family(
                 instance=instance,
                 first=(draw * config.groups + again) * config.num_generations,
@@ -166,6 +161,11 @@ class Rollouts:
             )
             for again, instance in [*chosen, *((0, instance) for instance in led)]
         ]
+
+    async def _round(
+        self, step: int, draw: int, policy: Checkpoint, families: Sequence[Family], *, first: int
+    ) -> tuple[list[Group], Effort]:
+        config = self.place.recipe.grpo
         effort = Effort()
         while any(wanted := [family.next_wave(config, self.vocabulary) for family in families]):
             effort += await self._wave(step, policy, list(zip(families, wanted, strict=True)))
@@ -179,7 +179,7 @@ class Rollouts:
                         policy=policy.id,
                         instance=family.instance,
                         prefix=len(family.beginning.steps),
-                        led=family.beginning.operator == "expert",
+                        led=family.beginning.operator == "continuation",
                         episodes=family.episodes,
                         given=family.given,
                         shaped=self._shaped(step, list(family.episodes.values())),
@@ -214,7 +214,7 @@ class Rollouts:
                 if played is not None and len(played.steps) > 1:
                     self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
                     key = expert_id(iteration_id, instance)
-                    found[instance.key] = beginning(key, played, seed=seed, operator="expert")
+                    found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
         return found
 
     def _shaped(self, step: int, episodes: Sequence[Trajectory]) -> tuple[float, ...] | None:

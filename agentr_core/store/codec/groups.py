@@ -152,7 +152,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 draw=draw,
                 policy=policy,
                 prefix=prefix,
-                led="expert" in operators,
+                led="continuation" in operators,
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
