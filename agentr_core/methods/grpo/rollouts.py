@@ -22,6 +22,7 @@ from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.threads import in_thread
+from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, lacks_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store import Writer
@@ -65,7 +66,9 @@ class Rollouts:
     helper: Helper
     writer: Writer
 
-    async def play(self, step: int, policy: Checkpoint, known: dict[str, PastRewards]) -> tuple[list[Group], Effort]:
+    async def play(
+        self, step: int, policy: Checkpoint, known: dict[str, PastRewards], worlds: Worlds
+    ) -> tuple[list[Group], Effort]:
         """Return the groups of a step and the effort that they took. Every episode is stored, and
         stored ones are not played again.
 
@@ -83,7 +86,7 @@ class Rollouts:
             drawn = {group.instance.key for group in groups}
             led = self._led(step, draw, missing, known, drawn)
             chosen = self._choose(step, draw, missing - len(led), known, drawn | {instance.key for instance in led})
-            families = await self._families(step, draw, chosen, led)
+            families = await self._families(step, draw, chosen, led, worlds)
             more, took = await self._round(step, draw, policy, families, first=len(groups))
             groups += more
             effort += took
@@ -144,13 +147,13 @@ class Rollouts:
         return random.Random(derive_seed(recipe.seed, "led", self.iteration, step, draw)).sample(hopeless, most)
 
     async def _families(
-        self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance]
+        self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance], worlds: Worlds
     ) -> list[Family]:
         """Return the groups of a draw before any of their episodes is played."""
         config = self.place.recipe.grpo
         beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
         if led:
-            beginnings |= await in_thread(self._expert_beginnings, step, draw, led)
+            beginnings |= await in_thread(self._expert_beginnings, step, draw, led, worlds)
         # With few instances, one may be chosen again; its episodes then differ.
         return [
             Family(
@@ -200,21 +203,20 @@ class Rollouts:
         played = load_trajectories(store, list(picked.values()))
         return {key: beginning(found, played[found], seed=seed) for key, found in picked.items()}
 
-    def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance]) -> dict[str, Beginning]:
+    def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance], worlds: Worlds) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
         Instances that the expert does not solve, or solves at once, are left out.
         """
         seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
         iteration_id = self.place.iteration_id(self.iteration)
         found: dict[str, Beginning] = {}
-        with self.place.worlds() as worlds:
-            for instance in led:
-                env = worlds.of(instance)
-                played = expert_trajectory(env, instance)
-                if played is not None and len(played.steps) > 1:
-                    self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
-                    key = expert_id(iteration_id, instance)
-                    found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
+        for instance in led:
+            env = worlds.of(instance)
+            played = expert_trajectory(env, instance)
+            if played is not None and len(played.steps) > 1:
+                self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
+                key = expert_id(iteration_id, instance)
+                found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
         return found
 
     def _shaped(self, step: int, episodes: Sequence[Trajectory]) -> tuple[float, ...] | None:

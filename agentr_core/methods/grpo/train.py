@@ -159,7 +159,7 @@ class _Training:
         groups, effort = load_groups(place.store, iteration_id, step), Effort()
         fresh = not groups
         if fresh:
-            groups, effort = await self._sample(step, learner)
+            groups, effort = await self._sample(step, learner, worlds)
         sampled = time.perf_counter()
         rows = [row for group in groups for row in self._rows(group, worlds)]
         rate = learner.learning_rate
@@ -210,7 +210,7 @@ class _Training:
             self.loaded = done
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
 
-    async def _sample(self, step: int, learner: Learner) -> tuple[list[Group], Effort]:
+    async def _sample(self, step: int, learner: Learner, worlds: Worlds) -> tuple[list[Group], Effort]:
         """Return the groups of a step, sampled with the learner's weights, and the effort that they
         took.
         """
@@ -218,7 +218,7 @@ class _Training:
         policy = await self._load(step - 1, learner)
         known = self._known(step)
         before = self.rollouts.sampler.stats().completion_tokens
-        groups, effort = await self.rollouts.play(step, policy, known)
+        groups, effort = await self.rollouts.play(step, policy, known, worlds)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
         place.store.write(
             merge(
