@@ -62,9 +62,14 @@ def faults_of(recipe: Recipe) -> list[str]:
         f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
         for world in recipe.worlds().values()
         for name, chosen in world.evaluation.sets.items()
-        if chosen.split in world.instances.training_splits
+        if chosen.split in _splits_trained_on(world)
     ]
     return faults + _faults_of_scale(recipe.scale)
+
+
+def _splits_trained_on(recipe: Recipe) -> set[str]:
+    instances = recipe.instances
+    return {split for first in instances.stretches(recipe.iterations) for split in instances.of(first).training_splits}
 
 
 def _faults_of_models(recipe: Recipe) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
@@ -19,6 +20,15 @@ def _known_form(value: Any) -> Any:
     if isinstance(value, str) and not RANGE.fullmatch(value.strip()):
         raise ValueError('give a list of numbers, or a range as a text, such as "[0, 100)"')
     return value
+
+
+@record
+class ChangedInstancesConfig:
+    """Fields of section `instances` that change in the course of a run; None: as before."""
+
+    mix: dict[str, Unit] | None = None
+    depths: dict[int, Positive] | None = None
+    expert_steps: tuple[Count, Count] | None = None
 
 
 @record
@@ -43,6 +53,9 @@ class InstancesConfig:
     """The fewest and the most steps of the expert in a training instance: `[6, 16]` leaves out what
     is mastered, and what no episode has steps enough for. None: instances are drawn however many it
     takes."""
+    from_iteration: dict[Annotated[int, Field(ge=2)], ChangedInstancesConfig] = later(default_factory=dict)
+    """What changes from an iteration on: `{2: {depths: {2: 0.4, 3: 0.6}}}` for longer tasks as the
+    policy gets better."""
     draw: Literal["fresh", "fixed"] = later("fresh")
     """Whether each iteration draws its training instances anew, or all use those of the first one
     (as published).
@@ -57,6 +70,19 @@ class InstancesConfig:
         further = {split: round(share * self.train_limit) for split, share in sorted(self.mix.items())}
         return {self.train: self.train_limit - sum(further.values())} | further
 
+    def of(self, iteration: int) -> InstancesConfig:
+        """Return the section as it is in an iteration, counted from 1."""
+        changed = dataclasses.replace(self, from_iteration={})
+        for first, change in sorted(self.from_iteration.items()):
+            if first <= iteration:
+                given = {name: value for name, value in vars(change).items() if value is not None}
+                changed = dataclasses.replace(changed, **given)
+        return changed
+
+    def stretches(self, iterations: int) -> list[int]:
+        """Return the iterations in which the section differs from the one before, and the first."""
+        return [1, *sorted(first for first in self.from_iteration if first <= iterations)]
+
     def numbers(self) -> Sequence[int]:
         """Return the numbers that `only` names, in that order; none if it is empty."""
         if not isinstance(self.only, str):
@@ -68,6 +94,14 @@ class InstancesConfig:
 
 def instances_faults(instances: InstancesConfig) -> list[str]:
     """Return what is wrong with the section `instances` of a recipe, one sentence each."""
+    faults = _faults(instances.of(1))
+    for first in sorted(instances.from_iteration):
+        new = [fault for fault in _faults(instances.of(first)) if fault not in faults]
+        faults += [f"from iteration {first} on, {fault}" for fault in new]
+    return faults
+
+
+def _faults(instances: InstancesConfig) -> list[str]:
     faults = []
     if instances.train == instances.test:
         faults.append(f"instances: train and test are the same split ({instances.train!r})")

@@ -218,7 +218,7 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
         parts = part.items() if isinstance(part, dict) else [("", part)]
         for key, one in parts:
             if dataclasses.is_dataclass(one):
-                _leave_out(one, value[key] if key else value)
+                _leave_out(one, value[str(key)] if key else value)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:

@@ -39,10 +39,11 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
 
     They are drawn anew for each iteration or once for all iterations, only from those that
     `instances.only` names, in the shares of `instances.depths`, with as many steps of the expert as
-    `instances.expert_steps` allows. Raises `ConfigError` if the split lacks one that is named in a
-    list, has none in a range, has too few of these, or is too large to take it whole.
+    `instances.expert_steps` allows, each as `instances.from_iteration` has it in that iteration.
+    Raises `ConfigError` if the split lacks one that is named in a list, has none in a range, has
+    too few of these, or is too large to take it whole.
     """
-    config = recipe.instances
+    config = recipe.instances.of(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
     parts = [replace(config, train=split, train_limit=limit) for split, limit in config.training_splits.items()]
     return tuple(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))

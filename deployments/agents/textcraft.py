@@ -5,19 +5,20 @@ import threading
 
 import httpx
 from openai import APIStatusError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from agentr_core.environments.crafting import TextCraft
 
 
 def play(client: OpenAI, split: str, index: int) -> float:
     world, reward, over = TextCraft(), 0.0, False
-    messages = [
+    messages: list[ChatCompletionMessageParam] = [
         {"role": "user", "content": world.instruction},
         {"role": "assistant", "content": "Ok."},
         {"role": "user", "content": world.reset(world.instances(split)[index])},
     ]
     while not over and len(messages) < 43:
-        reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+        reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
         observation, reward, over, _, _ = world.step(world.parse(reply))
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": observation}]
     return reward

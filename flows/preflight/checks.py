@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,7 +94,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
                     f"{section}.server.continues"
                 )
         _check_opening(env, opening_of(recipe))
-        instances = training_instances(recipe, env, 1)
+        stretches = recipe.instances.stretches(recipe.iterations)
+        instances = tuple(itertools.chain(*(training_instances(recipe, env, first) for first in stretches)))
         _check_examples(recipe, held_out_instances(recipe, env))
         if trains:
             for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):

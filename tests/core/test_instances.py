@@ -14,7 +14,7 @@ from toy import Line
 from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import Recipe, parse, resolved
+from agentr_core.recipes import Recipe, identifying, parse, resolved
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.runtime.start import asked_for
 from agentr_core.types import Instance
@@ -202,6 +202,34 @@ def test_steps_of_the_expert_that_make_no_sense_are_refused() -> None:
         recipe("instances.expert_steps=[9, 3]")
     with pytest.raises(ConfigError, match=r"instances.expert_steps: how many of these\? Set instances.train_limit"):
         recipe("instances.expert_steps=[3, 9]", train_limit=0)
+
+
+def test_later_iterations_may_collect_from_others() -> None:
+    later = "instances.from_iteration={2: {expert_steps: [4, 7]}, 4: {depths: {2: 1.0}}}"
+    made = recipe(later, depths={1: 0.5, 2: 0.5}, train_limit=8)
+    chosen = {i: [one.index for one in training_instances(made, Solved(range(1000)), i)] for i in range(1, 6)}
+    assert any(index % 10 > 7 or index % 10 < 4 for index in chosen[1])
+    for iteration in (2, 3, 4, 5):
+        assert {index % 10 for index in chosen[iteration]} <= {4, 5, 6, 7}
+    for iteration, depths in {1: {1, 2}, 2: {1, 2}, 3: {1, 2}, 4: {2}, 5: {2}}.items():
+        assert {1 + index % 2 for index in chosen[iteration]} == depths
+    assert list(made.instances.stretches(3)) == [1, 2]
+
+
+def test_faults_of_later_iterations_say_from_when_on() -> None:
+    with pytest.raises(ConfigError, match=r"from iteration 3 on, instances.expert_steps: the fewest steps come first"):
+        recipe("instances.from_iteration={3: {expert_steps: [9, 3]}}")
+    with pytest.raises(ConfigError, match=r"instances.from_iteration.1"):
+        recipe("instances.from_iteration={1: {expert_steps: [3, 9]}}")
+    with pytest.raises(ConfigError, match=r"evaluation.sets.more.split: 'more' is the split that is trained on"):
+        recipe("instances.from_iteration={2: {mix: {more: 0.5}}}", "evaluation.sets.more={split: more}")
+
+
+def test_a_recipe_with_other_instances_later_survives_storage() -> None:
+    made = recipe("instances.from_iteration={2: {depths: {1: 0.25, 3: 0.75}}}", train_limit=10)
+    assert parse(resolved(made)) == made
+    assert identifying(made) != identifying(recipe(train_limit=10))
+    assert "from_iteration" not in identifying(recipe(train_limit=10))["instances"]
 
 
 def test_a_recipe_with_shares_of_depths_survives_storage() -> None:

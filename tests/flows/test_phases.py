@@ -12,6 +12,7 @@ from wheel import write_recipe
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from flows.flywheel import flywheel
+from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 
 pytestmark = [
@@ -84,9 +85,17 @@ def test_a_run_that_is_not_finished_promotes_nothing_yet(tmp_path: Path, door_mo
         load_recipe(file, [f"model.from_run='{place.run_id}'"])
 
 
+def test_what_a_later_iteration_collects_from_is_checked_at_the_start(tmp_path: Path, door_model: Path) -> None:
+    file = write_recipe(tmp_path, door_model)
+    further = ["iterations=2", "instances.train_limit=4", "instances.from_iteration={2: {mix: {attic: 0.5}}}"]
+    with pytest.raises(ConfigError, match=r"^door has no split 'attic'$"):
+        check(load_recipe(file, further))
+
+
 def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_model: Path) -> None:
     groups_of = "{steps: 2, groups: 3, num_generations: 4, max_steps: 3, max_new_tokens: 6, learning_rate: 2.0e-3}"
     further = ["iterations=2", "agent_r.phases=[sft, rl]", f"grpo={groups_of}"]
+    further += ["instances.train_limit=4", "instances.from_iteration={2: {mix: {dev: 0.5}}}"]
     done = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), further))
 
     store = Store(tmp_path / "runs" / "store.duckdb")
@@ -98,6 +107,10 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     assert dataset is not None
     assert none is None
     assert store.rows("select distinct iteration from v_rl_steps") == [(2,)]
+    assert store.rows(
+        "select iteration, split, count(*) from chosen_instance join iteration using (iteration_id) "
+        "join instance using (instance_id) where name = 'train' group by all order by all"
+    ) == [(1, "train", 4), (2, "dev", 2), (2, "train", 2)]
     assert store.rows("select distinct iteration from tree join iteration using (iteration_id)") == [(1,)]
     rates = [rate for (rate,) in store.rows("select learning_rate from v_rl_steps order by step")]
     assert max(rates) <= 2.0e-3
