@@ -43,10 +43,12 @@ async def flywheel(
     if iterations and more:
         raise ConfigError("iterations and more: one says where the run ends, the other how many it adds; give only one")
     parsed = load_recipe(Path(recipe), changes(settings, overrides))
-    check(parsed)
     if more:
         parsed = runs.further(parsed, more)
-    return await turn(replace(parsed, iterations=iterations) if iterations else parsed)
+    elif iterations:
+        parsed = replace(parsed, iterations=iterations)
+    check(parsed)
+    return await turn(parsed)
 
 
 async def turn(recipe: Recipe) -> dict[str, Any]:

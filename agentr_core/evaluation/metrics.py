@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -58,9 +58,10 @@ class Loops:
 def success_rate(successes: Sequence[bool]) -> Estimate:
     """Return the share of successes with its Wilson interval."""
     n = len(successes)
-    if n == 0:
-        return NOTHING
-    share = sum(successes) / n
+    return _wilson(sum(successes) / n, n) if n else NOTHING
+
+
+def _wilson(share: float, n: int) -> Estimate:
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     # Rounding must not push an interval past the share itself, nor out of [0, 1].
@@ -110,8 +111,15 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1]."""
-    return within(clustered_mean(values, clusters), 0.0, 1.0)
+    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1].
+
+    Where the clusters do not differ, as when nothing is won, that interval would have no width; it
+    is then Wilson's for as many independent values as there are clusters.
+    """
+    found = within(clustered_mean(values, clusters), 0.0, 1.0)
+    if found.low < found.high or not math.isfinite(found.low):
+        return found
+    return replace(_wilson(found.mean, len(set(clusters))), n=found.n)
 
 
 def within(found: Estimate, least: float, most: float) -> Estimate:

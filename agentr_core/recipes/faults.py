@@ -68,8 +68,9 @@ def faults_of(recipe: Recipe) -> list[str]:
 
 
 def _splits_trained_on(recipe: Recipe) -> set[str]:
+    """Return the splits of all iterations, also of those by which a run may be continued."""
     instances = recipe.instances
-    return {split for first in instances.stretches(recipe.iterations) for split in instances.of(first).training_splits}
+    return {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
 
 
 def _faults_of_models(recipe: Recipe) -> list[str]:

@@ -155,7 +155,7 @@ def online_faults(training: TrainingConfig) -> list[str]:
     ]
 
 
-_OF_TRAINER = ("optim", "lr_scheduler_kwargs", "fp16", "use_liger_kernel")
+_OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
 
 
@@ -179,6 +179,8 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
         for name, why in unused.items()
         if getattr(training, name) != getattr(plain, name)
     ]
+    if training.lr_scheduler_kwargs and grpo.lr_scheduler_type is not None:
+        faults.append("training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule that they belong to")
     launch = training.launch
     if launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes):
         faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")

@@ -153,10 +153,15 @@ def _apply(data: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     target = data
     for parent in parents:
-        target = target.setdefault(parent, {})
+        target = target.setdefault(_known_as(parent, target), {})
         if not isinstance(target, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    target[last] = value
+    target[_known_as(last, target)] = value
+
+
+def _known_as(name: str, section: dict[Any, Any]) -> Any:
+    """Return the key that a section has for a name: YAML reads `2` as a number."""
+    return next((key for key in section if str(key) == name), name)
 
 
 def _short(text: str) -> str:

@@ -71,6 +71,16 @@ def test_a_branch_is_held_against_the_first_reply_of_its_parent() -> None:
     assert 160 < len(forks(level, config, VOCABULARY, room=999)) < 240
 
 
+def test_after_given_steps_a_branch_is_held_against_the_first_reply_of_its_own() -> None:
+    unsure, sure = math.log(VOCABULARY), 0.01
+    config = BranchingConfig(branch_probability=0.5, entropy_weight=1.0)
+    experts = Step(reply="e", action="e", observation="seen", reward=0.0)
+    calm = [member(n, experts, step("a", sure), step("b", unsure), step("c"), prefix=2) for n in range(20)]
+    assert len(forks(calm, config, VOCABULARY, room=99, given=1)) == 20
+    excited = [member(n, experts, step("a", unsure), step("b", sure), step("c"), prefix=2) for n in range(20)]
+    assert forks(excited, config, VOCABULARY, room=99, given=1) == []
+
+
 def family() -> Family:
     return Family(instance=ROOM, first=8, seed=lambda number: derive_seed("s", number))
 

@@ -129,6 +129,14 @@ def test_overrides_are_yaml_and_the_last_one_counts() -> None:
     assert (recipe.seed, recipe.model.path) == (7, "m")
 
 
+def test_an_override_finds_what_is_named_by_a_number() -> None:
+    given = {**LEAST, "instances": {"depths": {1: 0.5, 2: 0.5}, "from_iteration": {2: {"depths": {2: 1.0}}}}}
+    changes = ["instances.from_iteration.2.expert_steps=[2, 9]", "instances.depths.1=0.25", "instances.depths.3=0.25"]
+    made = parse(given, changes).instances
+    assert made.depths == {1: 0.25, 2: 0.5, 3: 0.25}
+    assert (made.of(2).depths, made.of(2).expert_steps) == ({2: 1.0}, (2, 9))
+
+
 def test_overrides_leave_the_given_mapping_alone() -> None:
     data = {"name": "r", "model": {"path": "m"}}
     parse(data, ["model.path=other"])
@@ -383,6 +391,12 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"training.max_tokens: grpo.steps says how long"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),
+        (
+            "textcraft-grpo-tiny",
+            ["training.lr_scheduler_kwargs={min_lr_rate: 0.1}", "grpo.lr_scheduler_type=linear"],
+            r"training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule",
+        ),
+        ("reasoning-et-agent-tiny", ["grpo.expert_share=0.1"], r"grpo.expert_share: the efficiency reward counts"),
         ("reasoning-et-agent-tiny", ["grpo.learning_rate=0.1"], r"grpo.learning_rate: section et_agent.curriculum has"),
         ("reasoning-et-agent-tiny", ["et_agent.phases=[rl]"], r"training.num_train_epochs: grpo.steps says how long"),
     ],
@@ -390,6 +404,13 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
 def test_what_would_be_ignored_is_told(name: str, changes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(TINY.with_name(f"{name}.yaml"), changes)
+
+
+def test_group_rl_alone_takes_arguments_of_its_schedule() -> None:
+    changes = ["training.lr_scheduler_type=cosine_with_min_lr", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"]
+    training = plan_of(load(TINY.with_name("textcraft-grpo-tiny.yaml"), changes), 1).training
+    assert training is not None
+    assert training.config.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
 
 
 def test_group_rl_follows_the_arguments_of_the_schedule_that_it_has() -> None:

@@ -73,6 +73,16 @@ def test_token_weights_say_what_the_loss_is_a_mean_over() -> None:
     assert token_weights([1, 3], loss_type="dr_grpo", most=10) == [1 / 20, 1 / 20]
 
 
+def test_the_parts_of_an_episode_together_weigh_as_much_as_a_whole_one() -> None:
+    # An episode of 90 tokens in three parts, and one of 90 in one.
+    lengths, wholes = [30, 20, 40, 90], [90, 90, 90, 90]
+    for loss_type in ("grpo", "dr_grpo"):
+        weights = token_weights(lengths, wholes=wholes, loss_type=loss_type, most=100)
+        of_parts = [length * weight for length, weight in zip(lengths, weights, strict=True)]
+        assert sum(of_parts[:3]) == pytest.approx(of_parts[3])
+    assert sum(of_parts) == pytest.approx(180 / (2 * 100))
+
+
 def test_the_clipped_loss_by_hand() -> None:
     ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5])
     worth = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])

@@ -143,7 +143,7 @@ def test_a_reply_without_log_probabilities_is_refused(renderer: Renderer) -> Non
 
 
 def test_labels_number_the_tokens_of_all_rows() -> None:
-    rows = [PolicyRow((1, 2, 3), (1, 2), (0.0, 0.0), (1.0, 1.0)), PolicyRow((4, 5), (1,), (0.0,), (-1.0,))]
+    rows = [PolicyRow((1, 2, 3), (1, 2), (0.0, 0.0), (1.0, 1.0), 2), PolicyRow((4, 5), (1,), (0.0,), (-1.0,), 1)]
     assert [row.labels for row in numbered(rows)] == [(IGNORED, 0, 1), (IGNORED, 2)]
 
 
@@ -157,7 +157,8 @@ def rows(count: int = 6) -> list[PolicyRow]:
         length = 20 + 30 * number
         ids = torch.randint(3, 300, (length,), generator=generator).tolist()
         positions = tuple(range(5, length, 3))
-        made.append(PolicyRow(tuple(ids), positions, (-6.0,) * len(positions), ((-1.0) ** number,) * len(positions)))
+        sampled = len(positions)
+        made.append(PolicyRow(tuple(ids), positions, (-6.0,) * sampled, ((-1.0) ** number,) * sampled, sampled))
     return made
 
 

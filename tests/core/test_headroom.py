@@ -4,6 +4,7 @@ grown.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from agentr_core.methods.agent_r.prospect import TreeSize, foresee
 from agentr_core.methods.agent_r.reflections import REFLECTIONS, voiced
 from agentr_core.methods.eto.prospect import foresee as foresee_exploration
 from agentr_core.methods.grpo.prospect import foresee as foresee_groups
-from agentr_core.recipes import Recipe, parse
+from agentr_core.recipes import Recipe, parse, replace
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Sampling
@@ -94,6 +95,9 @@ def test_group_rl_learns_from_mixed_groups_only() -> None:
     assert foresee_groups(recipe, half).learns
     assert not foresee_groups(recipe, none).learns
     assert "all win or all lose" in foresee_groups(recipe, none).reason
+    short = replace(recipe, grpo=dataclasses.replace(recipe.grpo, steps=2, groups=5))
+    (forecast,) = foresee_groups(short, half).forecasts
+    assert forecast.expected.mean == pytest.approx(10 * half.rates.total(1, lambda _, run: mixed(run, 8)).mean)
 
 
 def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:

@@ -127,6 +127,14 @@ def test_an_interval_over_clusters_is_the_usual_one_where_each_value_is_its_own(
     assert clustered_mean([], []).n == 0
 
 
+def test_a_share_that_is_the_same_in_all_clusters_is_not_certain() -> None:
+    never = clustered_share([0.0] * 40, [str(number // 2) for number in range(40)])
+    assert (never.mean, never.low, never.n) == (0.0, 0.0, 40)
+    assert never.high == pytest.approx(success_rate([False] * 20).high)
+    half = clustered_share([0.0, 1.0] * 20, [str(number // 2) for number in range(40)])
+    assert half.low < 0.5 < half.high
+
+
 def test_pass_at_k_is_the_chance_over_all_choices_of_k_episodes() -> None:
     for played, won in ((4, 0), (5, 2), (6, 6), (8, 1)):
         outcomes = [True] * won + [False] * (played - won)

@@ -88,6 +88,16 @@ def test_a_group_after_the_experts_beginning_tells_so() -> None:
     assert [(one.parent, one.operator, one.position) for one in told] == [made_of] * 2
 
 
+def test_branches_may_follow_the_experts_beginning() -> None:
+    given = (Step(reply="e", action="e", observation="seen", reward=0.0),)
+    start = Beginning(steps=given, parent="expert's", operator="continuation")
+    group = Family(instance=ROOMS[0], first=0, seed=lambda n: n, beginning=start)
+    config, told = GrpoConfig(num_generations=4, branching=ALWAYS), []
+    while plans := group.next_wave(config, 100):
+        told += group.take({f"t{plan.number}": (plan, went_on(plan)) for plan in plans})
+    assert [one.operator for one in told] == ["continuation", "continuation", "branch", "branch"]
+
+
 @pytest.mark.parametrize("branching", [None, ALWAYS])
 def test_a_group_goes_on_from_its_beginning_and_tells_so(branching: BranchingConfig | None) -> None:
     given = (step("x"), step("y"))

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from wheel import PATIENCE, all_rows, kill_group, launched
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.grpo import rollouts
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.recipes import load
 from agentr_core.runtime.place import Checkpoint
@@ -244,6 +245,45 @@ def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
     assert set(kept["source"]) == {"expert"}
     assert kept["success"].all()
     assert store.query("select recovered from v_rl_steps")["recovered"].isna().all(), "no failed episode is mended"
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_a_step_may_have_more_groups_than_there_are_instances(tmp_path: Path, door_model: Path) -> None:
+    more = (
+        "environment: {options: {knows: true}}\n"
+        "grpo: {groups: 9, num_generations: 2, expert_share: 0.5, resample: 1, max_steps: 1}\n"
+    )
+    file = groups.write(tmp_path, door_model, more=more)
+    asyncio.run(groups.trained(file))
+    store = store_of(file)
+    drawn = store.query("select step, draw, instance_id, prefix from rl_group")
+    assert (drawn.query("draw == 0").groupby("step").size() == 9).all()
+    both = store.query(
+        "select g.step from rl_group g join rl_rollout r using (iteration_id, step, number) "
+        "join derivation d on d.child_id = r.trajectory_id where d.operator = 'continuation' and exists "
+        "(select * from rl_group h where h.step = g.step and h.draw = g.draw and h.instance_id = g.instance_id "
+        "and h.number <> g.number)"
+    )
+    assert len(both) > 0, "an instance has a group from the start and one after the expert's first steps"
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_an_expert_that_fails_an_instance_is_told_and_the_training_goes_on(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(env: object, instance: object) -> None:
+        raise EnvironmentFault(f"the expert does not solve {instance}")
+
+    monkeypatch.setattr(rollouts, "expert_trajectory", failing)
+    more = (
+        "environment: {options: {knows: true}}\n"
+        "grpo: {groups: 5, num_generations: 2, expert_share: 0.5, resample: 0, max_steps: 1}\n"
+    )
+    file = groups.write(tmp_path, door_model, more=more)
+    asyncio.run(groups.trained(file))
+    told = store_of(file).query("select distinct stage, reason from rejection")
+    assert told.to_numpy().tolist() == [["reinforce", "failed-replay"]]
+    assert (store_of(file).query("select prefix from rl_group")["prefix"] == 0).all()
 
 
 @pytest.mark.usefixtures("door_installed")

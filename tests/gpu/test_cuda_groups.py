@@ -40,7 +40,7 @@ def sampled(model: TransformersModel) -> list[PolicyRow]:
         assert reply.logprobs is not None
         prompt, ids = tuple(model.renderer.render_prompt(request.messages)), reply.token_ids
         positions = tuple(range(len(prompt), len(prompt) + len(ids)))
-        rows.append(PolicyRow((*prompt, *ids), positions, reply.logprobs, ((-1.0) ** number,) * len(ids)))
+        rows.append(PolicyRow((*prompt, *ids), positions, reply.logprobs, ((-1.0) ** number,) * len(ids), len(ids)))
     return rows
 
 

@@ -120,4 +120,8 @@ def faults(recipe: Recipe) -> list[str]:
         for name in SCHEDULE
         if getattr(recipe.grpo, name) is not None
     ]
+    if recipe.grpo.expert_share:
+        found.append(
+            "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
+        )
     return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})

@@ -70,17 +70,19 @@ def chance(rise: float, branching: BranchingConfig) -> float:
     return min(1.0, max(0.0, branching.branch_probability + branching.entropy_weight * rise))
 
 
-def forks(members: Sequence[Member], branching: BranchingConfig, vocabulary: int, *, room: int) -> list[Fork]:
+def forks(
+    members: Sequence[Member], branching: BranchingConfig, vocabulary: int, *, room: int, given: int = 0
+) -> list[Fork]:
     """Return where members branch: at most `room` places, the earliest in the episodes first.
 
     Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
-    which a seed of its own decides.
+    which a seed of its own decides. The first `given` steps of each were not sampled for the group.
     """
     tried = [
         Fork(parent=one, position=position)
         for one in members
         for position in _open(one)
-        if _branches(one, position, branching, vocabulary)
+        if _branches(one, position, branching, vocabulary, given)
     ]
     return sorted(tried, key=lambda fork: (fork.position, fork.parent.plan.number))[:room]
 
@@ -93,8 +95,8 @@ def _open(one: Member) -> Iterator[int]:
             yield position
 
 
-def _branches(one: Member, position: int, branching: BranchingConfig, vocabulary: int) -> bool:
+def _branches(one: Member, position: int, branching: BranchingConfig, vocabulary: int, given: int) -> bool:
     steps = one.trajectory.steps
-    rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[0], branching, vocabulary)
+    rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[given], branching, vocabulary)
     draw = random.Random(derive_seed(one.plan.seed, OPERATOR, position)).random()
     return draw < chance(rise, branching)

@@ -44,7 +44,7 @@ class Family:
             return self._fresh(room)
         if not self.planned:
             return self._fresh(settings.initial_rollouts)
-        found = forks(self._newest, settings, vocabulary, room=room)
+        found = forks(self._newest, settings, vocabulary, room=room, given=len(self.beginning.steps))
         return [self._branch(fork, config) for fork in found] or self._fresh(room)
 
     def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:

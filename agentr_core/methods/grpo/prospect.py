@@ -8,12 +8,13 @@ from agentr_core.recipes import Recipe
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what one group for each instance would yield, and whether GRPO can learn from it.
+    """Return what the groups of an iteration would yield, were all instances drawn equally often,
+    and whether GRPO can learn from it. A curriculum finds more.
 
     Groups that are all won or all lost have no advantage.
     """
     size = recipe.grpo.num_generations
-    expected = headroom.rates.total(headroom.instances, lambda _, run: mixed(run, size))
+    expected = headroom.rates.total(recipe.grpo.steps * recipe.grpo.groups, lambda _, run: mixed(run, size))
     return prospect(
         "grpo",
         [Forecast(name="mixed_groups", expected=expected)],

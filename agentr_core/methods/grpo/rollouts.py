@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from agentr_core.episodes.asking import Helper
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, choose, lost
@@ -32,11 +32,12 @@ from agentr_core.store.codec import (
     derivation_rows,
     load_failures,
     load_trajectories,
+    rejection_rows,
     validation_rows,
 )
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.objectives import GroupReward
-from agentr_core.types import Derivation, Instance, Trajectory
+from agentr_core.types import Derivation, Instance, Rejection, Trajectory
 
 STAGE = "reinforce"
 _LEAST = 2
@@ -150,20 +151,28 @@ class Rollouts:
         self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance], worlds: Worlds
     ) -> list[Family]:
         """Return the groups of a draw before any of their episodes is played."""
-        config = self.place.recipe.grpo
         beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
-        if led:
-            beginnings |= await in_thread(self._expert_beginnings, step, draw, led, worlds)
+        shown = await in_thread(self._expert_beginnings, step, draw, led, worlds) if led else {}
+        taken = {instance.key for instance in led}
         # With few instances, one may be chosen again; its episodes then differ.
         return [
-            Family(
-                instance=instance,
-                first=(draw * config.groups + again) * config.num_generations,
-                seed=partial(self._seed, step, instance),
-                beginning=Beginning() if again else beginnings.get(instance.key, Beginning()),
-            )
-            for again, instance in [*chosen, *((0, instance) for instance in led)]
+            *(
+                self._family(step, draw, instance, {} if again else beginnings, again=again + (instance.key in taken))
+                for again, instance in chosen
+            ),
+            *(self._family(step, draw, instance, shown, again=0) for instance in led),
         ]
+
+    def _family(
+        self, step: int, draw: int, instance: Instance, beginnings: Mapping[str, Beginning], *, again: int
+    ) -> Family:
+        config = self.place.recipe.grpo
+        return Family(
+            instance=instance,
+            first=(draw * config.groups + again) * config.num_generations,
+            seed=partial(self._seed, step, instance),
+            beginning=beginnings.get(instance.key, Beginning()),
+        )
 
     async def _round(
         self, step: int, draw: int, policy: Checkpoint, families: Sequence[Family], *, first: int
@@ -205,14 +214,22 @@ class Rollouts:
 
     def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance], worlds: Worlds) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
-        Instances that the expert does not solve, or solves at once, are left out.
+        Instances that the expert does not solve, or solves at once, are left out; where it fails
+        what it claims to solve, that is stored as a rejection.
         """
         seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
         iteration_id = self.place.iteration_id(self.iteration)
         found: dict[str, Beginning] = {}
         for instance in led:
             env = worlds.of(instance)
-            played = expert_trajectory(env, instance)
+            try:
+                played = expert_trajectory(env, instance)
+            except Transient:
+                raise
+            except EnvironmentFault as fault:
+                failed = Rejection(stage=STAGE, subject=instance.key, reason="failed-replay", detail=str(fault))
+                self.place.store.write(rejection_rows([failed], iteration_id=iteration_id))
+                continue
             if played is not None and len(played.steps) > 1:
                 self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
                 key = expert_id(iteration_id, instance)

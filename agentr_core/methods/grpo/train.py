@@ -255,12 +255,18 @@ class _Training:
             return
         env = worlds.of(group.instance)
         for trajectory, worth in zip(group.episodes.values(), self._worth(group), strict=True):
-            for start, end, messages in conversations(env, trajectory) if trajectory.steps else ():
-                given = max(0, group.prefix - start)
-                steps = trajectory.steps[start:end]
-                row = policy_row(messages, steps, self.renderer, worth[start:end], given=given)
-                if row.positions:
-                    yield row
+            parts = [
+                policy_row(
+                    messages,
+                    trajectory.steps[start:end],
+                    self.renderer,
+                    worth[start:end],
+                    given=max(0, group.prefix - start),
+                )
+                for start, end, messages in (conversations(env, trajectory) if trajectory.steps else ())
+            ]
+            tokens = sum(len(part.positions) for part in parts)
+            yield from (part._replace(episode_tokens=tokens) for part in parts if part.positions)
 
     def _worth(self, group: Group) -> list[list[float]]:
         """Return the advantage of each step of each episode of a group."""

@@ -131,7 +131,12 @@ class Learner:
         self._helpers.close()
 
     def _gradient(self, rows: Sequence[PolicyRow]) -> Totals:
-        weights = token_weights([len(row.positions) for row in rows], loss_type=self._grpo.loss_type, most=self._most)
+        weights = token_weights(
+            [len(row.positions) for row in rows],
+            wholes=[row.episode_tokens for row in rows],
+            loss_type=self._grpo.loss_type,
+            most=self._most,
+        )
         own, *others = [
             ([rows[index] for index in share], [weights[index] for index in share])
             for share in shared_out([len(row.input_ids) for row in rows], self._processes)

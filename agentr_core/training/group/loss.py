@@ -27,19 +27,23 @@ class Surrogate(NamedTuple):
     """The KL divergence to the reference, in nats; 0 without a reference."""
 
 
-def token_weights(lengths: Sequence[int], *, loss_type: LossType, most: int) -> list[float]:
+def token_weights(
+    lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, most: int
+) -> list[float]:
     """Return for each episode the weight of its tokens in the sum that is the loss of an optimizer
     step.
 
     Args:
-        lengths: the number of sampled tokens of each episode.
+        lengths: the number of sampled tokens of each episode, or of each part of one.
+        wholes: the number of sampled tokens of the whole episode that each is a part of: it counts
+            as that fraction of an episode. None: each is whole.
         most: the most sampled tokens that an episode may have, for `dr_grpo`.
     """
     if loss_type == "dapo":
         return [1 / sum(lengths)] * len(lengths)
-    if loss_type == "grpo":
-        return [1 / (len(lengths) * length) for length in lengths]
-    return [1 / (len(lengths) * most)] * len(lengths)
+    wholes = lengths if wholes is None else wholes
+    episodes = sum(length / whole for length, whole in zip(lengths, wholes, strict=True))
+    return [1 / (episodes * (whole if loss_type == "grpo" else most)) for whole in wholes]
 
 
 def surrogate(

@@ -18,14 +18,16 @@ from agentr_core.types import Message, Span, Step
 
 
 class PolicyRow(NamedTuple):
-    """One episode: its token ids, the positions of the sampled ones, the natural log-probabilities
-    with which they were sampled, and the advantage of each.
+    """One episode, or a part of one that is a conversation of its own: its token ids, the positions
+    of the sampled ones, the natural log-probabilities with which they were sampled, and the
+    advantage of each. `episode_tokens` is the number of sampled tokens of the whole episode.
     """
 
     input_ids: tuple[int, ...]
     positions: tuple[int, ...]
     logprobs: tuple[float, ...]
     advantages: tuple[float, ...]
+    episode_tokens: int
 
 
 def policy_row(
@@ -36,7 +38,7 @@ def policy_row(
     *,
     given: int = 0,
 ) -> PolicyRow:
-    """Return the row of an episode.
+    """Return the row of a whole episode.
 
     Args:
         messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
@@ -77,7 +79,7 @@ def policy_row(
         worth += [advantage] * len(ids)
     if trained:
         raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
-    return PolicyRow(tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(worth))
+    return PolicyRow(tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(worth), len(positions))
 
 
 def _replies(messages: Sequence[Message]) -> Iterator[tuple[Span, bool]]:
