@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentr_core.recipes import Recipe
+from agentr_core.recipes.grpo import unread_online
 
 MOST_NAMED = 10
 """The most iterations like the last value that are each listed."""
@@ -30,3 +31,11 @@ def of_groups(recipe: Recipe, train: int) -> str:
     if grpo.expert_share:
         said += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
     return said
+
+
+def of_unread(recipe: Recipe) -> list[str]:
+    """Return a line about the settings of the recipe's supervised training that its iterations `rl`
+    do without, if there are any.
+    """
+    unread = unread_online(recipe.training)
+    return [f"an iteration rl does not read {', '.join(unread)}"] if unread else []

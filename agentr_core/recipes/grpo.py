@@ -159,6 +159,17 @@ _OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
 
 
+def unread_online(training: TrainingConfig) -> list[str]:
+    """Return the settings of section `training` that a recipe with supervised training may have and
+    that its group RL does not read.
+    """
+    plain, launch = TrainingConfig(), training.launch
+    names = [f"training.{name}" for name in _OF_TRAINER if getattr(training, name) != getattr(plain, name)]
+    if launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes):
+        names.append("training.launch but for num_processes")
+    return names
+
+
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
     """Return what is wrong with the section `grpo` of a recipe, and which settings of other
     sections have no use with it, one sentence each.

@@ -46,3 +46,12 @@ def test_a_method_that_searches_first_acts_as_in_its_trees() -> None:
     recipe = load(RECIPES / "textcraft-agent-r-rl-tiny.yaml")
     acting = method_of(recipe).acting(recipe)
     assert (acting.max_steps, acting.repeats) == (recipe.search.depth + 1, 0)
+
+
+def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
+    further = ["agent_r.phases=[sft, rl]", "training.optim=adafactor", "training.launch={deepspeed: zero2.json}"]
+    recipe = load(RECIPES / "textcraft-tiny.yaml", further)
+    lines = method_of(recipe).describe(recipe, 4, 4)
+    assert "an iteration rl does not read training.optim, training.launch but for num_processes" in lines
+    plain = load(RECIPES / "textcraft-tiny.yaml", further[:1])
+    assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))

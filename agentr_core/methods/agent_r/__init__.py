@@ -30,7 +30,7 @@ from agentr_core.methods.catalogue import (
     splice_stage,
 )
 from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
-from agentr_core.methods.wording import by_iteration, of_groups
+from agentr_core.methods.wording import by_iteration, of_groups, of_unread
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.runtime.description import Acting, Method, Plan, Stage
@@ -68,6 +68,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         lines = [
             f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes",
             f"an iteration sft collects {collected}, an iteration rl has {of_groups(recipe, train)}",
+            *of_unread(recipe),
         ]
     if clones:
         return lines

@@ -14,7 +14,7 @@ from dataclasses import replace
 from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, GROUPS_OF_RUN, STEPS_OF_GROUPS, TRAIN
 from agentr_core.methods.et_agent import curriculum
 from agentr_core.methods.objectives import acting_in_groups, supervised
-from agentr_core.methods.wording import by_iteration
+from agentr_core.methods.wording import by_iteration, of_unread
 from agentr_core.recipes import Calibration, EtAgentConfig, Recipe
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.et_agent import et_agent_faults
@@ -71,7 +71,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         lines.append(
             f"an iteration rft has a flywheel of {flywheel.rounds} rounds ({flywheel.policy}) on {train} questions"
         )
-    return [*lines, *([curriculum.describe(recipe, train)] if "rl" in kinds else [])]
+    return [*lines, *([curriculum.describe(recipe, train), *of_unread(recipe)] if "rl" in kinds else [])]
 
 
 def most_members(recipe: Recipe) -> int:
