@@ -97,14 +97,22 @@ def context_length_of(path: Path, wanted: int) -> int:
     Raises `ConfigError` when `wanted` is 0 and the configuration has no limit, or when `wanted`
     exceeds it.
     """
-    file = (adapter_base(path) or path) / "config.json"
-    config = read_json(file)
-    own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    own = own_context_length(path)
     if not wanted and not own:
+        file = (adapter_base(path) or path) / "config.json"
         raise ConfigError(f"{file} does not say how long a context may be; set model.context_length")
     if own and wanted > own:
         raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
-    return int(wanted or own)
+    return wanted or own
+
+
+def own_context_length(path: Path) -> int:
+    """Return the most tokens that a model takes by its configuration, or that of an adapter's
+    model; 0 where that has no limit.
+    """
+    config = read_json((adapter_base(path) or path) / "config.json")
+    own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(own or 0)
 
 
 def has_chat_template(path: Path) -> bool:

@@ -119,7 +119,7 @@ def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
     kept, rejected = [], []
     for row in rows:
         if max_length and len(row.input_ids) > max_length:
-            detail = f"{len(row.input_ids)} tokens; data.max_length is {max_length}"
+            detail = f"{len(row.input_ids)} tokens; a row may have {max_length}"
             rejected.append(_reject(row.sample_id, "too-long", detail))
         else:
             kept.append(row)
@@ -165,15 +165,15 @@ def in_shares(
 
 
 def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> None:
-    """Raise `DataFault` if a sample was made from a test instance; the message names all such
+    """Raise `DataFault` if a sample was made from a held-out instance; the message names all such
     instances.
     """
     forbidden = {instance.key for instance in test}
     leaked = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
     if leaked:
         raise DataFault(
-            f"samples were made from {len(leaked)} test instances: {', '.join(leaked)}; collect from another split and "
-            "build the samples again"
+            f"samples were made from {len(leaked)} held-out instances, or variants of these: {', '.join(leaked)}; "
+            "collect from another split and build the samples again"
         )
 
 

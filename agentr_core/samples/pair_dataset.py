@@ -73,7 +73,7 @@ def _pair(key: str, preference: Preference, config: DataConfig, renderer: Render
     chosen, rejected = token_row(preference.chosen, renderer), token_row(preference.rejected, renderer)
     longest = max(len(chosen.input_ids), len(rejected.input_ids))
     if config.max_length and longest > config.max_length:
-        detail = f"a side has {longest} tokens; data.max_length is {config.max_length}"
+        detail = f"a side has {longest} tokens; it may have {config.max_length}"
         return Rejection(stage=STAGE, subject=key, reason="too-long", detail=detail)
     if (chosen.input_ids, chosen.labels) == (rejected.input_ids, rejected.labels):
         return Rejection(stage=STAGE, subject=key, reason="same-tokens")

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.models.checkpoint_dir import own_context_length
+from agentr_core.recipes import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
@@ -28,8 +30,9 @@ from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow
 from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
 from agentr_core.store.queries.datasets import stored_dataset
+from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
-from agentr_core.types import Rejection, Sample
+from agentr_core.types import Instance, Rejection, Sample
 from agentr_core.writing import writing
 
 STAGE = "dataset"
@@ -122,15 +125,16 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
     taken, left = _taken(place, iteration, samples)
     earlier = _earlier(place, iteration)
+    forbidden = _held_out(place, (*taken, *earlier))
     control: Filtered[Sample] = Filtered((), ())
     if recipe.data.suffixes == "exchanged":
         control = exchanged(taken)
         taken = list(control.kept)
     dataset = build_dataset(
         taken,
-        recipe.data,
+        _fitting(place, iteration),
         renderer,
-        test=held_out(place)[TEST],
+        test=forbidden,
         seed=_seed(place, iteration),
         earlier=earlier,
         general=general,
@@ -163,17 +167,36 @@ def _taken(place: Workplace, iteration: int, samples: Iterable[Sample]) -> tuple
 
 def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     preferences = load_preferences(place.store, place.source_id(iteration))
+    samples = tuple(side for pair in preferences.values() for side in (pair.chosen, pair.rejected))
     dataset = build_pairs(
         preferences,
-        place.recipe.data,
+        _fitting(place, iteration),
         renderer,
-        test=held_out(place)[TEST],
+        test=_held_out(place, samples),
         seed=_seed(place, iteration),
         shares=_shares(place),
     )
-    samples = tuple(side for pair in preferences.values() for side in (pair.chosen, pair.rejected))
     sides = {"chosen_": dataset.rows[::2], "rejected_": dataset.rows[1::2]}
     return _Made(dataset=dataset, samples=samples, sides=sides)
+
+
+def _fitting(place: Workplace, iteration: int) -> DataConfig:
+    """Return the recipe's section `data`, with rows no longer than the trained model takes."""
+    config, context = place.recipe.data, own_context_length(place.policy(iteration).path)
+    if not context or 0 < config.max_length <= context:
+        return config
+    return replace(config, max_length=context)
+
+
+def _held_out(place: Workplace, samples: Iterable[Sample]) -> list[Instance]:
+    """Return the instances that no sample may be of: those of all evaluation sets, and those of the
+    samples that are variants of the same instance as one of them.
+    """
+    test = list(dict.fromkeys(chain.from_iterable(held_out(place).values())))
+    own = list(dict.fromkeys(sample.instance for sample in samples if sample.instance is not None))
+    traits = instance_traits(place.store, [instance.key for instance in (*test, *own)])
+    origins = {traits[instance.key].origin for instance in test if instance.key in traits}
+    return test + [one for one in own if one.key in traits and traits[one.key].origin in origins]
 
 
 def _shares(place: Workplace) -> dict[str, float]:

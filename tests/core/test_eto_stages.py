@@ -35,7 +35,7 @@ from agentr_core.stages.demonstrate import best_experts, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import load_planned, load_preferences, load_samples
+from agentr_core.store.codec import instance_row, load_planned, load_preferences, load_samples
 from agentr_core.types import Generation, Instance, Request, Transition
 
 pytestmark = pytest.mark.slow
@@ -539,7 +539,9 @@ async def test_ready_pairs_come_from_a_file(site: Sites, tmp_path: Path) -> None
     write(tmp_path, pair | {"id": "door/test/0"})
     leak = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
     await prefer(leak.place, 1)
-    with pytest.raises(DataFault, match="samples were made from 1 test instances: door/test/0"):
+    with pytest.raises(
+        DataFault, match="made from 1 held-out instances, or variants of these: door/test/0"
+    ):
         await dataset(leak.place, 1)
 
 
@@ -617,3 +619,19 @@ def test_settings_go_by_preference_iteration() -> None:
     losses = [one.objective.settings.get("preference") for one in made]
     assert [loss and loss.beta for loss in losses] == [None, 0.1, 0.5, 0.5]
     assert {one.config.lora_r for one in made} == {4}
+
+
+@pytest.mark.parametrize("leaks", ["door/dev/0", "door/train/1"])
+async def test_ready_pairs_may_not_be_of_any_held_out_set_nor_of_variants(
+    site: Sites, tmp_path: Path, leaks: str
+) -> None:
+    turns = [{"role": "user", "content": "Door."}], [{"role": "assistant", "content": OPENING}]
+    wrong = [{"role": "assistant", "content": CLOSED}]
+    file = write(tmp_path, {"id": leaks, "prompt": turns[0], "chosen": turns[1], "rejected": wrong})
+    sets = "evaluation.sets={dev: {split: dev}}"
+    one = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}", sets))
+    variant, original = (Instance(environment="door", split=split, index=1) for split in ("train", "test"))
+    one.place.store.write({"instance": [instance_row(variant, 1, original)]})
+    await prefer(one.place, 1)
+    with pytest.raises(DataFault, match=f"1 held-out instances, or variants of these: {leaks}"):
+        await dataset(one.place, 1)

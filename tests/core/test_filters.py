@@ -65,7 +65,7 @@ def test_rows_of_too_many_tokens_are_rejected_and_never_cut() -> None:
     kept, rejected = too_long(rows, limit)
     assert kept == (rows[0],)
     assert (rejected[0].subject, rejected[0].reason) == (rows[1].sample_id, "too-long")
-    assert rejected[0].detail == f"{len(rows[1].input_ids)} tokens; data.max_length is {limit}"
+    assert rejected[0].detail == f"{len(rows[1].input_ids)} tokens; a row may have {limit}"
     assert too_long(rows, limit - 1).kept == ()
     assert too_long(rows, 0).kept == tuple(rows)
 
@@ -81,7 +81,7 @@ def test_kinds_that_are_not_used_are_rejected_not_lost() -> None:
 def test_a_sample_of_a_test_instance_fails_the_run() -> None:
     samples = [good("right", "right"), Sample(kind=SampleKind.GENERAL, messages=(), instance=None)]
     check_no_leakage(samples, [instance(1), replace(instance(0), split="test")])
-    with pytest.raises(DataFault, match="1 test instances: line/train/0"):
+    with pytest.raises(DataFault, match="1 held-out instances, or variants of these: line/train/0"):
         check_no_leakage(samples, [instance(0)])
 
 

@@ -32,7 +32,7 @@ from agentr_core.reports.records import CutCount, Tally
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
-from agentr_core.stages.dataset import dataset, dataset_file
+from agentr_core.stages.dataset import dataset, dataset_file, stored_tokens
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import build_report
@@ -230,6 +230,20 @@ async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
     assert lengths == ({1: at_once, 0: shared} if impossible == "keep" else {1: at_once})
     spliced = count(one.place, "select count(distinct pair_id) from sample where kind = 'revision'")
     assert sum(lengths.values()) == spliced
+
+
+@pytest.mark.slow
+async def test_rows_that_the_model_cannot_take_are_left_out_however_long_they_may_be(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = site("data.max_length=0")
+    made = await make_data(one.place)
+    lengths = sorted(len(ids) for ids, _ in stored_tokens(one.place, 1))
+    monkeypatch.setattr("agentr_core.stages.dataset.own_context_length", lambda path: lengths[-1] - 1)
+    two = site("data.max_length=8192")
+    fewer = await make_data(two.place)
+    assert 0 < fewer["rows"] < made["rows"]
+    assert count(two.place, "select count(*) from rejection where reason = 'too-long'") > 0
 
 
 @pytest.mark.slow
