@@ -119,6 +119,9 @@ def preference(recipe: Recipe, turn: int) -> Training:
         lr_scheduler_type=dpo.lr_scheduler_type,
         warmup_ratio=dpo.warmup_ratio,
     )
+    if dpo.lr_scheduler_type != recipe.training.lr_scheduler_type:
+        # They belong to the other schedule.
+        config = replace(config, lr_scheduler_kwargs=_PLAIN.lr_scheduler_kwargs)
     loss = PreferenceLoss(
         beta=in_iteration(dpo.beta, turn + 1),
         loss_type=tuple(dpo.loss_type),

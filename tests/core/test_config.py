@@ -425,6 +425,16 @@ def test_group_rl_follows_the_arguments_of_the_schedule_that_it_has() -> None:
         assert training.config.lr_scheduler_kwargs == left
 
 
+def test_preference_training_does_not_take_the_arguments_of_another_schedule() -> None:
+    eto = TINY.with_name("textcraft-eto-tiny.yaml")
+    changes = ["training.lr_scheduler_type=cosine_with_min_lr", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"]
+    for own, left in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
+        recipe = load(eto, [*changes, "eto.phases=[dpo]", f"eto.dpo.lr_scheduler_type={own}"])
+        training = plan_of(recipe, 1).training
+        assert training is not None
+        assert training.config.lr_scheduler_kwargs == left
+
+
 def test_only_continued_splices_ask_a_model() -> None:
     spliced = {}
     for mode in ("verified", "continued"):

@@ -101,6 +101,17 @@ def test_a_pair_none_of_whose_tries_clears_alpha_is_rejected_with_the_best_rewar
     assert found.detail == "2 tries, best reward 0.5, alpha 0.9"
 
 
+def test_a_try_that_ends_with_the_reward_of_its_beginning_is_none() -> None:
+    idle, gaining = attempt("right", "right", "right"), attempt("look", "right", "right", "right")
+    early = tuple(replace(step, reward=1.0) for step in idle.steps)
+    found = kept({"idle": replace(idle, steps=early)})
+    assert isinstance(found, Rejection)
+    assert (found.reason, found.detail) == ("no-gain", "1 tries end with the reward that they had at the revision turn")
+    both = kept({"idle": replace(idle, steps=early), "gaining": gaining})
+    assert isinstance(both, dict)
+    assert list(both) == ["gaining"]
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -539,9 +539,7 @@ async def test_ready_pairs_come_from_a_file(site: Sites, tmp_path: Path) -> None
     write(tmp_path, pair | {"id": "door/test/0"})
     leak = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
     await prefer(leak.place, 1)
-    with pytest.raises(
-        DataFault, match="made from 1 held-out instances, or variants of these: door/test/0"
-    ):
+    with pytest.raises(DataFault, match="made from 1 held-out instances, or variants of these: door/test/0"):
         await dataset(leak.place, 1)
 
 

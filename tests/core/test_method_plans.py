@@ -55,3 +55,11 @@ def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
     assert "an iteration rl does not read training.optim, training.launch but for num_processes" in lines
     plain = load(RECIPES / "textcraft-tiny.yaml", further[:1])
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
+
+
+def test_a_plan_names_the_settings_that_preference_training_does_not_read() -> None:
+    further = ["data.replay=true", "training.step_tokens=4096"]
+    recipe = load(RECIPES / "textcraft-eto-tiny.yaml", further)
+    (line,) = [line for line in method_of(recipe).describe(recipe, 4, 4) if "does not read" in line]
+    assert line.startswith("an iteration dpo does not read ")
+    assert line.endswith("data.replay, training.step_tokens")

@@ -120,9 +120,7 @@ def test_a_pair_is_rejected_whole_if_a_side_is_too_long() -> None:
 def test_pairs_of_test_instances_are_refused() -> None:
     made = preference("stop")
     assert made.chosen.instance is not None
-    with pytest.raises(
-        DataFault, match="made from 1 held-out instances, or variants of these: line/train/1"
-    ):
+    with pytest.raises(DataFault, match="made from 1 held-out instances, or variants of these: line/train/1"):
         rows(made, test=(made.chosen.instance,))
 
 

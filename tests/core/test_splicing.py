@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
@@ -12,7 +14,7 @@ from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import SpliceConfig
 from agentr_core.recipes.splicing import splice_faults
 from agentr_core.samples.rows import token_row, trained_stretches
-from agentr_core.types import Critique, PathPair, Rejection, Sample, SampleKind
+from agentr_core.types import Critique, PathPair, Rejection, Sample, SampleKind, StopReason
 
 GOOD = ["look", "right", "right"]
 BAD = ["look", "left", "left", "stop"]
@@ -128,6 +130,15 @@ def test_impossible_splices_are_rejected(good: list[str], bad: list[str], error:
     assert (rejected.stage, rejected.reason) == ("splice", reason)
     assert rejected.subject == pair_id(case)
     assert rejected.detail
+
+
+def test_no_revision_follows_a_path_that_filled_the_context() -> None:
+    case = ToyTree(0).pair(GOOD, BAD[:3])
+    full = replace(case, bad=replace(case.bad, trajectory=replace(case.bad.trajectory, stop=StopReason.CONTEXT_LIMIT)))
+    rejected = spliced(full, None, mode="direct")
+    assert isinstance(rejected, Rejection)
+    assert rejected.reason == "kept-part-fills-the-context"
+    assert isinstance(spliced(full, critique(1)), Sample), "what is cut off leaves room"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,21 @@ class Logged(Line):
         return super().step(action)
 
 
+class Furthest(Line):
+    """The reward is the part of the way that was covered so far, at any time."""
+
+    _furthest = 0
+
+    def reset(self, instance: Instance) -> str:
+        self._furthest = 0
+        return super().reset(instance)
+
+    def step(self, action: str) -> Transition:
+        found = super().step(action)
+        self._furthest = max(self._furthest, self._place)
+        return found._replace(reward=self._furthest / self._goal)
+
+
 def verified(pair: PathPair, error: int | None, *, env: Line | None = None, alpha: float = 1.0) -> Sample | Rejection:
     found = critique(error, len(pair.bad.nodes))
     return splice(pair, found, env or Line(), SpliceConfig(mode="verified"), alpha=alpha, seed=0)
@@ -99,6 +114,15 @@ def test_partial_rewards_are_held_against_alpha() -> None:
     assert pair.good.trajectory.reward == 0.75
     assert survivor(verified(pair, 0, alpha=0.5)).provenance.extra["live_reward"] == 0.5
     assert dead(verified(pair, 0, alpha=0.7)).reason == "verify-reward-below-alpha"
+
+
+def test_a_splice_whose_good_steps_gain_nothing_is_rejected() -> None:
+    # At the revision turn, the episode has the reward already that clears alpha.
+    pair = ToyTree(2).pair(["left", "look", "look"], ["right", "right", "look", "left"])
+    rejected = dead(verified(pair, 2, env=Furthest(), alpha=0.5))
+    assert (rejected.reason, rejected.detail) == ("no-gain", "0.5 at the revision turn, too")
+    gaining = ToyTree(2).pair(["look", "right"], ["right", "right", "left"])
+    assert survivor(verified(gaining, 1, env=Furthest(), alpha=0.5)).provenance.extra["live_reward"] == 0.75
 
 
 @pytest.mark.parametrize(("bad", "error"), [(["left", "look", "left"], 2), (["left", "look", "look", "left"], 3)])

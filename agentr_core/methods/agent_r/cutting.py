@@ -6,7 +6,7 @@ from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.methods.agent_r.pairing import pair_id
 from agentr_core.methods.agent_r.replaying import at
 from agentr_core.recipes import SpliceConfig
-from agentr_core.types import Critique, PathPair, Rejection
+from agentr_core.types import Critique, PathPair, Rejection, StopReason
 
 STAGE = "splice"
 UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
@@ -48,6 +48,8 @@ def _impossible(pair: PathPair, cut: int) -> Rejection | None:
         return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
     if last.terminated:
         return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+    if cut == len(pair.bad.trajectory.steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
+        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
     return None
 
 

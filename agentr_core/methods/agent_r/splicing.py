@@ -116,8 +116,8 @@ def continued(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> dict[str, Sample] | Rejection:
-    """Return the samples of the tries that clear alpha, shortest first, by the keys of the tries,
-    or why there are none.
+    """Return the samples of the tries that clear alpha and gain reward after the revision turn,
+    shortest first, by the keys of the tries, or why there are none.
 
     Args:
         begun: what `turned_back` returned for the pair.
@@ -129,12 +129,15 @@ def continued(
         for key, episode in tries.items()
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
+    gaining = [(length, key) for length, key in cleared if tries[key].reward > tries[key].steps[cut].reward]
+    if cleared and not gaining:
+        return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had at the revision turn")
     if not cleared:
         best = max((episode.reward for episode in tries.values()), default=0.0)
         return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
-    extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(cleared)}
+    extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(gaining)}
     samples = {}
-    for _, key in sorted(cleared)[: config.continuation.per_pair or None]:
+    for _, key in sorted(gaining)[: config.continuation.per_pair or None]:
         episode = tries[key]
         samples[key] = _sample(
             pair,
@@ -241,7 +244,9 @@ def _failed(
         where = "in the kept part" if number < cut else "at the revision turn"
         return reject(pair, "verify-ended-early", f"{last.stop} {where}, {at(number, last.step)}")
     if not last.step.disaster and clears(last.step.reward, alpha, rule):
-        return None
+        before = outcomes[cut].step.reward
+        # Otherwise the sample would teach steps that achieve nothing.
+        return None if last.step.reward > before else reject(pair, "no-gain", f"{before:g} at the revision turn, too")
     early = len(outcomes) < len(recorded)
     end = f"{last.stop} at step {number} of {len(recorded)}" if early else f"played {len(recorded)} steps"
     where = divergence(recorded, outcomes, cut + 1)

@@ -26,7 +26,7 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import preference, supervised
 from agentr_core.methods.wording import by_iteration
-from agentr_core.recipes import EtoConfig, Phase, Recipe
+from agentr_core.recipes import EtoConfig, Phase, Recipe, TrainingConfig
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.eto import eto_faults
 from agentr_core.recipes.fields import in_iteration
@@ -87,7 +87,23 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         f"iterations: {phases}; each ends with {test} held-out episodes",
         f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
         + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
+        *_unread(recipe),
     ]
+
+
+def _unread(recipe: Recipe) -> list[str]:
+    """Return a line about the settings that supervised iterations may have and iterations `dpo` do
+    without, if there are any.
+    """
+    data, training = recipe.data, recipe.training
+    had = {
+        "data.general": data.general.share > 0,
+        "data.replay": data.replay,
+        "training.start_from": training.start_from != TrainingConfig().start_from,
+        "training.step_tokens": training.step_tokens > 0,
+    }
+    names = [name for name, present in had.items() if present]
+    return [f"an iteration dpo does not read {', '.join(names)}"] if names and "dpo" in recipe.eto.phases else []
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:

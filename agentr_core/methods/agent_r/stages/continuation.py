@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
@@ -86,8 +88,10 @@ def _plans(
     samples = place.recipe.splice.continuation.samples
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     found: dict[str, tuple[str, EpisodePlan]] = {}
-    for index, pair in enumerate(pairs):
-        key = pair_id(pair)
+    of_tree: defaultdict[str, count[int]] = defaultdict(count)
+    for pair in pairs:
+        # Numbered by tree, so that a tree that is grown later does not change them.
+        key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
         prefix = begun.get(key)
         if prefix is None or isinstance(prefix, Rejection):
             continue
