@@ -48,8 +48,8 @@ async def graded(
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
     """Return the grade of an episode: by rule if one decides, else read from a model's answer.
 
-    Raises `ModelFault` when no grade can be read from the answer, and as `ask` does: no fault
-    becomes a reward.
+    Raises `ModelFault` when no grade can be read from the answer, or it was cut at its token limit
+    and may have gone on to say the opposite; and as `ask` does: no fault becomes a reward.
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     with phase("grade"):
@@ -57,6 +57,11 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
         if ruled is not None:
             return Grading(grade=_checked(ruled, trajectory), before=before)
         answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
+        if answer.finish_reason == "length":
+            raise ModelFault(
+                f"{trajectory.instance.key}: {answers.shown(answer.text)} was cut at the token limit, so it is no "
+                f"grade; name another model of role {answer.role}, one that answers in a word"
+            )
         read = grader.read(trajectory, answer.text)
         if read is None:
             raise ModelFault(

@@ -21,6 +21,7 @@ from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (
     Answer,
+    FinishReason,
     Generation,
     Grade,
     Instance,
@@ -303,8 +304,9 @@ def test_the_instruction_names_the_tools_that_are_there() -> None:
 class Judge:
     """Says the same to everything, and counts."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, finish_reason: FinishReason = "stop") -> None:
         self.words = words
+        self.finish_reason: FinishReason = finish_reason
         self.asked: list[Question] = []
 
     async def __call__(self, question: Question, *, seed: int, session: str) -> Answer:
@@ -315,7 +317,7 @@ class Judge:
             prompt_hash="p",
             seed=seed,
             text=self.words,
-            finish_reason="stop",
+            finish_reason=self.finish_reason,
             prompt_tokens=1,
             completion_tokens=1,
         )
@@ -330,6 +332,14 @@ WRONG = "<think>x</think><answer>\\boxed{a score plus one}</answer>"
         ("math", [WRONG], "Correct.", 1, 1),
         ("math", [WRONG], "It is not correct", 0, 1),
         ("math", [WRONG], "The right one is correct. So: Incorrect", 0, 1),
+        ("math", [WRONG], "Incorrect. The correct answer is 21.", 0, 1),
+        ("math", [WRONG], "**Incorrect** - 20 does not match the correct answer.", 0, 1),
+        ("math", [WRONG], "The answer isn't correct.", 0, 1),
+        ("math", [WRONG], "The answer isn\u2019t quite correct.", 0, 1),
+        ("math", [WRONG], "It is not the **correct** one.", 0, 1),
+        ("math", [WRONG], "Wrong; 21 would be correct.", 0, 1),
+        ("math", [WRONG], "**Correct**: the notation does not matter.", 1, 1),
+        ("math", [WRONG], "<think>Is it incorrect? No.</think>Correct", 1, 1),
         ("none", [WRONG], "Correct", 0, 0),
         ("math", ["<think>x</think><answer>\\boxed{42/2}</answer>"], "Incorrect", 1, 0),
         ("math", ["<think>x</think><answer></answer>"], "Correct", 0, 0),
@@ -356,3 +366,9 @@ async def test_a_judge_without_a_word_gives_no_grade() -> None:
     env = world(judged="all")
     with pytest.raises(ModelFault, match="no grade can be read"):
         await graded(env, trajectory(env, [WRONG]), Judge("Perhaps."), seed=3)
+
+
+async def test_what_a_judge_says_before_it_is_cut_is_no_grade() -> None:
+    env = world(judged="all")
+    with pytest.raises(ModelFault, match="'Correct would be' was cut at the token limit, so it is no grade"):
+        await graded(env, trajectory(env, [WRONG]), Judge("Correct would be", "length"), seed=3)

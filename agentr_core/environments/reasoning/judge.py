@@ -18,7 +18,11 @@ Judged = Literal["none", "math", "all"]
 
 _JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
-_WORD = re.compile(r"\b(not\s+correct|incorrect|wrong|correct)\b", re.IGNORECASE)
+_RIGHT = re.compile(r"\bcorrect\b", re.IGNORECASE)
+_WRONG = re.compile(
+    r"\b(?:incorrect|wrong)\b|(?:\b(?:can)?not|n['\u2019]t)[\s*_]+(?:\w+\s+){0,2}[*_]*correct\b", re.IGNORECASE
+)
+_THOUGHTS_END = "</think>"
 _QUESTION = """\
 You compare an answer with the right one.
 
@@ -75,13 +79,14 @@ class AnswerGrader:
         return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return a grade with reward 1 for "correct", or the rule's reward for "incorrect"; the
-        last of these words counts. None if the reply has neither.
+        """Return a grade with reward 1 for a reply that says "correct", or the rule's reward for
+        one that says "incorrect", "wrong" or "not correct" anywhere after its thoughts. None if it
+        says neither.
         """
-        said = _WORD.findall(reply)
-        if not said:
-            return None
-        if said[-1].lower() == "correct":
-            return Grade(reward=1.0, success=True)
+        said = reply.rpartition(_THOUGHTS_END)[2]
+        # A judge that explains its verdict also names the correct answer, before it or after it.
+        wrong = _WRONG.search(said) is not None
+        if not wrong:
+            return Grade(reward=1.0, success=True) if _RIGHT.search(said) else None
         problem = self._problem(trajectory.instance)
         return Grade(reward=correctness(prediction_of(trajectory), problem.golds, problem.domain), success=False)
