@@ -2,13 +2,14 @@ r"""Comparison of two answers by their value, with a computer algebra system.
 
 An answer is written by a model, so none of it is executed: our own parser reads numbers, letters,
 `+ - * / ^`, brackets, fractions, roots and pi, and gives up on anything else. Length and powers are
-bounded, so that no answer takes long.
+bounded, so that no answer takes long. A formula with letters is read once at each of several
+points, where its letters are numbers: the bound on powers then holds for them, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -19,6 +20,7 @@ _MOST_BITS = 20_000
 _MOST_EXPONENT = 64
 _MOST_ELEMENTS = 8
 _DIGITS = 40
+_ROOT_DIGITS = 100
 _PLACES = 3
 _CLOSE = sympy.Float(10) ** -25
 _TOKEN = re.compile(
@@ -45,10 +47,12 @@ def same_value(one: str, other: str) -> bool:
         return False
 
 
-def _same(one: tuple[str, list[Any]], other: tuple[str, list[Any]]) -> bool:
-    (brackets, values), (others_brackets, others) = one, other
-    if brackets != others_brackets or len(values) != len(others):
+def _same(one: tuple[str, list[list[str]]], other: tuple[str, list[list[str]]]) -> bool:
+    (brackets, parts), (others_brackets, others_parts) = one, other
+    if brackets != others_brackets or len(parts) != len(others_parts):
         return False
+    places = _places(sorted({token for part in (*parts, *others_parts) for token in part if _is_letter(token)}))
+    values, others = ([[_value(part, place) for place in places] for part in each] for each in (parts, others_parts))
     if not brackets.startswith("\\"):
         return all(map(_equal, values, others))
     left = list(others)
@@ -60,14 +64,12 @@ def _same(one: tuple[str, list[Any]], other: tuple[str, list[Any]]) -> bool:
     return True
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if one.is_Rational and other.is_Rational:
-        return bool(one == other)
-    letters = sorted(one.free_symbols | other.free_symbols, key=str)
-    return all(_close(one.subs(place), other.subs(place)) for place in _places(letters))
+def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two formulas have the same value at each place."""
+    return all(map(_close, one, other))
 
 
-def _places(letters: Sequence[Any]) -> list[dict[Any, Any]]:
+def _places(letters: Sequence[str]) -> list[dict[str, Any]]:
     """Return values for letters: formulas that agree at all of these points count as equal."""
     if not letters:
         return [{}]
@@ -78,15 +80,17 @@ def _places(letters: Sequence[Any]) -> list[dict[Any, Any]]:
 
 
 def _close(one: Any, other: Any) -> bool:
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
     first, second = sympy.N(one, _DIGITS), sympy.N(other, _DIGITS)
     if not (first.is_number and second.is_number and first.is_finite and second.is_finite):
         return False
     return bool(abs(first - second) <= _CLOSE * max(sympy.Integer(1), abs(first)))
 
 
-def _read(text: str) -> tuple[str, list[Any]]:
-    """Return the brackets around the values of an answer, and the values; a single value has no
-    brackets.
+def _read(text: str) -> tuple[str, list[list[str]]]:
+    """Return the brackets around the values of an answer, and the tokens of each value; a single
+    value has no brackets.
     """
     if not text or len(text) > _MOST_CHARACTERS:
         raise _Unknown
@@ -95,16 +99,16 @@ def _read(text: str) -> tuple[str, list[Any]]:
         if tokens[0] == opening and tokens[-1] == closing:
             parts = _split(tokens[1:-1])
             if parts is not None and (len(parts) > 1 or opening.startswith("\\")):
-                return opening + closing, [_value(part) for part in parts]
+                return opening + closing, parts
     # Half-open intervals keep their own brackets.
     if tokens[0] in "([" and tokens[-1] in ")]" and tokens[-1] != _CLOSING[tokens[0]]:
         parts = _split(tokens[1:-1])
         if parts is not None and len(parts) == 2:
-            return tokens[0] + tokens[-1], [_value(part) for part in parts]
+            return tokens[0] + tokens[-1], parts
     parts = _split(tokens)
     if parts is None:
         raise _Unknown
-    return ("," if len(parts) > 1 else ""), [_value(part) for part in parts]
+    return ("," if len(parts) > 1 else ""), parts
 
 
 def _split(tokens: Sequence[str]) -> list[list[str]] | None:
@@ -132,10 +136,11 @@ def _tokens(text: str) -> Iterator[str]:
         yield found[0].strip()
 
 
-def _value(tokens: Sequence[str]) -> Any:
+def _value(tokens: Sequence[str], letters: Mapping[str, Any]) -> Any:
+    """Return the value of a formula, given those of its letters."""
     if _is_word(tokens):
         raise _Unknown
-    parser = _Parser(tokens)
+    parser = _Parser(tokens, letters)
     value = parser.sum()
     parser.end()
     return value
@@ -149,11 +154,16 @@ def _is_word(tokens: Sequence[str]) -> bool:
     return plain and (any(token.isupper() for token in tokens) or (len(tokens) > 2 and tokens[0].isalpha()))
 
 
-class _Parser:
-    """A recursive-descent parser of one formula."""
+def _is_letter(token: str) -> bool:
+    return len(token) == 1 and token.isalpha()
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+
+class _Parser:
+    """A recursive-descent parser of one formula whose letters have values."""
+
+    def __init__(self, tokens: Sequence[str], letters: Mapping[str, Any]) -> None:
         self._tokens = tokens
+        self._letters = letters
         self._position = 0
 
     def sum(self) -> Any:
@@ -206,8 +216,8 @@ class _Parser:
             return _raised(self._group(), 1 / degree)
         if token in (r"\pi", "pi"):
             return sympy.pi
-        if len(token) == 1 and token.isalpha():
-            return sympy.Symbol(token, positive=True)
+        if token in self._letters:
+            return self._letters[token]
         raise _Unknown
 
     def _group(self) -> Any:
@@ -235,11 +245,16 @@ class _Parser:
 
 
 def _raised(base: Any, exponent: Any) -> Any:
-    """Return a power. Raises `_Unknown` if it is too large to write out."""
-    if exponent.is_number and not abs(sympy.N(exponent)) <= _MOST_EXPONENT:
+    """Return a power: exact for whole powers of rational numbers, else to 100 digits. Raises
+    `_Unknown` if it is too large to write out.
+    """
+    if not base.is_finite or not abs(sympy.N(exponent)) <= _MOST_EXPONENT:
         raise _Unknown
     if base.is_Rational and exponent.is_Rational:
         bits = max(abs(int(base.p)).bit_length(), int(base.q).bit_length())
         if bits * abs(exponent) > _MOST_BITS:
             raise _Unknown
-    return base**exponent
+        if exponent.is_Integer:
+            return base**exponent
+    # Written out exactly, a root of a number of many digits would be factorised, which may not end.
+    return sympy.N(sympy.Pow(base, exponent, evaluate=False), _ROOT_DIGITS)
