@@ -83,7 +83,8 @@ def test_an_objective_has_the_reward_of_its_stage_and_lets_it_decay() -> None:
 def test_a_dear_tool_costs_more_than_a_cheap_one() -> None:
     def called(tool: str) -> Trajectory:
         one = line(1, actions="a")
-        return replace(one, steps=(replace(one.steps[0], tool_calls=(ToolCall(tool=tool),)),))
+        answered = replace(one.steps[0], action="<answer>a</answer>", tool_calls=(ToolCall(tool=tool),))
+        return replace(one, steps=(answered,))
 
     group = [called("search"), called("python")]
     even = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0, format_penalty=0.0)

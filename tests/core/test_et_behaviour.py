@@ -122,11 +122,13 @@ def test_a_group_is_rewarded_by_what_its_episodes_say_and_cost() -> None:
     direct = solved(step(ANSWER, reward=1.0))
     unformed = solved(step(ANSWER.replace("\\boxed{1}", "1"), reward=1.0))
     wrong = solved(step(ANSWER, reward=0.0))
-    group = [GOOD, direct, unformed, wrong]
+    boxed = solved(step(CALL, RESULT, call("q")), step("<think>It is \\boxed{1}.</think>", reward=1.0))
+    group = [GOOD, direct, unformed, wrong, boxed]
     found = group_rewards(group, sigma_calls=0.1, sigma_length=0.0)
     assert found[0] < 1 < found[1], "one call more than the others"
     assert found[2] == pytest.approx(found[1] - 1)
     assert found[3] == 0
+    assert found[4] == -1, "a box among the thoughts is no answer"
     results_are_free = solved(step(CALL, RESULT.replace("found", "found " * 500), call("q")), step(ANSWER, reward=1.0))
     assert group_rewards([GOOD, results_are_free], sigma_calls=0.1, sigma_length=0.1) == [1, 1]
     unknown = replace(direct, steps=(replace(direct.steps[0], token_ids=()),))

@@ -11,13 +11,17 @@ def text_of(trajectory: Trajectory) -> str:
     return "".join(step.reply + step.observation for step in trajectory.steps)
 
 
+def is_answered(trajectory: Trajectory) -> bool:
+    """Return whether an episode ends with an answer tag."""
+    return bool(trajectory.steps) and trajectory.steps[-1].action.startswith("<answer>")
+
+
 def prediction_of(trajectory: Trajectory) -> str:
     """Return the final answer of an episode: that of its answer tag, or without one the last box
     that the model wrote; the empty string if it has neither.
     """
-    action = trajectory.steps[-1].action if trajectory.steps else ""
-    answered = action.startswith("<answer>")
-    return final_answer(action if answered else "".join(step.reply for step in trajectory.steps))
+    steps = trajectory.steps
+    return final_answer(steps[-1].action if is_answered(trajectory) else "".join(step.reply for step in steps))
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from agentr_core.environments.reasoning.reading import reasoning_tokens
+from agentr_core.environments.reasoning.reading import is_answered, reasoning_tokens
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.et_agent.costs import weighed_cost, well_formed
@@ -115,7 +115,7 @@ def group_rewards(
     call_costs: Mapping[str, float] = MappingProxyType({}),
 ) -> list[float]:
     """Return the efficiency reward of each episode of a group, with its present reward as its
-    correctness.
+    correctness. Where calls are counted, an episode that does not end with an answer tag is wrong.
 
     Raises `DataFault` for an episode without token ids, whose length is not known.
     """
@@ -127,7 +127,9 @@ def group_rewards(
             "not known; sample from a model that gives them"
         )
     return efficiency_rewards(
-        [episode.reward for episode in group],
+        # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
+        # would learn to guess there and never to answer.
+        [episode.reward if counts == "steps" or is_answered(episode) else 0.0 for episode in group],
         [weighed_cost(episode, counts, call_costs) for episode in group],
         known,
         [well_formed(episode, counts) for episode in group],
