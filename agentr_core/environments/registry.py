@@ -3,7 +3,8 @@
 A package adds one with an entry point in the group `agentr.environments` that names a class; the
 class takes the recipe's `environment.options` as keyword arguments. If a class has `variables`, a
 mapping of options to environment variables, an option that the recipe leaves out comes from its
-variable. If it has a static method `version_of`, that method gives the version of the environment's
+variable; a static method `variables_of` instead gives this mapping for some options. If it has a
+static method `version_of`, that method gives the version of the environment's
 texts for some options, which is part of a run's id. If it has a static method `files_of`, so are
 the contents of the files and folders that it names for some options.
 """
@@ -51,12 +52,19 @@ def make(
         raise ConfigError(
             f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
         )
-    named: Mapping[str, str] = getattr(kind, "variables", {})
+    named = _variables_of(kind, options)
     told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
         environment: Environment = chosen(**{**told, **options})
     return environment
+
+
+def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the environment variables that stand in for options of a class, by option."""
+    told = getattr(kind, "variables_of", None)
+    named: Mapping[str, str] = told(options) if told else getattr(kind, "variables", {})
+    return named
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:

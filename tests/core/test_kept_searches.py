@@ -12,6 +12,7 @@ import pytest
 from searching import QUESTIONS, counting
 from wheel import PATIENCE, environment, launched, wait_for
 
+from agentr_core.environments import registry
 from agentr_core.environments.reasoning import Reasoning
 from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
 from agentr_core.errors import ConfigError
@@ -92,9 +93,25 @@ def test_a_corpus_of_this_process_is_not_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "store.duckdb").exists()
 
 
+def test_a_variable_names_the_server_only_where_a_recipe_does_not_say_what_is_searched(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "title": "Ada", "contents": "Ada lives by the sea."}\n')
+    options = {"tools": ["search"], "cache_dir": str(tmp_path / "cache")}
+    variables = {"AGENTR_SEARCH_URL": "nowhere", "SERPER_API_KEY": "k"}
+    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+        registry.make("reasoning", options, variables)
+    registry.make("reasoning", {**options, "searched": "web"}, variables)
+    world = registry.make("reasoning", {**options, "corpus": str(corpus)}, variables)
+    world.reset(world.instances("train")[0])
+    assert "by the sea" in world.step("<search>Ada</search>").observation
+
+
 def test_the_web_needs_a_key_and_no_error_shows_it() -> None:
     with pytest.raises(ConfigError, match="needs the key"):
         open_tools(ToolSettings(searched="web"))
     with pytest.raises(ConfigError, match="searched is 'moon'; it is corpus or web"):
         open_tools(ToolSettings(searched="moon"))  # type: ignore[arg-type]
+    for other in ({"corpus": "c.jsonl"}, {"searched": "web"}):
+        with pytest.raises(ConfigError, match=f"search_url is 'http://there' beside {next(iter(other))}"):
+            open_tools(ToolSettings(search_url="http://there", **other))  # type: ignore[arg-type]
     assert "0123456789" not in repr(ToolSettings(search_api_key="0123456789"))

@@ -78,14 +78,11 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
             which answers faster than any store.
 
     Raises:
-        ConfigError: there is no such tool, the address of the server is invalid, or the key for the
-            web is missing.
+        ConfigError: there is no such tool, the address of the server is invalid, the key for the
+            web is missing, or the settings name two things to search.
         DataFileError: the corpus is missing or malformed.
     """
-    if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
-        raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
-    if settings.searched not in _SEARCHED:
-        raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
+    _check(settings)
     functions: dict[str, Callable[[str], ToolCall]] = {}
     ready: list[Callable[[], object]] = []
     if SEARCH in settings.tools:
@@ -99,6 +96,19 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
         functions[PYTHON] = lambda code: python.get()(code)
         ready.append(python.get)
     return OpenTools(toolbox=Tools(functions, blocking=bool(functions)), ready=lambda: [one() for one in ready])
+
+
+def _check(settings: ToolSettings) -> None:
+    if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
+        raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
+    if settings.searched not in _SEARCHED:
+        raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
+    if settings.search_url and (settings.corpus or settings.searched == "web"):
+        other = "corpus" if settings.corpus else "searched: web"
+        raise ConfigError(
+            f"environment.options.search_url is {settings.search_url!r} beside {other}, and one thing is searched; "
+            "leave one of them out"
+        )
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from agentr_core.environments.reasoning.judge import Judged
 from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
@@ -25,11 +25,6 @@ class Reasoning(ReasoningWorld):
 
     Raises what `question_sets.load`, `open_tools` and `Rules` raise.
     """
-
-    variables: ClassVar[Mapping[str, str]] = {
-        "search_url": "AGENTR_SEARCH_URL",
-        "search_api_key": "SERPER_API_KEY",
-    }
 
     def __init__(
         self,
@@ -85,6 +80,15 @@ class Reasoning(ReasoningWorld):
         )
         self._ready = opened.ready
         super().__init__(load(tuple(questions)), opened.toolbox, rules)
+
+    @staticmethod
+    def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables that stand in for options. A server's address comes from one only
+        where a recipe does not say what is searched: the value of a variable is no part of a run's
+        id.
+        """
+        said = options.get("corpus") or options.get("searched") == "web"
+        return {"search_api_key": "SERPER_API_KEY"} | ({} if said else {"search_url": "AGENTR_SEARCH_URL"})
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
