@@ -302,6 +302,18 @@ def test_a_refused_key_is_the_users_mistake_and_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "words"), [(402, "pay"), (400, "Not enough credits"), (400, "The quota of this month is used up.")]
+)
+def test_an_empty_account_is_told_to_the_user_and_not_to_the_model(code: int, words: str) -> None:
+    with answering(status(code, words)) as (url, seen):
+        with pytest.raises(EnvironmentServerError, match=f"has no credit left .{code}: {words}.; pay for more"):
+            SearchTool(Serper(KEY, top_k=2, url=url)).call("q")
+        assert len(seen) == 1
+        if code == 400:
+            assert SearchTool(RetrievalServer(url, top_k=2)).call("q").status == "error", "which has no account"
+
+
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: Serper("", top_k=2), "needs the key"),

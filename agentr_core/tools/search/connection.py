@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 import weakref
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ _IDLE_SECONDS: Final = 4.0
 _MOST_CONNECTIONS: Final = 256
 _HEALING: Final = (408, 429)
 _REFUSED_KEY: Final = (401, 403)
+_UNPAID: Final = 402
+_NO_CREDIT: Final = re.compile(r"\b(?:credits?|quota)\b", re.IGNORECASE)
 _NO_SUCH_SERVER: Final = (404, 405, 422)
 
 
@@ -82,7 +85,8 @@ class Connection:
             EnvironmentUnavailable: the server cannot be reached, or is overloaded.
             MalformedAnswer: the answer is not JSON.
             EnvironmentRefusal: the server refuses the request.
-            EnvironmentServerError: the server refuses the key, or has no such path.
+            EnvironmentServerError: the server refuses the key, its account has no credit left, or
+                the server has no such path.
         """
         return self._patiently("POST", path, body)
 
@@ -129,6 +133,12 @@ class Connection:
             raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
         if status in _REFUSED_KEY:
             raise EnvironmentServerError(f"{where} refuses the key ({status}: {said}); export the right one")
+        # Some services answer 400 when an account is empty, as they do to an odd query.
+        if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(said)):
+            raise EnvironmentServerError(
+                f"the account at {where} has no credit left ({status}: {said}); pay for more, or export the key of "
+                "another one"
+            )
         if status in _NO_SUCH_SERVER:
             raise EnvironmentServerError(
                 f"{where} is not a search server of this kind ({status}: {said}); correct the address"
