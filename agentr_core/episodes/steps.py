@@ -16,7 +16,7 @@ from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.units import phase
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Relaying
+from agentr_core.protocols import Environment, Listening, Relaying
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 
 T = TypeVar("T")
@@ -73,8 +73,16 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None) -
     `generation` says how the reply was sampled. Raises `IllTypedAnswer` for anything that is not as
     `Transition` says, and `ConfigError` if the step asks a model.
     """
-    action = answers.action_in(env, reply)
+    action = _action_in(env, reply)
     return _outcome(reply, action, answers.step(env, action), generation)
+
+
+def _action_in(env: Environment, reply: str) -> str:
+    """Return the action in a reply, after the environment has heard the reply if it listens."""
+    action = answers.action_in(env, reply)
+    if isinstance(env, Listening):
+        env.hear(reply)
+    return action
 
 
 def _outcome(
@@ -132,7 +140,7 @@ async def step_with(
     said: list[Answer] = []
     reply, drawn = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
-        action = answers.action_in(env, reply)
+        action = _action_in(env, reply)
         if drawn is not None and isinstance(env, Relaying):
             env.relay(drawn)
         transition = await call(env, timer, partial(answers.begun, env, action))

@@ -181,6 +181,17 @@ class Relaying(Protocol):
 
 
 @runtime_checkable
+class Listening(Protocol):
+    """An optional ability of an environment: it takes note of whole replies, since what surrounds
+    an action matters to it.
+    """
+
+    def hear(self, reply: str) -> None:
+        """Take note of the reply that the action of the next step is found in."""
+        ...
+
+
+@runtime_checkable
 class Served(Protocol):
     """An optional ability of an environment: a server that it runs on."""
 

@@ -17,6 +17,7 @@ from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.episodes.asking import graded
 from agentr_core.episodes.replay import play, restore
 from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.steps import EpisodeTimer, step_with
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (
@@ -268,6 +269,31 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
     again = world(summarised=True)
     restore(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
     assert again.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_summariser_is_told_what_was_reasoned_and_found_so_far(resumed: bool) -> None:
+    asked: list[Question] = []
+
+    async def helper(question: Question, *, seed: int, session: str) -> Answer:
+        asked.append(question)
+        return Answer(
+            role=question.role, model="m", prompt_hash="h", seed=seed, text="Findings:\nA river.",
+            finish_reason="stop", prompt_tokens=1, completion_tokens=1,
+        )  # fmt: skip
+
+    env = world(summarised=True)
+    again = "<think>The river, then.</think>\n<search>Red River</search>"
+    env.reset(instance())
+    before = [(await step_with(env, EpisodeTimer(), reply, helper)).step for reply in (PYTHON, SEARCH)]
+    if resumed:
+        env = world(summarised=True)
+        restore(env, instance(), before, first_observation=KNOWLEDGE.question)
+    await step_with(env, EpisodeTimer(), again, helper)
+    told = asked[-1].messages[0].text.partition("reasoned so far:\n")[2].partition("\n\nWhat they searched")[0]
+    entries = [f"The question: {KNOWLEDGE.question}", *(step.reply + step.observation for step in before), again]
+    assert told == "\n".join(f"{number}. {entry.strip()}" for number, entry in enumerate(entries, start=1))
+    assert all(text in told for text in ("<think>a</think>", "21", "A river.", "The river, then."))
 
 
 def test_a_box_outside_an_answer_is_the_answer_of_an_episode_that_gives_none() -> None:

@@ -84,11 +84,14 @@ class Rules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
     """The state of an episode: calls made, spare replies used, whether it began with recorded
-    steps, and the search whose documents are being summarised.
+    steps, the text of each step so far and of the reply that is being answered, and the search
+    whose documents are being summarised.
     """
 
     problem: Problem
     made: dict[str, int]
+    texts: tuple[str, ...] = ()
+    written: str = ""
     spared: int = 0
     resumed: bool = False
     summarised: ToolCall | None = None
@@ -119,6 +122,7 @@ class ReasoningWorld:
         self._toolbox = toolbox
         self._rules = rules
         self._state: _State | None = None
+        self._heard = ""
         self._graded_by = AnswerGrader(self.problem, judged=rules.judged, success_from=rules.success_from)
         self.blocking = toolbox.blocking
         self.instruction = self._instruction([tool for tool in CALLS if tool in toolbox.tools])
@@ -153,6 +157,7 @@ class ReasoningWorld:
         """Return the question."""
         problem = self.problem(instance)
         self._state = _State(problem=problem, made=dict.fromkeys(CALLS, 0))
+        self._heard = ""
         return problem.question
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
@@ -163,7 +168,8 @@ class ReasoningWorld:
         for step in steps:
             if step.valid is not None:
                 self._count(call_in(step.action), made=bool(step.tool_calls))
-        self._state = replace(self._now, resumed=bool(steps))
+        texts = tuple(step.reply + step.observation for step in steps)
+        self._state = replace(self._now, resumed=bool(steps), texts=texts)
         return question
 
     def parse(self, reply: str) -> str:
@@ -174,25 +180,19 @@ class ReasoningWorld:
             return f"<{found.name}>{found.content}</{found.name}>"
         return RESULT_OPENS if reply.endswith(RESULT_OPENS) else ""
 
+    def hear(self, reply: str) -> None:
+        """Take note of a whole reply, whose thoughts a summariser is told; see
+        `protocols.Listening`.
+        """
+        self._heard = reply
+
     def step(self, action: str) -> Transition:
         """Return the result of a call, as it is appended to the turn; an answer ends the
         episode.
         """
-        found = call_in(action)
-        if found is not None and found.name == "answer":
-            return self._answered(action)
-        if found is not None and self._left(found.name):
-            call = self._call(found)
-            self._count(found, made=True)
-            if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
-                self._state = replace(self._now, summarised=call)
-                question = summary.question(found.content, call.output, [self._now.problem.question])
-                return Transition("", 0.0, False, False, {"success": False, "question": question})
-            return self._result(call, call.output)
-        self._count(found, made=False)
-        said = self._shown(_SPENT, len(_SPENT)) if found else self._told(action)
-        over = self._now.spared > self._rules.spare_replies
-        return Transition(said, 0.0, over, False, {"success": False, "valid": False})
+        self._state = replace(self._now, written=self._heard or action)
+        self._heard = ""
+        return self._noted(self._taken(action))
 
     def answer(self, reply: str) -> Transition:
         """Return the result of the search whose documents the reply summarises; see
@@ -202,7 +202,7 @@ class ReasoningWorld:
         if call is None:
             raise EnvironmentFault(f"{self.name} asked for no summary")
         self._state = replace(self._now, summarised=None)
-        return self._result(call, summary.read(reply))
+        return self._noted(self._result(call, summary.read(reply)))
 
     def snapshot(self) -> Any:
         """Return the state, which is never changed in place."""
@@ -245,6 +245,35 @@ class ReasoningWorld:
         if self._state is None:
             raise EnvironmentFault(f"{self.name} has no episode; reset it first")
         return self._state
+
+    def _taken(self, action: str) -> Transition:
+        found = call_in(action)
+        if found is not None and found.name == "answer":
+            return self._answered(action)
+        if found is not None and self._left(found.name):
+            call = self._call(found)
+            self._count(found, made=True)
+            if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
+                self._state = replace(self._now, summarised=call)
+                question = summary.question(found.content, call.output, self._reasoning())
+                return Transition("", 0.0, False, False, {"success": False, "question": question})
+            return self._result(call, call.output)
+        self._count(found, made=False)
+        said = self._shown(_SPENT, len(_SPENT)) if found else self._told(action)
+        over = self._now.spared > self._rules.spare_replies
+        return Transition(said, 0.0, over, False, {"success": False, "valid": False})
+
+    def _noted(self, transition: Transition) -> Transition:
+        """Return the transition of a step, whose text is kept if the step is done."""
+        state = self._now
+        if state.summarised is None:
+            self._state = replace(state, texts=(*state.texts, state.written + transition.observation), written="")
+        return transition
+
+    def _reasoning(self) -> list[str]:
+        """Return the question, and what was written and found since, an entry a step."""
+        state = self._now
+        return [f"The question: {state.problem.question}", *state.texts, state.written]
 
     def _answered(self, action: str) -> Transition:
         problem = self._now.problem
