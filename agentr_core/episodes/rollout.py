@@ -106,8 +106,10 @@ def state_of(env: Environment) -> str:
     return answers.text(stateful(env).state(), f"{env.name}: its state")
 
 
-def stateful(env: Environment) -> Stateful:
-    """Return an environment that tells its state. Raises `ConfigError` if this one does not."""
+def stateful(env: Environment, setting: str = "repeats") -> Stateful:
+    """Return an environment that tells its state. Raises `ConfigError`, which names the setting
+    that needs it, if this one does not.
+    """
     if not isinstance(env, Stateful):
-        raise ConfigError(f"environment {env.name} does not tell its state; leave evaluation.repeats out")
+        raise ConfigError(f"environment {env.name} does not tell its state; leave {setting} out")
     return env

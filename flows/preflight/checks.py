@@ -82,7 +82,7 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
         if asks and isinstance(env, Served):
             env.reach()
         if recipe.evaluation.repeats:
-            stateful(env)
+            stateful(env, "evaluation.repeats")
         if trains:
             _check_judge(env, recipe)
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from toy import Line, Policy, Script, instance
@@ -13,6 +14,8 @@ from agentr_core.episodes.steps import EpisodeTimer, Reply, act
 from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
+from agentr_core.methods.table import plans_of
+from agentr_core.recipes import parse
 from agentr_core.types import Sampling, Step, StopReason, Trajectory, Transition
 
 SAMPLING = Sampling()
@@ -61,6 +64,15 @@ async def test_an_episode_ends_when_one_reply_came_back_in_one_state() -> None:
     assert (await played(["look"], repeats=0)).stop is StopReason.STEP_LIMIT
     with pytest.raises(ConfigError, match="line does not tell its state"):
         await played(["look"], repeats=3, env=Line())
+
+
+@pytest.mark.parametrize("method", [{"method": "grpo"}, {"method": "et-agent", "et_agent": {"phases": ["rft", "rl"]}}])
+def test_groups_that_should_end_where_they_repeat_themselves_need_a_world_with_states(method: dict[str, Any]) -> None:
+    recipe = parse({"name": "r", "model": {"path": "m"}, "iterations": 2, "grpo": {"repeats": 3}, **method})
+    (stage,) = {stage for plan in plans_of(recipe) for stage in plan.stages if stage.name == "reinforce"}
+    stage.check(recipe, Told(), [])
+    with pytest.raises(ConfigError, match=r"environment line does not tell its state; leave grpo\.repeats out"):
+        stage.check(recipe, Line(), [])
 
 
 def test_a_step_has_the_action_that_was_carried_out_where_the_world_tells() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentr_core.episodes.asking import Helper
+from agentr_core.episodes.rollout import stateful
 from agentr_core.errors import ConfigError, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
@@ -44,10 +45,12 @@ _LEAST = 2
 """The fewest episodes that can be compared."""
 
 
-def check_led(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` when groups should go on from an expert's first steps and there is no
-    expert.
+    expert, or should end where they repeat themselves and the world does not tell its state.
     """
+    if recipe.grpo.repeats:
+        stateful(env, "grpo.repeats")
     if recipe.grpo.expert_share and lacks_expert(env, instances):
         raise ConfigError(f"grpo.expert_share: environment {env.name} has no expert; leave it out")
 
