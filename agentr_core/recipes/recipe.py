@@ -88,6 +88,13 @@ class Recipe:
         """Return the model of a role: its own, otherwise the actor's."""
         return self.own_models().get(role, self.model)
 
+    def asked_beside(self, role: ModelRole) -> ModelRole:
+        """Return the role whose model is asked for a role while experience is collected: the role
+        itself if the recipe names a model for it, otherwise the one that collects.
+        """
+        own = self.own_models()
+        return role if role in own else "teacher" if "teacher" in own else "actor"
+
     def own_models(self) -> dict[ModelRole, ModelConfig]:
         """Return the models named in the recipe, by role; roles of the actor are left out."""
         named: dict[ModelRole, ModelConfig | None] = {

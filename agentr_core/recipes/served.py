@@ -9,7 +9,8 @@ from agentr_core.recipes.sampling import SamplingFields
 
 def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFields]]:
     """Return each section of a recipe that asks a model, by name, with the role that it asks; in a
-    recipe without a teacher, the actor fills that role.
+    recipe without a teacher, the actor fills that role. In a flywheel, the model that collects
+    fills the roles that have none of their own.
     """
     flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
     return {
@@ -20,8 +21,8 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
         "eto.explore": ("teacher", recipe.eto.explore),
         "grpo": ("actor", recipe.grpo),
         "et_agent.flywheel": ("teacher", flywheel),
-        "et_agent.flywheel.reflector": ("reflector", flywheel.reflector),
-        "et_agent.flywheel.editor": ("editor", flywheel.editor),
+        "et_agent.flywheel.reflector": (recipe.asked_beside("reflector"), flywheel.reflector),
+        "et_agent.flywheel.editor": (recipe.asked_beside("editor"), flywheel.editor),
         "evaluation": ("actor", evaluation),
         **{f"evaluation.sets.{name}": ("actor", chosen) for name, chosen in evaluation.sets.items()},
     }

@@ -103,6 +103,17 @@ def test_a_served_model_is_sent_what_its_server_is_said_to_know(section: str, ro
         recipe(section, {}, models={role: SERVED | {"server": server | {"extra_body": {"top_k": 3}}}})
 
 
+@pytest.mark.parametrize("role", ["editor", "reflector"])
+def test_a_role_of_the_flywheel_without_a_model_is_taken_by_the_teacher_that_collects(role: str) -> None:
+    section = f"et_agent.flywheel.{role}"
+    with pytest.raises(ConfigError, match=rf"{section}\.top_k: .* name it in models\.teacher\.server\.sampling_fields"):
+        recipe(section, {"top_k": 20}, models={"teacher": SERVED})
+    recipe(section, {"top_k": 20}, models={"teacher": SERVED, role: {"path": "m"}})
+    mute = SERVED | {"server": SERVER | {"continues": False}}
+    with pytest.raises(ConfigError, match=r"I1 and I4 begin .* set models\.teacher\.server\.continues"):
+        recipe(section, {}, models={"teacher": mute})
+
+
 def test_the_actor_of_every_section_is_looked_at() -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.min_p: .* name it in model\.server\.sampling_fields"):
         parse({"name": "r", "model": SERVED, "evaluation": {"min_p": 0.1}})

@@ -113,11 +113,13 @@ def _faults(recipe: Recipe) -> list[str]:
             "models.judge: et_agent.behaviour.votes asks it, and without one the policy would judge itself; name a "
             "model, which may be the one that the run begins with"
         )
-    reflector = recipe.model_of("reflector")
+    asked = recipe.asked_beside("reflector")
+    reflector = recipe.model_of(asked)
     if reflector.backend == "openai" and not reflector.server.continues and _reflects(recipe.et_agent):
         faults.append(
             "et_agent.flywheel.incorrect: I1 and I4 begin the reply of the reflector, which its server cannot go on "
-            "from; leave them out or, if it has vLLM's fields for it, set server.continues"
+            "from; leave them out or, if it has vLLM's fields for it, set "
+            f"{'model' if asked == 'actor' else f'models.{asked}'}.server.continues"
         )
     return faults
 
