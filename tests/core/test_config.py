@@ -406,6 +406,14 @@ def test_what_would_be_ignored_is_told(name: str, changes: list[str], said: str)
         load(TINY.with_name(f"{name}.yaml"), changes)
 
 
+def test_fine_tuning_alone_may_say_what_its_evaluations_count() -> None:
+    recipe = TINY.with_name("reasoning-et-agent.yaml")
+    assert load(recipe, ["et_agent.curriculum.counts=steps"]).et_agent.curriculum.counts == "steps"
+    for field in ("questions=3", "counts=steps,questions=3"):
+        with pytest.raises(ConfigError, match=r"et_agent.curriculum: has no use without an iteration rl"):
+            load(recipe, [f"et_agent.curriculum.{one}" for one in field.split(",")])
+
+
 def test_group_rl_alone_takes_arguments_of_its_schedule() -> None:
     changes = ["training.lr_scheduler_type=cosine_with_min_lr", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"]
     training = plan_of(load(TINY.with_name("textcraft-grpo-tiny.yaml"), changes), 1).training

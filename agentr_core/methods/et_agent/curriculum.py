@@ -36,7 +36,7 @@ SELECT = Stage(
     reads=("et_agent.curriculum",),
     needs=("env",),
 )
-ASKED = ("models", "et_agent.behaviour")
+ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts")
 ASSESS = replace(
     EVALUATE,
     work=imported("agentr_core.methods.et_agent.stages.evaluate:evaluate"),
@@ -112,7 +112,9 @@ def faults(recipe: Recipe) -> list[str]:
     """
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
-        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": CurriculumConfig()}
+        # Evaluations count what an episode costs, whatever trains.
+        counts = recipe.et_agent.curriculum.counts
+        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": CurriculumConfig(counts=counts)}
         return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
     found += [
