@@ -443,6 +443,21 @@ def test_preference_training_does_not_take_the_arguments_of_another_schedule() -
         assert training.config.lr_scheduler_kwargs == left
 
 
+def test_the_curriculum_follows_the_arguments_of_the_schedule_that_it_has() -> None:
+    recipe = TINY.with_name("reasoning-et-agent-tiny.yaml")
+    changes = [
+        "training.lr_scheduler_type=warmup_stable_decay",
+        "training.lr_scheduler_kwargs={num_decay_steps: 5}",
+        "et_agent.phases=[rft, rl]",
+    ]
+    for own, left in (("warmup_stable_decay", {"num_decay_steps": 5}), ("constant", {})):
+        training = plan_of(load(recipe, [*changes, f"et_agent.curriculum.lr_scheduler_type={own}"]), 2).training
+        assert training is not None
+        assert training.config.lr_scheduler_kwargs == left
+    with pytest.raises(ConfigError, match=r"training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type repl"):
+        load(recipe, [*changes[:2], "et_agent.phases=[rl]"])
+
+
 def test_only_continued_splices_ask_a_model() -> None:
     spliced = {}
     for mode in ("verified", "continued"):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from agentr_core.methods.catalogue import EVALUATE, REINFORCE
 from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import reinforcing_faults, sampled_groups
-from agentr_core.recipes import GrpoConfig, Recipe
+from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE
@@ -71,20 +71,34 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         counts=curriculum.counts,
         call_costs=tuple(sorted(curriculum.call_costs.items())),
     )
-    config = replace(
-        recipe.training,
-        learning_rate=curriculum.learning_rate,
-        lr_scheduler_type=curriculum.lr_scheduler_type,
-        warmup_ratio=curriculum.warmup_ratio,
-    )
     return Plan(
         stages=(*STAGES, ASSESS),
         training=Training(
-            objective=GroupRelative(grpo=recipe.grpo, reward=reward), config=config, section="et_agent.curriculum"
+            objective=GroupRelative(grpo=recipe.grpo, reward=reward),
+            config=_scheduled(recipe),
+            section="et_agent.curriculum",
         ),
         phase="rl",
         funnel=FUNNEL,
     )
+
+
+def _scheduled(recipe: Recipe) -> TrainingConfig:
+    """Return section `training` with the schedule of the curriculum in place of its own."""
+    training, curriculum = recipe.training, recipe.et_agent.curriculum
+    kept = _keeps_arguments(recipe)
+    return replace(
+        training,
+        learning_rate=curriculum.learning_rate,
+        lr_scheduler_type=curriculum.lr_scheduler_type,
+        lr_scheduler_kwargs=training.lr_scheduler_kwargs if kept else TrainingConfig().lr_scheduler_kwargs,
+        warmup_ratio=curriculum.warmup_ratio,
+    )
+
+
+def _keeps_arguments(recipe: Recipe) -> bool:
+    """Return whether the curriculum has the schedule that the arguments in `training` are for."""
+    return recipe.et_agent.curriculum.lr_scheduler_type == recipe.training.lr_scheduler_type
 
 
 def describe(recipe: Recipe, train: int) -> str:
@@ -126,4 +140,10 @@ def faults(recipe: Recipe) -> list[str]:
         found.append(
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
         )
-    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
+    alone = set(recipe.et_agent.phases) == {"rl"}
+    if alone and recipe.training.lr_scheduler_kwargs and not _keeps_arguments(recipe):
+        found.append(
+            "training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type replaces the schedule that they "
+            "belong to; leave them out, or name it in training.lr_scheduler_type, too"
+        )
+    return found + reinforcing_faults(recipe, alone=alone)
