@@ -17,7 +17,7 @@ from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.store.codec import chosen_rows, instance_row, load_chosen
-from agentr_core.store.tables import Row
+from agentr_core.store.tables import Row, Rows
 from agentr_core.types import Instance
 
 MOST_INSTANCES = 1_000_000
@@ -208,6 +208,26 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
     iteration_id = place.iteration_id(iteration)
     if stored := load_chosen(place.store, iteration_id):
         return stored[TRAIN]
+    found, rows = await _separated(place, iteration)
+    place.store.write({**rows, **chosen_rows(iteration_id, {TRAIN: found})})
+    return found
+
+
+async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
+    """Return the instances that an iteration chose or will choose; see `separate_instances`.
+
+    They are stored as instances and not as its choice: an iteration that has not begun has no row
+    that the choice could refer to.
+    """
+    if stored := load_chosen(place.store, place.iteration_id(iteration)):
+        return stored[TRAIN]
+    found, rows = await _separated(place, iteration)
+    place.store.write(rows)
+    return found
+
+
+async def _separated(place: Workplace, iteration: int) -> tuple[tuple[Instance, ...], Rows]:
+    """Return the instances of an iteration, and the rows of these and of the held-out ones."""
     found: list[Instance] = []
     rows: list[Row] = []
     with place.worlds() as worlds:
@@ -216,8 +236,7 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
             await in_thread(check_separate, env, chosen, others)
             rows += stored_rows(env, (*chosen, *others))
             found += chosen
-    place.store.write({"instance": rows, **chosen_rows(iteration_id, {TRAIN: found})})
-    return tuple(found)
+    return tuple(found), {"instance": rows}
 
 
 async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:

@@ -20,7 +20,7 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.table import method_named, names
 from agentr_core.recipes.evaluation import TEST as EVERY_TEST
 from agentr_core.runtime.description import Acting
-from agentr_core.runtime.instances import held_out, separate_instances
+from agentr_core.runtime.instances import foreseen_instances, held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import Series, keep_measures, play_evaluations
 from agentr_core.stages.lost_episodes import counted_episodes
@@ -68,7 +68,7 @@ async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
         )
     if episodes < 2:
         raise ConfigError("headroom: one episode of an instance shows no contrast; sample at least 2")
-    chosen = await separate_instances(place, 1)
+    chosen = await foreseen_instances(place, 1)
     train, test, has_expert = _choose(place, chosen, instances)
     series = [*_series(place, TRAIN, train, episodes, acting), *_series(place, TEST, test, episodes, acting)]
     await play_evaluations(place, 0, series)

@@ -16,10 +16,10 @@ import pytest
 import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.store import Store, connection, migrations
-from agentr_core.store.codec import load_pairs, oracle_rows
+from agentr_core.store.codec import chosen_rows, iteration_rows, load_pairs, oracle_rows
 from agentr_core.store.snapshot import settled, snapshot
-from agentr_core.store.tables import TABLES
-from agentr_core.types import Verdict
+from agentr_core.store.tables import TABLES, merge
+from agentr_core.types import Instance, Verdict
 
 ROOT = Path(agentr_core.__file__).parents[1]
 
@@ -299,6 +299,22 @@ def test_pairs_of_before_they_had_places_get_them_and_one_kind_of_id(
     }
     subjects = store.query("select stage, subject from rejection order by all")
     assert subjects.values.tolist() == [["pairs", "a:2:4"], ["splice", "a:2"], ["splice", "p3"]]
+
+
+@pytest.mark.slow
+def test_choices_of_iterations_that_never_began_go_and_others_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        older = migrations.available()[:29]
+        patch.setattr(migrations, "available", lambda: older)
+        begun = iteration_rows("begun", run_id="r", iteration=1)
+        choices = [
+            chosen_rows(key, {"train": [Instance(environment="toy", split="train", index=3)]})
+            for key in ("begun", "foreseen")
+        ]
+        Store(store.path).write(merge([begun, *choices]))
+    assert store.query("select iteration_id from chosen_instance")["iteration_id"].tolist() == ["begun"]
 
 
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path) -> Non
     assert sum(stored[f"{kind}@4"] for kind in ("always", "mixed", "never")) == pytest.approx(1)
     assert stored["reflecting"] == 0
     assert ask(recipe, "select status from run") == [{"status": "finished"}]
+    assert ask(recipe, "from v_orphans") == [], "what an iteration that has not begun will choose is not its choice yet"
 
     table = shown(more, "table")
     assert all(name in table for name in ("pass@1 %", "pass@4 %", "Mixed %", "forecasts", "agent-r", "eto", "grpo"))
