@@ -92,7 +92,9 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     found = last_promotion(open_store(workspace), run_id)
     if found is None:
         raise ConfigError(f"model.from_run: run {run_id} is not finished; let it go on, or give model.path")
-    return replace(recipe, model=dataclasses.replace(recipe.model, path=found.path, from_run=""))
+    # Runs share the row of a model that they begin with, not the directory that they read it from.
+    path = found.path if found.iteration else stored_recipe(workspace, run_id).model.path
+    return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:

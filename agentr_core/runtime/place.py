@@ -69,7 +69,7 @@ class Workplace(Equipment):
             raise DataFault(
                 f"run {self.run_id} has promoted no checkpoint in iteration {before} yet; evaluate it first"
             )
-        return _known(promoted)
+        return self._known(promoted)
 
     def collector(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that plays the training instances of an iteration: the teacher
@@ -87,7 +87,13 @@ class Workplace(Equipment):
         made = checkpoint_made(self.store, self.iteration_id(iteration))
         if made is None:
             raise DataFault(f"run {self.run_id} has no checkpoint of iteration {iteration} yet; run its training first")
-        return _known(made)
+        return self._known(made)
+
+    def _known(self, stored: StoredCheckpoint) -> Checkpoint:
+        # Another run may begin with the same weights in another directory, with another chat
+        # template: what this run reads is what its own recipe names.
+        path = stored.path if stored.trained else Path(self.recipe.model.label)
+        return Checkpoint(id=stored.checkpoint_id, path=path, weights_sha256=stored.weights_sha256)
 
     @contextmanager
     def timed(self, stage: str, iteration: int) -> Iterator[Clock]:
@@ -113,10 +119,6 @@ class Workplace(Equipment):
             async with Writer(self.store) as writer:
                 clock.add_effort(await carry_out(shard, self, self.spread, writer, what))
             clock.add({"store": writer.seconds})
-
-
-def _known(stored: StoredCheckpoint) -> Checkpoint:
-    return Checkpoint(id=stored.checkpoint_id, path=stored.path, weights_sha256=stored.weights_sha256)
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ from agentr_core.recipes import parse
 from agentr_core.reports.html import render_html
 from agentr_core.reports.summary import summary_table
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, start
+from agentr_core.runtime.start import begin, finish, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec import checkpoint_rows, metric_rows
 from agentr_core.types import Message
-from tasks.wiring import quiet_workplace, reference
+from tasks.wiring import load_recipe, quiet_workplace, reference
 
 OPENING, WRONG = (
     next(word for word in map(str, range(99)) if Door().parse(word) == action) for action in ("open", "wrong")
@@ -109,6 +109,22 @@ async def test_what_was_promoted_stays(make: Callable[..., Workplace]) -> None:
     place.store.write(metric_rows("evaluation", key, "success", 1.0, n=6))
     await evaluate(place, 1)
     assert place.policy(2).id == "made-1"
+
+
+@pytest.mark.slow
+async def test_a_run_whose_first_model_is_promoted_goes_on_from_its_own_directory(
+    make: Callable[..., Workplace], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    place = make(*BEST)
+    await turned(place, 0)
+    await finish(place, "finished")
+    moved = tmp_path / "moved"
+    moved.symlink_to(tiny_model_dir)
+    await start(make(*BEST, f"model.path={moved}"))
+    assert place.policy(2).path == tiny_model_dir
+    file = tmp_path / "further.yaml"
+    file.write_text(f"name: further\nworkspace: {tmp_path / 'ws'}\nmodel: {{from_run: '{place.run_id}'}}\n")
+    assert load_recipe(file, []).model.path == str(tiny_model_dir)
 
 
 @pytest.mark.slow

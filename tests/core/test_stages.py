@@ -511,6 +511,8 @@ async def test_the_same_weights_in_another_place_are_found_there(
     await prepare(second.place)
     assert second.place.trained(0).id == first.place.trained(0).id
     assert second.place.trained(0).path == moved
+    assert first.place.trained(0).path == tiny_model_dir, "the run under way keeps the directory of its own recipe"
+    assert first.place.policy(1).path == tiny_model_dir
 
 
 @pytest.mark.slow

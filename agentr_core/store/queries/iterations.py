@@ -30,6 +30,9 @@ class StoredCheckpoint:
     parent_id: str | None
     dataset_hash: str | None
     """None for the model that a run begins with."""
+    trained: bool
+    """Whether an iteration made it. Runs that begin with the same weights share one row for them,
+    whose path is that of the last one that began."""
 
 
 class Promotion(NamedTuple):
@@ -95,9 +98,14 @@ def last_promotion(store: Store, run_id: str) -> Promotion | None:
 
 
 def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:
-    for key, path, weights, parent, dataset in store.rows(_CHECKPOINT, promoted, iteration_id):
+    for key, path, weights, parent, dataset, trained in store.rows(_CHECKPOINT, promoted, iteration_id):
         return StoredCheckpoint(
-            checkpoint_id=key, path=Path(path), weights_sha256=weights, parent_id=parent, dataset_hash=dataset
+            checkpoint_id=key,
+            path=Path(path),
+            weights_sha256=weights,
+            parent_id=parent,
+            dataset_hash=dataset,
+            trained=trained,
         )
     return None
 
@@ -146,7 +154,7 @@ def count_finished_iterations(store: Store, run_id: str) -> int:
 
 
 _CHECKPOINT = """
-select c.checkpoint_id, c.path, c.weights_sha256, c.parent_id, d.hash
+select c.checkpoint_id, c.path, c.weights_sha256, c.parent_id, d.hash, c.iteration_id is not null
 from iteration i
 join checkpoint c on c.checkpoint_id = case when ? then i.promoted else i.checkpoint_out end
 left join dataset d using (dataset_id)
