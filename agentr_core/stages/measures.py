@@ -138,9 +138,24 @@ def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float
     """Return the gain, -1, 0 or 1, of each episode over the same one in `before`, with what its
     instance is a variant of; episodes that `before` lacks are left out.
     """
-    earlier = {(e.instance.key, e.repeat, e.cut): e.trajectory.success for e in before}
-    same = [(e, earlier[key]) for e in now if (key := (e.instance.key, e.repeat, e.cut)) in earlier]
-    return [(float(e.trajectory.success) - float(was), e.origin) for e, was in same]
+    earlier = {(e.instance.key, e.repeat, e.cut): e for e in before}
+    found = ((e, earlier.get((e.instance.key, e.repeat, e.cut))) for e in now)
+    same = [(e, was) for e, was in found if was is not None and _may_be_the_same(e, was)]
+    return [(float(e.trajectory.success) - float(was.trajectory.success), e.origin) for e, was in same]
+
+
+def given_steps(episode: Episode) -> tuple[str, ...]:
+    """Return the replies that an episode was given at its beginning; none where it failed for good.
+
+    The revision tests of different runs may give the same instance different ones.
+    """
+    return tuple(step.reply for step in episode.trajectory.steps[: episode.cut])
+
+
+def _may_be_the_same(one: Episode, other: Episode) -> bool:
+    # An episode that failed for good has no steps to compare; within a run it is the same one.
+    lost = not (one.trajectory_id and other.trajectory_id)
+    return lost or given_steps(one) == given_steps(other)
 
 
 def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:

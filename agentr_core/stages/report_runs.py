@@ -15,7 +15,7 @@ from agentr_core.reports.runs import PairedScore, RunColumn, RunsReport
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.lost_episodes import counted_episodes
-from agentr_core.stages.measures import by_depth, gain
+from agentr_core.stages.measures import by_depth, gain, given_steps
 from agentr_core.stages.report import build_outline, promoted
 from agentr_core.stages.report_beside import differing_sections
 from agentr_core.stages.report_scores import Scoreboard, estimate, finite
@@ -84,8 +84,8 @@ def _paired_scores(
 
 
 def _paired(name: str, success: Estimate, own: Sequence[Episode], theirs: Sequence[Episode]) -> PairedScore:
-    solved = {_key(one): one.trajectory.success for one in theirs}
-    shared = [one for one in own if _key(one) in solved]
+    solved = {_key(one): one.trajectory.success for one in theirs if _is_known(one)}
+    shared = [one for one in own if _is_known(one) and _key(one) in solved]
     apart = [(one.trajectory.success, solved[_key(one)]) for one in shared]
     depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
     return PairedScore(
@@ -99,5 +99,15 @@ def _paired(name: str, success: Estimate, own: Sequence[Episode], theirs: Sequen
     )
 
 
-def _key(episode: Episode) -> tuple[str, int, int]:
-    return episode.instance.key, episode.repeat, episode.cut
+def _is_known(episode: Episode) -> bool:
+    """Return whether it is known how an episode began: one of a revision test that failed for good
+    has no steps that would tell.
+    """
+    return not episode.cut or bool(episode.trajectory_id)
+
+
+def _key(episode: Episode) -> tuple[str, int, int, tuple[str, ...]]:
+    """Return what makes an episode the same in two runs: their revision tests go on from failures
+    of their own first models, which may differ though instance, number and cut are equal.
+    """
+    return episode.instance.key, episode.repeat, episode.cut, given_steps(episode)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from finished import after, played
 
-from agentr_core.stages.measures import mean_gain
+from agentr_core.stages.measures import gains, mean_gain
+from agentr_core.store.codec.trajectories import Episode
+from agentr_core.types import Trajectory
 
 
 def test_the_interval_of_a_difference_ends_where_differences_of_shares_end() -> None:
@@ -16,3 +19,26 @@ def test_the_interval_of_a_difference_ends_where_differences_of_shares_end() -> 
     assert many.mean == 0.5
     assert many.mean - many.low == pytest.approx(many.high - many.mean)
     assert math.isnan(mean_gain([(1.0, "a")]).low), "one cluster has no interval"
+
+
+def revised(trajectory: Trajectory, key: str = "t") -> Episode:
+    return Episode(
+        trajectory_id=key,
+        instance=trajectory.instance,
+        repeat=0,
+        cut=1,
+        trajectory=trajectory,
+        invalid_actions=None,
+        environment_seconds=None,
+        sampling_seconds=None,
+        origin=trajectory.instance.key,
+    )
+
+
+def test_episodes_of_revision_tests_are_the_same_where_their_given_steps_are() -> None:
+    won, lost = (played(3, success=success) for success in (True, False))
+    now = [revised(after("slip", won))]
+    assert [gain for gain, _ in gains(now, [revised(after("slip", lost))])] == [1.0]
+    assert gains(now, [revised(after("fall", lost))]) == []
+    failed_for_good = revised(lost, key="")
+    assert [gain for gain, _ in gains(now, [failed_for_good])] == [1.0], "counted as a failure without a step"

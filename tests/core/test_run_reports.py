@@ -8,13 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
-from finished import finish
+from finished import finish, revise
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.report_audit import audit, audit_of_run, order_of_drops
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import IterationReport
+from agentr_core.store import Store
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, write_reports
@@ -64,6 +65,26 @@ def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> No
     assert "5 of its 25 episodes of set test were not played by the first run" in text
     assert "seed" in next(line for line in text.splitlines() if SECOND in line)
     assert page.read_text().count("<polyline") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "shared"), [("slip", ["2", "1", "4"]), ("fall", ["0", "0", "0"])])
+def test_revision_tests_of_two_runs_are_compared_where_they_go_on_from_the_same_steps(
+    tmp_path: Path, given: str, shared: list[str]
+) -> None:
+    for run, seed, steps, wins in ((FIRST, 0, "slip", {0, 1}), (SECOND, 1, given, {1, 2, 3})):
+        revise(finish(tmp_path, run, [set(), set(range(9))], seed=seed), 1, given=steps, wins=wins)
+    table, _ = compare_runs(tmp_path, [FIRST, SECOND])
+    row = [line for line in table.translate(DASHES).splitlines() if line.startswith("revision")][-1]
+    assert re.split(r"\s{2,}", row.strip())[-3:] == shared
+
+    known = Store(tmp_path / STORE_FILE).rows(
+        "select episodes, won, lost from v_comparisons "
+        "where run_id = ? and other_run_id = ? and evaluation = 'revision_test'",
+        SECOND,
+        FIRST,
+    )
+    assert known == ([(4, 2, 1)] if given == "slip" else [])
 
 
 @pytest.mark.slow

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.store import Store
@@ -77,6 +78,44 @@ def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: in
             for index in range(episodes)
         ),
     ]
+
+
+def revise(place: Workplace, number: int, *, given: str, wins: set[int], episodes: int = 4) -> None:
+    """Store the revision test of a model, whose episodes go on from one step with the reply
+    `given`.
+    """
+    key, evaluation = place.iteration_id(number), evaluation_id(place, number, REVISION)
+    place.store.write(
+        merge(
+            [
+                evaluation_rows(
+                    evaluation,
+                    iteration_id=key,
+                    checkpoint_id=f"{place.run_id}-c{number}",
+                    name=REVISION,
+                    split="test",
+                    config={},
+                    finished=True,
+                ),
+                *(
+                    episode_rows(
+                        f"{evaluation}-{index}",
+                        after(given, played(index, success=index in wins)),
+                        evaluation_id=evaluation,
+                        iteration_id=key,
+                        cut=1,
+                    )
+                    for index in range(episodes)
+                ),
+            ]
+        )
+    )
+
+
+def after(given: str, trajectory: Trajectory) -> Trajectory:
+    """Return an episode that goes on from one step more."""
+    step = Step(reply=given, action=given, observation="here", reward=0.0, terminated=False, success=False)
+    return replace(trajectory, steps=(step, *trajectory.steps))
 
 
 def played(index: int, *, success: bool) -> Trajectory:
