@@ -9,6 +9,7 @@ from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 from starlette.types import ASGIApp
@@ -25,6 +26,8 @@ one.
 _FORM: Final = re.compile(r"<form\b.*?</form>", re.DOTALL)
 _ASKED: Final = re.compile(r"/(find|search)\b|[?&]instance=")
 """Addresses that take queries, or have a page for each instance."""
+_CRUMBS: Final = re.compile(r'<p class="crumbs">.*?</p>', re.DOTALL)
+"""What says at the head of a page which run it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Bundled:
 async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundled:
     """Write a page, and the pages that it links to, to a new folder; `index.html` is the first.
 
-    Searches and filters, which need a server, are left out.
+    Searches and filters, which need a server, are left out. So are the list of runs and the pages
+    of other runs, unless the first page is that list.
 
     Args:
         most: the maximum number of pages, those nearest to the first; links to others are removed.
@@ -79,20 +83,44 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
     """Return pages by address, nearest first, and how many more they link to."""
     pages: dict[str, str] = {}
     waiting = {start: None}
+    elsewhere: set[str] = set()
     while waiting and len(pages) < most:
         path = next(iter(waiting))
         del waiting[path]
         answer = await http.get(path)
         if answer.status_code >= 500:
             raise StoreError(f"the page {path} cannot be made; `agentr store check` says whether the store is sound")
-        if answer.status_code != 200:
+        if answer.status_code != 200 or (path != start and _belongs_elsewhere(answer.text, start)):
+            elsewhere.add(path)
             continue
         pages[path] = answer.text
-        for *_, link, _ in _LINK.findall(answer.text):
-            found = unescape(link)
-            if found not in pages and not found.startswith("/static/") and not _ASKED.search(found):
+        for found in _links(answer.text):
+            unknown = found not in pages and found not in elsewhere
+            if unknown and not _ASKED.search(found) and not _leads_elsewhere(found, start):
                 waiting[found] = None
     return pages, len(waiting)
+
+
+def _links(text: str) -> list[str]:
+    """Return the addresses that a page links to, without those of its styles and scripts."""
+    found = (unescape(link) for *_, link, _ in _LINK.findall(text))
+    return [link for link in found if not link.startswith("/static/")]
+
+
+def _belongs_elsewhere(text: str, start: str) -> bool:
+    """Return whether a page is of another run than the first page."""
+    crumbs = _CRUMBS.search(text)
+    return crumbs is not None and any(_leads_elsewhere(link, start) for link in _links(crumbs[0]) if link != "/")
+
+
+def _leads_elsewhere(link: str, start: str) -> bool:
+    """Return whether an address is that of all runs, or names another run than the first page's."""
+    if start == "/":
+        return False
+    where = urlsplit(link)
+    run = where.path.removeprefix("/run/") if where.path.startswith("/run/") else None
+    run = run or dict(parse_qsl(where.query)).get("run")
+    return link == "/" or (run is not None and f"/run/{run}" != start)
 
 
 def _self_contained(text: str, names: dict[str, str]) -> str:

@@ -26,7 +26,7 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
     type=NamedPath(path_type=Path),
     help="Write pages as files into this new folder, for sharing, and serve nothing.",
 )
-@click.option("--run", type=IdPrefix(), metavar="RUN", help="With --bundle: only this run.")
+@click.option("--run", type=IdPrefix(), metavar="RUN", help="With --bundle: only the pages of this run.")
 @click.option(
     "--pages", type=click.IntRange(min=1), default=2000, show_default=True, help="With --bundle: the most pages."
 )

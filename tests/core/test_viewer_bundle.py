@@ -8,6 +8,7 @@ from pathlib import Path
 import gallery
 import pytest
 from browser import HOSTILE, browse
+from finished import finish
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +18,7 @@ from agentr_core.viewer.bundle import Bundled, bundle
 from agentr_core.viewer.server import app
 
 pytestmark = pytest.mark.slow
+OTHER = "bbbb000000000001"
 
 
 async def written(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple[Bundled, dict[str, str]]:
@@ -58,6 +60,26 @@ async def test_a_browser_shows_the_files_and_obeys_no_text(tmp_path: Path) -> No
         assert "agentr" in seen
         assert 'id="taken"' not in seen
         assert "<title>taken" not in seen
+
+
+async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
+    finish(tmp_path, OTHER, [set(), {1}])
+    store = gallery.fill(tmp_path / "store.duckdb")
+    # The run goes on from a model of the other one.
+    store.update("checkpoint", {"checkpoint_id": gallery.BASE, "parent_id": f"{OTHER}-c1"})
+    shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    both = await bundle(shown, tmp_path / "both", start="/", most=500)
+    made = await bundle(shown, tmp_path / "site", start=f"/run/{gallery.RUN}", most=500)
+    pages = {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
+    assert made == Bundled(len(pages), 0)
+    assert made.pages < both.pages
+    assert [name for name in pages if name.startswith("trajectory-")]
+    # The model that it all began with belongs to no run.
+    assert [name[:-14] for name in pages if OTHER in name] == [f"checkpoint-{OTHER}-c0"]
+    assert not [page for page in pages.values() if "<h1>Runs" in page]
+    assert set().union(*map(links, pages.values())) <= {*pages, "page.css", "viewer.css", "keys.js"}
+    assert 'class="home"' in pages["index.html"]
+    assert f"run-{OTHER}" in "".join(file.name for file in (tmp_path / "both").iterdir())
 
 
 async def test_no_more_pages_are_written_than_asked_for(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ left join rl_rollout o using (trajectory_id)
 left join rl_group g on (g.iteration_id, g.step, g.number) = (o.iteration_id, o.step, o.number)
 where t.trajectory_id = $1""",
     "evaluation": """
-select name, split, finished, checkpoint_id as "checkpoint: of" from evaluation where evaluation_id = $1""",
+select i.run_id as run, e.name, e.split, e.finished, e.checkpoint_id as "checkpoint: of"
+from evaluation e left join iteration i using (iteration_id) where e.evaluation_id = $1""",
 }
 """The query for each kind of entity. A column named `kind: relation` has the id, or the ids, of the
 entities it was made from; all other columns are facts."""
