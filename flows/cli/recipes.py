@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -149,8 +150,9 @@ def evaluate(
     with importing():
         from flows.local import evaluate_recipe
 
-    changes = (*overrides, f"model.path={model}") if model else overrides
-    click.echo(evaluate_recipe(recipe, changes, states))
+    # As JSON, a path of digits is a text in YAML, too. A run to go on from would bring its own.
+    this = () if model is None else (f"model.path={json.dumps(str(model), ensure_ascii=False)}", "model.from_run=''")
+    click.echo(evaluate_recipe(recipe, (*overrides, *this), states))
 
 
 @click.command()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
 import flows.cli
+from agentr_core.recipes import load
 from agentr_core.store.connection import storage_faults
 from flows.cli import cli
 from flows.cli.options import IdPrefix
@@ -28,6 +30,24 @@ def test_a_report_links_to_the_web_alone(tmp_path: Path) -> None:
     done = RUNNER.invoke(cli, ["report", "3d5bfc", "--viewer", "javascript:alert(1)", "-w", str(tmp_path)])
     assert done.exit_code == 2
     assert "begin it with http:// or https://" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["4711", "my model: naïve #2"])
+def test_a_model_to_evaluate_takes_the_place_of_the_one_that_a_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    file = tmp_path / "further.yaml"
+    file.write_text("name: further\nmodel: {from_run: abc123, device: cpu}\n")
+    (tmp_path / model).mkdir()
+
+    def evaluate_recipe(recipe: Path, overrides: list[str], states: str | None) -> str:
+        asked = load(recipe, overrides).model
+        return f"{asked.path}|{asked.from_run}"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "flows.local", SimpleNamespace(evaluate_recipe=evaluate_recipe))
+    monkeypatch.setattr("flows.cli.recipes.quiet_prefect", lambda: None)
+    assert RUNNER.invoke(cli, ["eval", str(file), "--model", model], catch_exceptions=False).output == f"{model}|\n"
 
 
 def test_a_closed_input_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
