@@ -14,7 +14,7 @@ from agentr_core.recipes.fields import CutReplies, Natural, record
 @record
 class GeneralDataConfig:
     """General chat data mixed in. `share` is the share of training samples that are general (0.8 in
-    the paper).
+    the paper). A run goes on only with the contents of `file` with which it began to train.
     """
 
     file: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.environments import registry
-from agentr_core.errors import DataFileError
+from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
@@ -21,7 +21,14 @@ from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.prompts import prompt_files
 from agentr_core.store import Store
-from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, stage_input_rows
+from agentr_core.store.codec import (
+    OF_DATASETS,
+    checkpoint_rows,
+    iteration_rows,
+    known_input,
+    run_rows,
+    stage_input_rows,
+)
 from agentr_core.store.codec.ledger import Status
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.runs import checkpoint_with, run_state
@@ -85,7 +92,9 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     With `evaluates` the run only evaluates the model, with `collects` it only gathers experience; a
     run that was begun as a whole keeps its status.
 
-    Raises `ModelDirectoryError` when the model is unsound.
+    Raises:
+        ModelDirectoryError: the model is unsound.
+        ConfigError: the general data are not those with which the run began to train.
     """
     model = place.recipe.model
     if model.backend != "openai":
@@ -99,6 +108,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # Neither an evaluation nor a collection changes how far the run goes or how it ended.
         status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
     now = datetime.now(UTC)
+    general = [] if evaluates or collects else _general_data(place)
     own = run_rows(
         place.run_id,
         recipe=place.recipe.name,
@@ -118,7 +128,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # If the run goes on from another one, its model is a checkpoint of that run.
         parent_id=checkpoint_with(place.store, digest),
     )
-    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now)]))
+    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now), *general]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -196,6 +206,24 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     )
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
+
+
+def _general_data(place: Workplace) -> list[Rows]:
+    """Return the row of what is in the file of general data; none where it is stored already.
+
+    Raises `ConfigError` if that is not what is in the file now: the run's id has only its name.
+    """
+    general = place.recipe.data.general
+    if not general.share:
+        return []
+    contents = _sha256(Path(general.file))
+    known = known_input(place.store, place.run_id, OF_DATASETS)
+    if known not in (None, contents):
+        raise ConfigError(
+            f"data.general.file: {general.file} is not what it was when run {place.run_id} began to train; bring its "
+            "contents back, or give other conversations a file of another name"
+        )
+    return [stage_input_rows(place.run_id, {OF_DATASETS: contents})]
 
 
 def input_files(recipe: Recipe) -> dict[str, str]:

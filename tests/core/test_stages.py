@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from door import Door
 
-from agentr_core.errors import DataFault, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent, ModelFault
+from agentr_core.errors import (
+    ConfigError,
+    DataFault,
+    EnvironmentFault,
+    EnvironmentUnavailable,
+    ErrorBudgetSpent,
+    ModelFault,
+)
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.report import judge_record
@@ -38,7 +45,7 @@ from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store import Store
-from agentr_core.store.codec import iteration_rows, load_episodes, load_samples
+from agentr_core.store.codec import iteration_rows, knows_inputs, load_episodes, load_samples
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 
@@ -268,6 +275,28 @@ async def test_a_dataset_is_not_changed_behind_its_hash(site: Callable[..., Site
     dataset_file(mended.place, 1).unlink()
     with pytest.raises(DataFault, match="is gone; bring the file back"):
         await dataset(mended.place, 1)
+
+
+@pytest.mark.slow
+async def test_general_data_that_changed_under_a_run_are_told(site: Callable[..., Site], tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
+    one = site(f"data.general.file={file}", "data.general.share=0.5")
+    await start(one.place, evaluates=True)
+    first = file.read_text()
+    file.write_text(first * 2)
+    # Nothing was trained on what was there before.
+    await start(one.place)
+    assert knows_inputs(one.place.store, one.place.run_id)
+    file.write_text(first)
+    with pytest.raises(ConfigError, match=r"chat.jsonl is not what it was when run .* began to train; bring its"):
+        await start(one.place)
+    await start(one.place, evaluates=True)
+    file.write_text(first * 2)
+    await start(one.place)
+    with one.place.store.transaction() as con:
+        con.execute("delete from stage_input where stage <> 'dataset'")
+    assert not knows_inputs(one.place.store, one.place.run_id), "no reply depends on general data"
 
 
 @pytest.mark.slow

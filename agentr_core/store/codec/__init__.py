@@ -16,9 +16,11 @@ from agentr_core.store.codec.choices import (
     planned_rows,
 )
 from agentr_core.store.codec.copies import (
+    OF_DATASETS,
     copy_judgements,
     copy_rollouts,
     copy_trees,
+    known_input,
     knows_inputs,
     runs_alike,
     stage_input_rows,
@@ -117,6 +119,7 @@ from agentr_core.store.codec.trees import (
 
 __all__ = [
     "FLYWHEEL",
+    "OF_DATASETS",
     "VALIDATION",
     "Draw",
     "Episode",
@@ -154,6 +157,7 @@ __all__ = [
     "instance_row",
     "iteration_rows",
     "judgement_rows",
+    "known_input",
     "knows_inputs",
     "load_chosen",
     "load_critiques",

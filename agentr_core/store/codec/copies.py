@@ -10,10 +10,13 @@ from typing import Any
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
 
+OF_DATASETS = "dataset"
+"""The stage whose input is the contents of the general data; no reply depends on them."""
+
 
 def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
-    """Return a row for each stage of a run, with the hash of the inputs that determine its
-    replies.
+    """Return a row for each stage of a run, with the hash of the inputs that determine what it
+    makes.
     """
     return {
         "stage_input": [{"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in inputs.items()]
@@ -21,10 +24,18 @@ def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
 
 
 def knows_inputs(store: Store, run_id: str) -> bool:
-    """Return whether a run was begun by a version that stores the inputs of its stages. Raises as
+    """Return whether a run was begun by a version that stores what its replies depend on. Raises as
     `Store.reading` does.
     """
-    return bool(store.rows("select true from stage_input where run_id = ? limit 1", run_id))
+    return bool(store.rows("select true from stage_input where run_id = ? and stage <> ? limit 1", run_id, OF_DATASETS))
+
+
+def known_input(store: Store, run_id: str, stage: str) -> str | None:
+    """Return the hash of the inputs of a stage as a run stored it; None if it stored none. Raises
+    as `Store.reading` does.
+    """
+    rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)
+    return next((key for (key,) in rows), None)
 
 
 def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
