@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from prefect.events import emit_event
 
@@ -51,18 +51,21 @@ def told(place: Workplace, iteration: int) -> Iterator[None]:
         _emit(FINISHED, _iteration(place, iteration), place, iteration, more)
 
 
-def collected(place: Workplace, iteration: int, *, trajectories: int, enough: bool, again: dict[str, Any]) -> None:
+def collected(
+    place: Workplace, iteration: int, *, trajectories: int, enough: bool, again: dict[str, Any], anew: bool
+) -> None:
     """Tell Prefect that trajectories were gathered for an iteration which is still to be trained.
 
     Args:
         trajectories: how many the iteration has by now.
         enough: whether that is as many as were asked for, as the label `agentr.enough`.
         again: the parameters with which a deployment trains on them.
+        anew: whether the server shall keep the event even if it has the same one already.
     """
     more = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
     label = {"agentr.enough": "true" if enough else "false"}
     # The number of trajectories tells one such event from the others of its iteration.
-    key = f"{_iteration(place, iteration)}/{trajectories}/{enough}"
+    key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"
     _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
 
 

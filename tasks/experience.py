@@ -6,6 +6,7 @@ from typing import Any
 
 from agentr_core.recipes import Recipe
 from agentr_core.runtime import experience
+from agentr_core.store.queries.runs import run_state
 from tasks import events
 from tasks.wiring import RunRef, quiet_workplace
 
@@ -21,8 +22,10 @@ def gathered(run: RunRef, recipe: Recipe, iteration: int) -> int:
 
 
 def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again: dict[str, Any]) -> int:
-    """Return how many trajectories an iteration has, and tell Prefect, unless they are in a dataset
-    already.
+    """Return how many trajectories an iteration has, and tell Prefect.
+
+    If a training of the run came to no end, Prefect is told again even if nothing is new: an
+    automation may begin it anew.
 
     Args:
         enough: how many are enough to train on.
@@ -32,7 +35,9 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
     # People copy this one file when something has ended, and take it for the store.
     place.store.checkpoint()
     found = experience.gathered(place, iteration)
-    if "dataset" not in experience.made(place, iteration):
-        told = {**again, "enough": enough}
-        events.collected(place, iteration, trajectories=found, enough=found >= enough, again=told)
+    told = {**again, "enough": enough}
+    # Nobody else holds the lock of the run, so what is under way was killed.
+    state = run_state(place.store, run.run_id)
+    anew = state is not None and state.status in ("running", "failed")
+    events.collected(place, iteration, trajectories=found, enough=found >= enough, again=told, anew=anew)
     return found

@@ -14,16 +14,21 @@ from typing import Any
 import groups
 import pytest
 from click.testing import CliRunner
+from finished import finish
 from prefect.client.orchestration import get_client
 from readme import command
 from wheel import PATIENCE
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
+from agentr_core.store.codec import dataset_rows, iteration_rows
+from agentr_core.store.tables import merge
 from flows.cli import cli
 from flows.collecting import collect_only, improve
 from flows.flywheel import flywheel
 from flows.serving import deployments
+from tasks.experience import collected
+from tasks.wiring import RunRef
 
 pytestmark = [
     pytest.mark.slow,
@@ -94,6 +99,26 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     assert related["iteration"] == f"agentr.iteration.{checkpoint[1]}"
     assert related["store"] == f"agentr.store.{store.path}"
     assert related["flow-run"].startswith("prefect.flow-run.")
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "events"),
+    [("collecting", [], 1), ("finished", [], 1), ("running", [], 2), ("running", ["d"], 2), ("failed", ["d"], 2)],
+)
+def test_a_training_that_came_to_no_end_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, data: list[str], events: int
+) -> None:
+    place = finish(tmp_path, "aaaa000000000001", [set()])
+    place.store.update("run", {"run_id": place.run_id, "status": status})
+    begun = place.iteration_id(1)
+    made = [dataset_rows(key, [], iteration_id=begun, content_hash="feed", counts={}) for key in data]
+    place.store.write(merge([iteration_rows(begun, run_id=place.run_id, iteration=1), *made]))
+    told: list[Any] = []
+    monkeypatch.setattr("tasks.events.emit_event", lambda *words, id, **more: told.append(id))
+    run = RunRef(workspace=str(tmp_path), run_id=place.run_id, iterations=1)
+    for _ in range(2):
+        collected(run, place.recipe, 1, enough=1, again={})
+    assert (len(told), len(set(told))) == (2, events), "the server keeps one of several events with the same id"
 
 
 def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, door_model: Path) -> None:
