@@ -94,6 +94,18 @@ def test_two_models_are_paired_by_episode(store: Store) -> None:
     assert sorted(tuple(row.values()) for row in rows) == [(0, 1, 1, -1.0, 0, 1), (1, 0, 1, 1.0, 1, 0)]
 
 
+@pytest.mark.slow
+def test_what_a_teacher_collects_is_no_token_of_the_actor(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    roles = "select role, purpose, replies, prompt_tokens from v_tokens where run_id = ? order by all"
+    own = store.rows(roles, gallery.RUN)
+    assert {role for role, purpose, *_ in own if purpose == "collected"} == {"actor"}
+    store.update("iteration", {"iteration_id": gallery.ITERATION, "collected_by": gallery.BASE})
+    assert store.rows(roles, gallery.RUN) == sorted(
+        ("teacher" if purpose == "collected" else role, purpose, *numbers) for role, purpose, *numbers in own
+    )
+
+
 def test_an_unknown_example_is_named_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="there is no example sucess; there are success, gains"):
         example("sucess")
