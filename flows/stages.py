@@ -15,11 +15,13 @@ from pydantic import Field
 
 from agentr_core.methods.table import all_stages
 from tasks import reporting, runs, stages
-from tasks.wiring import RunRef
+from tasks.wiring import RunRef, usual_workspace
 
 RunId = Annotated[str, Field(min_length=1)]
 Iteration = Annotated[int, Field(ge=0)]
 """0 is what comes before the first one."""
+Workspace = Annotated[str | None, Field(min_length=1)]
+"""The folder of the store; None: the one that AGENTR_WORKSPACE names where it runs, else `runs`."""
 
 
 def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
@@ -33,7 +35,7 @@ def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """Return the flow of the stage with this name."""
 
-    async def stage_flow(run_id: RunId, iteration: Iteration, workspace: str = "runs") -> Any:
+    async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> Any:
         run = _reference(run_id, workspace)
         with runs.locked(run):
             return await stages.perform(run, iteration, name)
@@ -44,7 +46,7 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
 
 @flow(name="report", flow_run_name="report-{iteration}")
-async def report(run_id: RunId, iteration: Iteration, workspace: str = "runs") -> str:
+async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> str:
     """Write the report of an iteration and its artifacts."""
     return await reporting.report(_reference(run_id, workspace), iteration)
 
@@ -54,5 +56,5 @@ def every() -> list[Flow[..., Coroutine[Any, Any, Any]]]:
     return [*map(of, all_stages()), report]
 
 
-def _reference(run_id: str, workspace: str) -> RunRef:
-    return RunRef(workspace=workspace, run_id=run_id, iterations=0)
+def _reference(run_id: str, workspace: str | None) -> RunRef:
+    return RunRef(workspace=workspace or usual_workspace(), run_id=run_id, iterations=0)

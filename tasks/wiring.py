@@ -65,8 +65,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
-    usual = os.environ.get("AGENTR_WORKSPACE", "")
-    recipe = settled(_after_its_run(recipes.load(path, overrides, workspace=usual)))
+    recipe = settled(_after_its_run(recipes.load(path, overrides, workspace=usual_workspace())))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():
@@ -78,6 +77,11 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
                 f"that key, with name: {world.environment.name}"
             )
     return recipe
+
+
+def usual_workspace() -> str:
+    """Return the workspace of a recipe that names none: AGENTR_WORKSPACE, or `runs`."""
+    return os.environ.get("AGENTR_WORKSPACE") or "runs"
 
 
 def _after_its_run(recipe: Recipe) -> Recipe:

@@ -4,6 +4,7 @@ command line.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from servers import PREFECT, served, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.store import Store
+from flows import stages
+from tasks.wiring import RunRef
 
 
 @pytest.mark.slow
@@ -39,3 +42,20 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
     assert report.as_uri() in texts[f"report-{name}-1"]
     assert report.with_suffix(".md").read_text() in texts[f"report-{name}-1"]
     assert Store(tmp_path / "runs" / "store.duckdb").query("select status from run")["status"].tolist() == ["finished"]
+
+
+def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def perform(run: RunRef, iteration: int, name: str) -> None:
+        asked.append(run.workspace)
+
+    monkeypatch.setattr("tasks.stages.perform", perform)
+    monkeypatch.chdir(tmp_path)
+    stage = stages.of("train").fn
+    monkeypatch.delenv("AGENTR_WORKSPACE", raising=False)
+    asyncio.run(stage("aaaa000000000001", 1))
+    monkeypatch.setenv("AGENTR_WORKSPACE", "disk/runs")
+    asyncio.run(stage("aaaa000000000001", 1))
+    asyncio.run(stage("aaaa000000000001", 1, "mine"))
+    assert asked == ["runs", "disk/runs", "mine"]
