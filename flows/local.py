@@ -16,6 +16,7 @@ from prefect.exceptions import TerminationSignal
 from rich.console import Console
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.comparison.arms import arms_of
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import server
@@ -104,10 +105,12 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     """
     recipe = comparison(path, overrides, arms, seeds)
     result = _run(_comparison, recipe)
+    # Whole runs are no arms of a pool: what they share are held-out episodes.
+    whole = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
     return (
         f"\nHeld-out scores, means over seeds with 95% intervals\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from v_arms" -w {recipe.workspace}'
+        f'ask     agentr sql "select * from {"v_comparisons" if whole else "v_arms"}" -w {recipe.workspace}'
     )
 
 

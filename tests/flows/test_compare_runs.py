@@ -14,6 +14,7 @@ from agentr_core.recipes import SearchConfig, load
 from agentr_core.store import Store
 from flows.commands.plan import describe
 from flows.compare import compare
+from flows.local import compare_recipe
 from tasks.reporting import write_reports
 
 RECIPE = """\
@@ -96,6 +97,24 @@ def test_what_is_wrong_with_an_arm_is_told(tmp_path: Path, old: str, new: str, s
     with pytest.raises(ConfigError) as told:
         arms_of(load(written(tmp_path, tmp_path, **{old: new})))
     assert said in str(told.value)
+
+
+@pytest.mark.usefixtures("door_installed")
+@pytest.mark.parametrize(("method", "view"), [("compare-runs", "v_comparisons"), ("compare", "v_arms")])
+def test_what_to_ask_next_has_rows_for_arms_of_the_kind(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch, method: str, view: str
+) -> None:
+    made = {"run_id": "aaaa000000000001", "table": "", "report": ""}
+    monkeypatch.setattr("flows.local._run", lambda *given: made)
+    file = written(tmp_path, door_model)
+    if method == "compare":
+        text = file.read_text("utf-8").replace("method: compare-runs", "method: compare")
+        kept = [
+            line for line in text.splitlines() if not line.startswith(("grpo:", "    searched:", "    reinforced:"))
+        ]
+        both = [line.replace("  arms:", "  arms: {both: [], good: [data.use=good]}") for line in kept]
+        file.write_text("\n".join(both).replace("data: {use: good}\n", ""), encoding="utf-8")
+    assert f'"select * from {view}"' in compare_recipe(file, [], [], [])
 
 
 def test_an_arm_keeps_only_the_sections_that_its_method_reads(tmp_path: Path) -> None:
