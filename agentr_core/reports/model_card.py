@@ -66,8 +66,9 @@ method {card.method}.
 
 {_scores(card.scores)}
 
-Success is the environment's own flag, with Wilson's 95% interval; the gain is over the model that
-the run began with, paired by instance.
+Success is the environment's own flag, with its 95% interval (Wilson's, or clustered where several
+episodes are of one instance); the gain is over the model that the run began with, paired by
+instance.
 
 ## Training
 

@@ -33,8 +33,10 @@ _SHARE = re.compile(
 
 
 def percent(share: float | None) -> str:
-    """Return a share in [0, 1] as percent with one decimal and no sign, or a dash."""
-    return NOTHING if share is None else f"{100 * share:.1f}"
+    """Return a share or a mean reward as percent with one decimal, or a dash; only what is below 0
+    has a sign.
+    """
+    return NOTHING if share is None else f"{100 * share:z.1f}".replace("-", MINUS)
 
 
 def measure_name(name: str) -> str:

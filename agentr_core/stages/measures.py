@@ -1,8 +1,9 @@
 """The measures of an evaluation, by name: the rows of table `metric`, which reports read back.
 
 success, reward, instances, steps_to_success
-                            of all episodes; success with Wilson's interval over episodes
-success_clustered           the same share, its interval clustered by what instances are variants of
+                            of all episodes; intervals are Wilson's and a bootstrap's where each is
+                            of an instance of its own, else clustered by what these are variants of
+success_clustered           success, under the name that it once had with such an interval
 gain_over_base, gain_over_previous
                             success minus that of another model on the same episodes
 reward_within@k             the mean reward that an episode had after k steps, or at its end
@@ -27,6 +28,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from agentr_core.evaluation import metrics
@@ -70,7 +72,7 @@ def measure(
         | ({} if voiced is None else {"reflecting": _reflecting(episodes, voiced)})
     )
     for depth, some in by_depth(episodes):
-        classed = {"success": metrics.success_rate([e.trajectory.success for e in some])}
+        classed = {"success": _share(some)}
         classed |= _shares(some, base) | _pass_at(some) | _contrast(some)
         found |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
     return {name: estimate for name, estimate in found.items() if not math.isnan(estimate.mean)}
@@ -159,8 +161,16 @@ def _may_be_the_same(one: Episode, other: Episode) -> bool:
 
 
 def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
-    """Return the mean of gains, each with its cluster; its interval is clipped to [-1, 1]."""
-    gained = metrics.clustered_mean([gain for gain, _ in found], [origin for _, origin in found])
+    """Return the mean of gains, each with its cluster; its interval is clipped to [-1, 1].
+
+    Where all gains are equal, that interval would have no width; it then reaches as far as the
+    share of clusters that differ might, none of those seen having done so (Wilson).
+    """
+    origins = [origin for _, origin in found]
+    gained = metrics.clustered_mean([gain for gain, _ in found], origins)
+    if gained.low == gained.high:
+        unseen = metrics.success_rate([False] * len(set(origins))).high
+        gained = replace(gained, low=gained.mean - unseen, high=gained.mean + unseen)
     return metrics.within(gained, -1.0, 1.0)
 
 
@@ -181,8 +191,8 @@ def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     solved = sum(trajectory.success for trajectory in trajectories)
     loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
     return {
-        "success": metrics.success_rate([t.success for t in trajectories]),
-        "reward": metrics.mean_reward([metrics.counted_reward(t, disaster_counts) for t in trajectories]),
+        "success": _share(episodes),
+        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], episodes),
         "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
         "steps_to_success": _plain(metrics.mean_steps_to_success(trajectories), solved),
         **_reward_within(episodes),
@@ -205,6 +215,17 @@ def _share(episodes: Sequence[Episode]) -> Estimate:
         return metrics.success_rate(successes)
     found = metrics.clustered_share([float(success) for success in successes], clusters)
     return found if math.isfinite(found.low) else metrics.success_rate(successes)
+
+
+def _reward(rewards: Sequence[float], episodes: Sequence[Episode]) -> Estimate:
+    """Return the mean reward of episodes: with a bootstrap interval where they are independent,
+    else over clusters.
+    """
+    clusters = [e.origin for e in episodes]
+    if len(set(clusters)) == len(clusters):
+        return metrics.mean_reward(rewards)
+    found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
+    return found if math.isfinite(found.low) else metrics.mean_reward(rewards)
 
 
 def _reward_within(episodes: Sequence[Episode]) -> Measures:

@@ -40,8 +40,8 @@ from agentr_core.store.queries.worlds import made_by_world
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
 """Lists of the viewer that are filtered by run and iteration."""
 INTERVALS = (
-    "success by Wilson's score, reward by bootstrap; differences are paired by instance, and clustered where several "
-    "instances are one under different names"
+    "success by Wilson's score, reward by bootstrap; differences are paired by instance; all are clustered where "
+    "several episodes are of one instance, or of one under different names"
 )
 
 

@@ -10,6 +10,7 @@ from agentr_core.episodes.conversation import of_another_run
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.evaluation.revision import revision_plans, revision_seed
+from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_episodes, load_trajectories, rejection_rows
 from agentr_core.store.queries import revision_states as queries
@@ -36,7 +37,7 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
                 f"run {other} has no states of a revision test; name a run whose first model was evaluated, in "
                 "evaluation.revision_test.states"
             )
-        own = place.recipe.world_names
+        own = {instance.environment for some in held_out(place).values() for instance in some}
         strange = next((p for p in found if p.instance.environment not in own), None)
         if strange is not None:
             raise DataFault(f"the states of run {other} are of {strange.instance.environment}, not of this environment")

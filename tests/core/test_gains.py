@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from finished import after, played
 
-from agentr_core.stages.measures import gains, mean_gain
+from agentr_core.stages.measures import gains, mean_gain, measure
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.types import Trajectory
 
@@ -19,6 +20,27 @@ def test_the_interval_of_a_difference_ends_where_differences_of_shares_end() -> 
     assert many.mean == 0.5
     assert many.mean - many.low == pytest.approx(many.high - many.mean)
     assert math.isnan(mean_gain([(1.0, "a")]).low), "one cluster has no interval"
+
+
+def test_equal_gains_are_not_certain() -> None:
+    three, hundred = (mean_gain([(gain, str(number)) for number in range(n)]) for gain, n in ((1.0, 3), (0.0, 100)))
+    assert (three.mean, three.high) == (1.0, 1.0)
+    assert three.low < 0.5
+    assert 0.03 < hundred.high < 0.05
+    assert hundred.low == -hundred.high
+
+
+def test_episodes_of_one_instance_are_no_independent_evidence() -> None:
+    tried = [
+        replace(revised(played(3, success=number % 2 == 0)), repeat=repeat, origin=str(number), cut=0)
+        for number in range(40)
+        for repeat in range(8)
+    ]
+    found, once = measure(tried), measure([one for one in tried if one.repeat == 0])
+    assert found["success"].mean == once["success"].mean == 0.5
+    assert found["success"].high - found["success"].low > 0.9 * (once["success"].high - once["success"].low)
+    assert found["reward"].high - found["reward"].low > 0.9 * (once["reward"].high - once["reward"].low)
+    assert found["success"] == found["success_clustered"]
 
 
 def revised(trajectory: Trajectory, key: str = "t") -> Episode:

@@ -38,6 +38,10 @@ def test_durations_carry_over_when_they_round_up(seconds: float, text: str) -> N
     assert wording.duration(seconds) == text
 
 
+def test_a_mean_reward_below_0_has_a_true_minus() -> None:
+    assert [wording.percent(mean) for mean in (-0.15, 0.15, -0.0001)] == ["\N{MINUS SIGN}15.0", "15.0", "0.0"]
+
+
 def test_an_interval_in_percent() -> None:
     assert wording.interval(Estimate(value=0.5, low=0.4119, high=0.5501, n=9)) == "41.2\N{EN DASH}55.0"
     assert wording.interval(None) == wording.NOTHING

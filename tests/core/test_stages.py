@@ -720,6 +720,11 @@ async def test_the_states_of_the_revision_test_are_chosen_once_and_can_be_given_
     taken = load_episodes(other.store, evaluation_id(other, 0, REVISION))
     assert [(e.instance.key, e.repeat, e.cut) for e in taken] == states[0]
     assert Scoreboard(other).up_to(0)[0].revision_reward is not None
+    # A recipe may know a world by another name than its instances do.
+    known = site(f"evaluation.revision_test.states='{whole.run_id}'", "seed=11", "environment.name=house").place
+    await start(known)
+    await evaluate(known, 0)
+    assert len(load_episodes(known.store, evaluation_id(known, 0, REVISION))) == len(states[0])
     nobody = site("evaluation.revision_test.states=nobody", "seed=10").place
     await start(nobody)
     with pytest.raises(DataFault, match="run nobody has no states of a revision test"):

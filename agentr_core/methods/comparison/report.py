@@ -64,7 +64,10 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         metrics=recipe.compare.metrics,
         base=board.score(0) if board else None,
         base_metrics=_told(board, 0, recipe.compare.metrics) if board else {},
-        arms=tuple(_arm(name, uses[name], runs, first) for name, runs in by_name.items()),
+        arms=tuple(
+            _arm(name, uses[name], runs, first, least=min(0.0, recipe.evaluation.disaster_counts))
+            for name, runs in by_name.items()
+        ),
         differences=_differences([one for one, _ in made]),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
@@ -96,7 +99,8 @@ def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
     return differences(models)
 
 
-def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float]) -> ArmReport:
+def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
+    """Return the report of an arm. `least` is the lowest reward that an episode may have."""
     found = [run.score for run in runs]
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     return ArmReport(
@@ -104,7 +108,7 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float])
         trains_on=trains_on,
         runs=tuple(runs),
         success=_mean((score.success.value for score in found), 0, 1),
-        reward=_mean((score.reward.value for score in found), 0, 1),
+        reward=_mean((score.reward.value for score in found), least, 1),
         steps=_mean((score.steps_to_success for score in found if score.steps_to_success is not None), 0, math.inf),
         revision=_mean((score.revision.value for score in found if score.revision), 0, 1),
         against=_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
