@@ -77,10 +77,11 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "model.backend: group RL replaces the weights after each step, which a server that others started does not "
             "allow; set it to vllm or transformers, and name a directory in model.path"
         )
-    if recipe.model.backend == "vllm" and recipe.training.publish == "adapter":
+    goes_on = recipe.model.backend == "vllm" or recipe.iterations > 1
+    if goes_on and recipe.training.publish == "adapter":
         faults.append(
-            "training.publish: vLLM serves an adapter apart from its model, whose weights group RL replaces; leave it "
-            "at merged"
+            "training.publish: a sampler holds an adapter apart from its model, whose weights group RL replaces; leave "
+            "it at merged"
         )
     return faults
 

@@ -99,6 +99,13 @@ class PairsConfig:
     Python's `random` with seed 123, anew for each tree."""
 
 
+def search_faults(search: SearchConfig) -> list[str]:
+    """Return what is wrong with the section `search` of a recipe, one sentence each."""
+    if search.temperature == 0 and search.width > 1:
+        return ["search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1"]
+    return []
+
+
 def critique_faults(critique: CritiqueConfig) -> list[str]:
     """Return what is wrong with the section `critique` of a recipe, one sentence each."""
     if critique.votes > 1 and critique.temperature == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.agent_r import critique_faults
+from agentr_core.recipes.agent_r import critique_faults, search_faults
 from agentr_core.recipes.environments import WorldConfig, prompt_faults, worlds_faults
 from agentr_core.recipes.evaluation import development_faults, evaluation_faults
 from agentr_core.recipes.execution import ScaleConfig
@@ -54,6 +54,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults += instances_faults(recipe.instances)
     faults += prompt_faults("environment", recipe.environment.prompt, recipe.environment.transcript)
     faults += _faults_of_worlds(recipe)
+    faults += search_faults(recipe.search)
     faults += critique_faults(recipe.critique)
     faults += splice_faults(recipe.splice)
     faults += evaluation_faults(recipe.evaluation)

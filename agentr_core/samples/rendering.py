@@ -238,9 +238,17 @@ class Renderer:
             # A sampled text without its own end was ended by a stop string. An empty one consisted
             # of its end alone, and its ids are another tokenizer's.
             return reply.written or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
-        # A reply that ended with another end token has its end already. Some servers do not report
-        # theirs.
-        return not self.is_cut(reply) and not self._ended(self.own_ids(reply))
+        # A reply that ended with another end token has its end already, and one that a stop string
+        # ended has none. Some servers do not report theirs.
+        ids = self.own_ids(reply)
+        return not (self.is_cut(reply) or self._ended(ids) or self._stopped(reply, ids))
+
+    def _stopped(self, reply: Span, ids: Sequence[int]) -> bool:
+        """Return whether the ids of a reply go on beyond its text: with the stop string at which it
+        was ended.
+        """
+        said, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
+        return len(said) > len(text) and said.startswith(text)
 
     def _ended(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)

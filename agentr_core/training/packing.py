@@ -6,7 +6,8 @@ each other.
 
 Where positions restart, transformers builds a block-diagonal attention mask, if it is called
 without `attention_mask` and with `use_cache=False`. A row with a single sample needs no mask, and
-the tokens before the padding at the end never see it.
+the tokens before the padding at the end never see it. FlashAttention tells the samples apart only
+in a pass of one row, and layers that are no attention do not at all.
 
 Rows are no longer than the longest sample of the step, or `ROW` if that is more: attention under a
 block-diagonal mask costs the square of the row length, whatever the samples in it.
@@ -15,10 +16,11 @@ block-diagonal mask costs the square of the row length, whatever the samples in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.labels import IGNORED
 
 ROW = 512
@@ -26,6 +28,8 @@ ROW = 512
 would wait for Python.
 """
 QUANTUM = 64
+_SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers whose mask separates the samples of a row."""
 
 
 class TokenRow(NamedTuple):
@@ -49,6 +53,26 @@ def trained_tokens(row: TokenRow | TokenPair) -> int:
     if isinstance(row, TokenPair):
         return sum(map(trained_tokens, row))
     return sum(label != IGNORED for label in row.labels[1:])
+
+
+def together(config: TrainingConfig, rows: int) -> int:
+    """Return how many rows a forward pass may have, of at most `rows`, so that samples that share a
+    row do not see each other.
+    """
+    return 1 if config.packing and config.attn_implementation.startswith("flash_attention") else rows
+
+
+def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
+    """Return why samples of a model, given by its text configuration, cannot share rows, one
+    sentence each.
+    """
+    strange = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
+    if not config.packing or not strange:
+        return []
+    return [
+        f"training.packing: layers of kind {', '.join(strange)} would mix the samples of a row; set it to false, which "
+        "gives each sample a row of its own"
+    ]
 
 
 def padded_length(tokens: int) -> int:

@@ -16,7 +16,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from transformers.optimization import get_scheduler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import LaunchConfig, TrainingConfig
@@ -74,6 +74,11 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
         known = ", ".join(_ATTENTION)
         faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
+    if config.attn_implementation.startswith("flash_attention") and not (config.bf16 or config.fp16):
+        faults.append(
+            f"training.attn_implementation: {config.attn_implementation} computes in 16 bits only; set training.bf16 "
+            "or training.fp16, or choose sdpa"
+        )
     if config.use_liger_kernel and section == _OF_PAIRS:
         faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
@@ -159,10 +164,12 @@ def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
         faults.append(f"training.optim: {config.optim} needs the package {package}; install it, or choose another")
     if config.fp16 and not gpus:
         faults.append("training.fp16 needs a CUDA device, and torch sees none; set it to false")
-    if config.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available():
+    kernels = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+    available = kernels.get(config.attn_implementation)
+    if available is not None and not available():
         faults.append(
-            "training.attn_implementation: flash_attention_2 needs a CUDA device and the package flash-attn; install "
-            "it, or choose sdpa"
+            f"training.attn_implementation: {config.attn_implementation} needs a CUDA device and its package of "
+            "flash-attn; install it, or choose sdpa"
         )
     if config.use_liger_kernel and not (gpus and find_spec("liger_kernel")):
         faults.append(

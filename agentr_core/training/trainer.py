@@ -19,7 +19,7 @@ from trl import SFTConfig, SFTTrainer
 from agentr_core.recipes import TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes, idle_pass, trained_tokens
+from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes, idle_pass, together, trained_tokens
 from agentr_core.training.parent import Parent
 from agentr_core.training.plan import Plan
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
@@ -92,7 +92,7 @@ def make_trainer(
     tell: Callable[[TrainingStep], None],
 ) -> PlannedSFTTrainer:
     """Return the trainer of a job; `settings` are its `arguments`."""
-    rows_per_pass = 1 if settings.use_cpu else job.config.per_device_train_batch_size
+    rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
     shares = [(list(step), share) for step in plan.steps for share in range(job.config.num_processes)]
     return PlannedSFTTrainer(

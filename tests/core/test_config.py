@@ -371,7 +371,7 @@ def test_group_rl_in_agent_r_wants_an_iteration_for_it() -> None:
     [
         (["model={backend: openai, server: {model: big, base_url: 'http://127.0.0.1:1/v1'}}"],
          r"model.backend: group RL replaces the weights after each step, which a server that others started"),
-        (["model.backend=vllm", "training.lora_r=8", "training.publish=adapter"], r"training.publish: vLLM serves an"),
+        (["model.backend=vllm", "training.lora_r=8", "training.publish=adapter"], r"training.publish: a sampler holds"),
         (["training.lora_r=8", "training.use_dora=true"], r"training.use_dora: group RL trains plain LoRA adapters"),
         (["training.lora_r=8", "training.lora_dropout=0.1"], r"training.lora_dropout: group RL trains what sampled"),
     ],
@@ -412,6 +412,19 @@ def test_fine_tuning_alone_may_say_what_its_evaluations_count() -> None:
     for field in ("questions=3", "counts=steps,questions=3"):
         with pytest.raises(ConfigError, match=r"et_agent.curriculum: has no use without an iteration rl"):
             load(recipe, [f"et_agent.curriculum.{one}" for one in field.split(",")])
+
+
+def test_an_adapter_is_no_policy_that_group_rl_goes_on_from() -> None:
+    adapters = ["training.lora_r=8", "training.publish=adapter"]
+    with pytest.raises(ConfigError, match=r"training.publish: a sampler holds an adapter apart from its model"):
+        load(TINY, [*adapters, "iterations=2", "agent_r.phases=[sft, rl]"])
+    assert load(TINY.with_name("textcraft-grpo-tiny.yaml"), [*adapters, "iterations=1"]).training.publish == "adapter"
+
+
+def test_a_search_that_never_branches_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"search.temperature: at 0 all replies at a node are the same; raise it"):
+        load(TINY, ["search.temperature=0"])
+    assert load(TINY, ["search.temperature=0", "search.width=1"]).search.width == 1
 
 
 def test_group_rl_alone_takes_arguments_of_its_schedule() -> None:

@@ -72,6 +72,16 @@ def test_loss_falls_on_trained_turns_and_their_end_only(renderer: Renderer, toke
     assert len(ids) == len(labels)
 
 
+def test_a_reply_that_a_stop_string_ended_learns_no_end_of_turn(renderer: Renderer, tokenizer: Any) -> None:
+    ids = tuple(tokenizer.encode("get 2 oak log\nObservation:", add_special_tokens=False))
+    stopped = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=ids)))
+    assert tokenizer.decode([label for label in stopped.labels if label != IGNORED]) == "get 2 oak log\nObservation:"
+    # A server that does not report the end of a turn gives the ids of the text alone.
+    whole = tuple(tokenizer.encode("get 2 oak log", add_special_tokens=False))
+    silent = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=whole)))
+    assert tokenizer.decode([label for label in silent.labels if label != IGNORED]) == "get 2 oak log<|im_end|>"
+
+
 def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) -> None:
     # One id for each byte: not how the tokenizer would write the text.
     letters = tuple(tokenizer.convert_tokens_to_ids(list("get")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +11,18 @@ import torch
 from training_jobs import random_row
 from transformers import AutoModelForCausalLM
 
+from agentr_core.recipes import TrainingConfig
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training.packing import ROW, TokenRow, bins, forward_passes, padded_length, trained_tokens
+from agentr_core.training.packing import (
+    ROW,
+    TokenRow,
+    bins,
+    forward_passes,
+    packing_faults,
+    padded_length,
+    together,
+    trained_tokens,
+)
 
 LENGTHS = [40, 130, 75, 300, 64, 65, 22]
 
@@ -108,3 +120,17 @@ def test_lengths_are_few_and_waste_little() -> None:
     assert all(length >= tokens for tokens, length in padded.items())
     assert all(length <= tokens * 1.25 for tokens, length in padded.items() if tokens > 256)
     assert len(set(padded.values())) <= 24
+
+
+def test_flash_attention_gets_passes_of_one_packed_row() -> None:
+    plain, flash = TrainingConfig(), TrainingConfig(attn_implementation="flash_attention_2", bf16=True)
+    assert [together(one, 8) for one in (plain, flash, replace(flash, packing=False))] == [8, 1, 8]
+
+
+def test_layers_that_are_no_attention_take_one_sample_a_row() -> None:
+    hybrid = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
+    (said,) = packing_faults(hybrid, TrainingConfig())
+    assert said.startswith("training.packing: layers of kind linear_attention would mix the samples of a row")
+    assert packing_faults(hybrid, TrainingConfig(packing=False)) == []
+    assert packing_faults(SimpleNamespace(layer_types=["full_attention", "sliding_attention"]), TrainingConfig()) == []
+    assert packing_faults(SimpleNamespace(), TrainingConfig()) == []

@@ -70,7 +70,10 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path) -> Non
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [(["search.temperature=0"], "collects at temperature 0"), (["search.temperature=2.0"], "at least 2")],
+    [
+        (["search.temperature=0", "search.width=1"], "collects at temperature 0"),
+        (["search.temperature=2.0"], "at least 2"),
+    ],
 )
 def test_what_shows_no_contrast_is_refused(recipe: Path, changes: list[str], said: str) -> None:
     from agentr_core.errors import ConfigError

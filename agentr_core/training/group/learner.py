@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,8 +128,14 @@ class Learner:
         self._schedule.load_state_dict(state["schedule"])
 
     def close(self) -> None:
-        """End the helper processes."""
+        """End the helper processes and give the memory of a GPU back, which a later training of the
+        run needs. The policy is gone afterwards.
+        """
         self._helpers.close()
+        if torch.cuda.is_available():
+            del self.policy, self._optimizer, self._schedule, self._parameters
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _gradient(self, rows: Sequence[PolicyRow]) -> Totals:
         weights = token_weights(

@@ -16,7 +16,7 @@ from agentr_core.samples.labels import IGNORED
 from agentr_core.training.adapters import adapted, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate
 from agentr_core.training.group.rows import PolicyRow, numbered
-from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length
+from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length, together
 from agentr_core.training.parent import load_parent, recomputes
 
 ROUNDING = 1e-3
@@ -77,7 +77,7 @@ class Policy:
         if recomputes(training):
             _checkpoint(self.model)
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
-        self._packing = training.packing
+        self._training = training
         self._reference: Any = None
         if grpo.beta:
             self._reference = load_parent(model_dir, training, zero3=False).model.to(self._device).eval()
@@ -148,8 +148,8 @@ class Policy:
 
     def _passes(self, rows: Sequence[PolicyRow]) -> Iterator[Mapping[str, Tensor]]:
         longest = padded_length(max(len(row.input_ids) for row in rows))
-        together = max(1, self._grpo.micro_batch_tokens // max(ROW, longest))
-        return iter(forward_passes(numbered(rows), packing=self._packing, rows_per_pass=together))
+        most = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
+        return iter(forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=most))
 
     def _values(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> dict[str, Tensor]:
         """Return the arguments of the loss for each sampled token, in the order of `numbered`."""
