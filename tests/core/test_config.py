@@ -421,6 +421,12 @@ def test_an_adapter_is_no_policy_that_group_rl_goes_on_from() -> None:
     assert load(TINY.with_name("textcraft-grpo-tiny.yaml"), [*adapters, "iterations=1"]).training.publish == "adapter"
 
 
+def test_preference_training_cannot_go_back_with_split_weights() -> None:
+    collapse = ["eto.dpo.on_collapse=back", "eto.dpo.max_chosen_drop=5"]
+    with pytest.raises(ConfigError, match=r"eto.dpo.on_collapse: weights that ZeRO-3 splits cannot be taken back"):
+        load(TINY.with_name("textcraft-eto-tiny.yaml"), [*collapse, "training.launch={deepspeed: zero3}"])
+
+
 def test_a_search_that_never_branches_is_told() -> None:
     with pytest.raises(ConfigError, match=r"search.temperature: at 0 all replies at a node are the same; raise it"):
         load(TINY, ["search.temperature=0"])

@@ -26,6 +26,7 @@ from agentr_core.models.local.waves import Row, Wave
 from agentr_core.samples.rendering import Renderer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_BY_LENGTH = ("dynamic", "longrope")
 _TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
 """The largest difference in a log-probability that rounding can explain, by number format."""
 
@@ -132,11 +133,26 @@ def _context_length(path: Path, config: Any, wanted: int) -> int:
     return context
 
 
+def _check_positions(path: Path, config: Any, context: int) -> None:
+    # Transformers turns the keys by the longest row of a batch, also those stored before.
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
+    for one in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
+        most = one.get("original_max_position_embeddings") or own
+        if one.get("rope_type") in _BY_LENGTH and most and context > most:
+            raise ModelDirectoryError(
+                f"the model of {path} has positions of type {one['rope_type']}, which change with the longest row of a "
+                f"batch beyond {most} tokens; set model.context_length to {most} or less, or serve it with vLLM"
+            )
+
+
 def attention_of(path: Path, config: Any, context: int) -> Attention:
     """Return how far the layers of a text configuration look back in a context of `context` tokens.
 
-    Raises `ModelDirectoryError` for layers that are neither full nor sliding attention.
+    Raises `ModelDirectoryError` for layers that are neither full nor sliding attention, and for
+    positions that depend on what else is in a batch.
     """
+    _check_positions(path, config, context)
     # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
