@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from asgi import running
 from outside import HELLO, Agent, asked, played, said, sent, world
 
+from agentr_core.environments.gateway import desk
 from agentr_core.environments.gateway.server import app
 from agentr_core.episodes.replay import restore
 from agentr_core.episodes.transcript import conversations
@@ -182,6 +184,31 @@ async def test_an_agent_that_gives_up_or_dies_is_a_fault_that_may_heal(url: str)
         await played(url, lambda agent: agent.says(HELLO), patience_s=3)
     with pytest.raises(EnvironmentTimeout, match="every agent was silent"):
         world(url, patience_s=0.1).reset(Instance(environment="gateway", split="test", index=0))
+
+
+def test_a_run_is_told_why_the_gateway_ended_its_episode(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told that the gateway had been started anew."""
+    monkeypatch.setattr(desk, "_REPLY_SECONDS", 0.5)
+    env = world(url)
+    with ThreadPoolExecutor(1) as outside:
+        waiting = outside.submit(sent, url, lambda agent: agent.says(HELLO))
+        env.reset(env.instances("train")[0])
+        with pytest.raises(openai.APIStatusError, match="is over: the run gave no reply"):
+            waiting.result()
+    with pytest.raises(EnvironmentUnavailable, match=r"episode \w+ was lost: the run gave no reply within"):
+        env.step("late")
+    env.close()
+
+    monkeypatch.setattr(desk, "_RUN_SECONDS", 0.0)
+    with httpx.Client(base_url=url) as http:
+        offer = {"environment": "gateway", "split": "train", "index": 0}
+        offered = http.post("/run/open", json=offer).json()
+        assert http.post("/episodes", json={"wait": 0}).status_code == 204
+        told = http.post("/run/next", json=offered).json()
+        assert told == {"event": "lost", "why": "its run did not ask about it for 0 s"}
+        unknown = http.post("/run/next", json={"episode": "elsewhere"})
+    assert unknown.status_code == 503
+    assert unknown.json()["error"] == "episode elsewhere is gone: the gateway was started anew"
 
 
 def test_recorded_steps_are_played_again_without_a_model(url: str) -> None:

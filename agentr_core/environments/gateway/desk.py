@@ -75,8 +75,11 @@ class Desk:
         """Give the agent of an episode a reply, and return its next event: `call`, `reward` or
         `lost`; or `none` after `wait` seconds, with the seconds for which it has been silent.
 
-        Raises `KeyError` for an unknown episode.
+        An episode that was ended here is `lost`, with the reason. Raises `KeyError` for an unknown
+        episode.
         """
+        if key not in self._seats and key in self._over:
+            return {"event": "lost", "why": self._over[key]}
         seat = self._seats[key]
         seat.asked = time.monotonic()
         if reply is not None and seat.answer is not None and not seat.answer.done():
@@ -163,7 +166,7 @@ class Desk:
                 continue
             if time.monotonic() - seat.asked < _RUN_SECONDS:
                 return seat
-            self._end(seat, "its run is gone", "episode_over")
+            self._end(seat, f"its run did not ask about it for {_RUN_SECONDS:.0f} s", "episode_over")
         return None
 
     async def _put(self, seat: Seat) -> None:
