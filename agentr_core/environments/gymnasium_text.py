@@ -34,6 +34,8 @@ class GymnasiumText:
         train: the first and last seed of the split.
         test: the same for the test split.
         make_options: keyword arguments for `gymnasium.make`.
+        seeds_differ: whether each seed is another problem, also where their first observations are
+            the same.
     """
 
     acknowledgement = "Ok."
@@ -51,6 +53,7 @@ class GymnasiumText:
         reward_low: float = 0.0,
         reward_high: float = 1.0,
         make_options: Mapping[str, Any] | None = None,
+        seeds_differ: bool = False,
     ) -> None:
         if not id:
             raise ConfigError("gymnasium needs the option id: a registered environment, such as my_package:Rooms-v0")
@@ -64,6 +67,7 @@ class GymnasiumText:
             raise ConfigError(f"gymnasium {id}: the seeds of train and test overlap")
         self._low = reward_low
         self._high = reward_high
+        self._seeds_differ = seeds_differ
         self._return = 0.0
         self._env = _make(id, make_options or {})
 
@@ -76,6 +80,10 @@ class GymnasiumText:
         if split not in self._seeds:
             raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self._seeds)}")
         return Instances(self.name, split, self._seeds[split])
+
+    def identity(self, instance: Instance) -> str:
+        """Return the first observation of an instance, or its seed with `seeds_differ`."""
+        return f"seed {instance.index}" if self._seeds_differ else self.reset(instance)
 
     def reset(self, instance: Instance) -> str:
         """Return the first observation of the episode with the seed of the instance."""

@@ -16,14 +16,16 @@ from toy import instance as line_instance
 from transformers.utils import get_json_schema
 
 from agentr_core.environments import registry
+from agentr_core.environments.agentgym.worlds import Wordle
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.gymnasium_text import GymnasiumText
 from agentr_core.environments.template import CombinationLock
 from agentr_core.environments.trl_tools import environment_factory, rows
 from agentr_core.episodes.steps import act
-from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
+from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
 from agentr_core.recipes import parse
+from agentr_core.runtime.instances import check_separate
 from agentr_core.stages.demonstrate import expert_of
 from agentr_core.types import Transition
 
@@ -85,6 +87,22 @@ def test_success_is_the_environments_own_where_it_tells() -> None:
     env.reset(env.instances("train")[0])
     env.step("climb")
     assert env.step("climb") == ("0 left.", 1.0, True, False, {"success": False})
+
+
+def test_seeds_that_begin_alike_are_other_problems_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stairs, "reset", lambda self, seed, options=None: ("Stairs.", {}))
+    env = climb()
+    train, test = (tuple(env.instances(split)[:2]) for split in ("train", "test"))
+    with pytest.raises(DataFault, match="is held-out instance"):
+        check_separate(env, train, test)
+    check_separate(climb(seeds_differ=True), train, test)
+    with pytest.raises(DataFault, match="is held-out instance"):
+        check_separate(climb(seeds_differ=True), train, train)
+
+
+def test_seeds_of_wordle_are_told_apart_though_all_begin_alike() -> None:
+    env = Wordle(url="http://127.0.0.1:9", train="0-1", test="2-3")
+    check_separate(env, tuple(env.instances("train")), tuple(env.instances("test")))
 
 
 @pytest.mark.parametrize("reward", [float("inf"), float("nan"), "5", None])

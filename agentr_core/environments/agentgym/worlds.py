@@ -260,6 +260,12 @@ class Wordle(AgentGymWorld, world="wordle"):
     instruction = texts.WORDLE
     step_limit = 8
 
+    def identity(self, instance: Instance) -> str:
+        """Return the seed: every episode begins with the same text, and the server does not tell
+        the word.
+        """
+        return f"seed {instance.index}"
+
     def parse(self, reply: str) -> str:
         """Return the letters of the guess, in lower case and with spaces between them, as the
         server wants them; the label may be missing.
