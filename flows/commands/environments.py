@@ -153,10 +153,10 @@ def serve(
     """Serve an environment in AgentGym's contract until interrupted: in that of AgentGym's world of
     the same name, if there is one.
 
-    Raises `ConfigError` for an unknown name, option or split, and for an address that cannot be
-    listened on.
+    Raises `ConfigError` for an unknown name, option or split, for an address that cannot be
+    listened on, and for numbers that clients know as those of other splits.
     """
-    from agentr_core.environments.agentgym import server
+    from agentr_core.environments.agentgym import server, worlds
     from agentr_core.environments.agentgym.wire import WIRES
     from agentr_core.http_server import listening
 
@@ -164,6 +164,7 @@ def serve(
     try:
         chosen = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
         numbers = server.numbered(env, chosen)
+        worlds.check_served(name, numbers)
     finally:
         env.close()
     wire = WIRES.get(name, WIRES["textcraft"])

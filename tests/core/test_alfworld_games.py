@@ -13,10 +13,14 @@ import pytest
 from houses import write
 
 from agentr_core.environments import registry
+from agentr_core.environments.agentgym.server import numbered
+from agentr_core.environments.agentgym.worlds import check_served
 from agentr_core.environments.alfworld import AlfWorld, world
 from agentr_core.environments.alfworld.games import Game, list_games, listed_games, read_game
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentFault
+from agentr_core.http_server import listening
 from agentr_core.types import Instance
+from flows.commands import environments
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 
@@ -88,6 +92,19 @@ def test_a_file_that_changed_after_it_was_listed_is_not_played(root: Path, tmp_p
         read_game(path, game)
 
 
+@pytest.mark.parametrize("splits", [(), ("test",)])
+def test_games_with_other_numbers_than_agentgyms_are_not_served(
+    root: Path, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...]
+) -> None:
+    """Clients were given training games for their test games."""
+    monkeypatch.setattr(listening, "serve", lambda *_, **__: pytest.fail("it was served"))
+    options = {"data_dir": str(root), "cache_dir": str(tmp_path / "cache")}
+
+    told = r"number \d is in split train for clients and would be alfworld/.*: set the option ids_dir"
+    with pytest.raises(ConfigError, match=told):
+        environments.serve("alfworld", options, host="", port=0, splits=splits, idle_s=60, most=1, say=pytest.fail)
+
+
 def test_agentgyms_numbers(root: Path, tmp_path: Path, installed: None) -> None:
     write(root, "valid_train/task-d/trial_7")
     named = {
@@ -102,6 +119,7 @@ def test_agentgyms_numbers(root: Path, tmp_path: Path, installed: None) -> None:
         "test": [2420],
     }
     assert env.depth(Instance(environment="alfworld", split="train", index=3)) == 6
+    check_served("alfworld", numbered(env, env.splits()))
 
     mapping = tmp_path / "other.json"
     mapping.write_text(json.dumps([{"item_id": 1, "task_type": "task-e", "task_id": "trial_9"}]), encoding="utf-8")

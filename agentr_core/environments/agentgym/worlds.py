@@ -16,7 +16,7 @@ from agentr_core.environments.agentgym import texts
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import text, textcraft
 from agentr_core.environments.crafting.recipes import load_split
-from agentr_core.errors import EnvironmentServerError
+from agentr_core.errors import ConfigError, EnvironmentServerError
 from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance
 
@@ -130,6 +130,9 @@ class WebShop(AgentGymWorld, world="webshop"):
         return replies.shopping_action(reply)
 
 
+_ALFWORLD_IDS = {"train": range(2420), "test": range(2420, 2620)}
+
+
 class AlfWorld(_LineWorld, world="alfworld"):
     """ALFWorld as text; the test games come from seen rooms."""
 
@@ -138,7 +141,22 @@ class AlfWorld(_LineWorld, world="alfworld"):
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the games of the server's two mapping files."""
-        return {"train": range(2420), "test": range(2420, 2620)}
+        return _ALFWORLD_IDS
+
+
+def check_served(name: str, numbers: Mapping[int, Instance]) -> None:
+    """Raise `ConfigError` when a native world has instances of other splits at the numbers by which
+    clients ask for the published ones: their test games would be training games.
+
+    Only ALFWorld may: without `ids_dir`, it counts the games of each split from 0.
+    """
+    for number, instance in numbers.items() if name == "alfworld" else ():
+        split = next((split for split, ids in _ALFWORLD_IDS.items() if number in ids), instance.split)
+        if split != instance.split:
+            raise ConfigError(
+                f"alfworld: number {number} is in split {split} for clients and would be {instance.key}; serve it with "
+                "AgentGym's numbers: set the option ids_dir to the folder configs of AgentGym's ALFWorld server"
+            )
 
 
 class BabyAI(AgentGymWorld, world="babyai"):
