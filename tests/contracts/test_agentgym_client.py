@@ -96,6 +96,44 @@ def test_each_contract_carries_an_episode(name: str) -> None:
         assert len(world.bodies(f"{WIRES[name].prefix}/create")) == (2 if WIRES[name].closes else 1)
 
 
+def test_two_episodes_never_share_an_environment() -> None:
+    """AgentGym's SQL server holds 8, and then creates none but gives one of these again."""
+    with served_world(Line, WIRES["sqlgym"], LINES) as world:
+        one, other = client(world, worlds.SqlGym), client(world, worlds.SqlGym, retries=0)
+        begin(one, 2)
+        (taken,) = world.open_ids()
+        world.faults["/create", 1] = answer(200, str(taken).encode())
+        said = rf"/create gave environment {taken}, in which another episode is under way; .* lower scale\.concurrency"
+        with pytest.raises(EnvironmentUnavailable, match=said):
+            begin(other)
+        begin(other)
+        assert [env.step("right").observation for env in (one, other)] == ["You are at 1."] * 2
+
+        one.close()
+        again = client(world, worlds.SqlGym)
+        begin(again, 1)
+        assert again._opened is not None
+        assert again._opened.env_id == taken
+        again.close()
+        other.close()
+
+
+def test_a_server_with_few_environments_keeps_them_after_a_fault() -> None:
+    with served_world(Line, WIRES["sqlgym"], LINES) as world:
+        env = client(world, worlds.SqlGym)
+        world.faults["/step", 1] = answer(500, b"boom")
+        assert transcript(env, env.instances("train")[2], STEPS) == transcript(Line(), LINES[2], STEPS)
+        assert len(world.bodies("/create")) == 1
+        env.close()
+
+        # One that cannot be begun may be gone with an earlier process of the server.
+        world.faults["/reset", len(world.bodies("/reset"))] = answer(500, b"Internal Server Error")
+        env = client(world, worlds.SqlGym)
+        begin(env)
+        assert len(world.bodies("/create")) == 2
+        env.close()
+
+
 def test_a_disaster_of_sciworld_comes_through(line: World) -> None:
     with served_world(Line, WIRES["sciworld"], LINES) as world:
         env = client(world, worlds.SciWorld)

@@ -1,4 +1,6 @@
-"""Each thread has a connection of its own, which nobody else can close under it."""
+"""Each thread has a connection of its own, which nobody else can close under it; each episode has
+an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from agentr_core.environments.agentgym.connection import Connection
+from agentr_core.errors import EnvironmentUnavailable
 
 
 class Ports(ThreadingHTTPServer):
@@ -76,3 +79,34 @@ def test_the_connection_of_a_thread_ends_with_it(ports: Ports) -> None:
     thread.start()
     thread.join()
     assert ports.ended.wait(5)
+
+
+def test_an_environment_is_lent_once_at_a_time() -> None:
+    server = Connection("http://127.0.0.1:9", timeout_s=5, patience_s=0)
+
+    def refused(env_id: int) -> bool:
+        try:
+            server.lend(env_id)
+        except EnvironmentUnavailable:
+            return True
+        return False
+
+    before = server.lend(3)
+    assert refused(3)
+    assert server.end(3, before)
+    assert not refused(3)
+    server.give_back(3, before)
+    server.lend(4)
+    server.give_back(4, before, last=True)
+    assert (server.spare(), server.spare(), server.spare()) == (3, 4, None)
+    assert refused(4)
+    server.give_back(3, before)
+    assert (refused(3), server.spare()) == (False, None)
+
+    with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
+        server.reach()
+    # After a restart the ids begin anew, and what was lent before it is nobody's.
+    assert not refused(4)
+    server.give_back(4, before)
+    assert not server.end(4, before)
+    assert (server.spare(), refused(4)) == (None, True)

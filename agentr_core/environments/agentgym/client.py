@@ -37,10 +37,13 @@ _UNKNOWN_ID = ("is not valid", "has been deleted")
 
 
 class Opened(NamedTuple):
-    """An environment on the server; it is ours until the server is seen to restart."""
+    """An environment on the server; it is ours until the server is seen to restart. `begun` says
+    that it answered a reset.
+    """
 
     env_id: int
     restarts: int
+    begun: bool = False
 
 
 class AgentGymWorld(ABC):
@@ -250,9 +253,10 @@ class AgentGymWorld(ABC):
             if env_id is None:
                 env_id = self._create(wire.create_body(instance.index))
                 # Refused connections that the create itself waited out came before the id.
-                restarts = self._server.restarts
+                restarts = self._server.lend(env_id)
             self._opened = Opened(env_id, restarts)
         first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
+        self._opened = self._opened._replace(begun=True)
         self.check_first(instance, first)
         return first
 
@@ -300,21 +304,30 @@ class AgentGymWorld(ABC):
     def _give_up(self, fault: EnvironmentFault) -> None:
         """Release an environment that is not to be used again, unless its id is by now invalid or
         another client's.
+
+        A server with few environments makes no other: there, one that was begun before the fault
+        is used again, after the others.
         """
         opened, self._opened = self._opened, None
+        if self.wire.few and (opened is None or opened.begun):
+            if opened is not None:
+                self._server.give_back(opened.env_id, opened.restarts, last=True)
+            return
         self._server.distrust()
+        if opened is None or not self._server.end(opened.env_id, opened.restarts):
+            return
         unknown = isinstance(fault, EnvironmentRefusal) and any(words in str(fault) for words in _UNKNOWN_ID)
-        if opened is not None and opened.restarts == self._server.restarts and self.wire.closes and not unknown:
+        if self.wire.closes and not unknown:
             self._server.close("/close", {self.wire.id_key: opened.env_id})
 
     def _release(self) -> None:
         opened, self._opened = self._opened, None
-        if opened is None or opened.restarts != self._server.restarts:
+        if opened is None:
             return
-        if self.wire.closes:
+        if not self.wire.closes:
+            self._server.give_back(opened.env_id, opened.restarts)
+        elif self._server.end(opened.env_id, opened.restarts):
             self._server.close("/close", {self.wire.id_key: opened.env_id})
-        else:
-            self._server.give_back(opened.env_id)
 
     def _check_playable(self) -> None:
         if self.playable is None:

@@ -88,6 +88,7 @@ class Connection:
             verify=httpx.create_ssl_context(),
         )
         self._spare: list[int] = []
+        self._lent: set[int] = set()
         self._responsive = True
         self._lock = threading.Lock()
 
@@ -127,17 +128,53 @@ class Connection:
                 self._count_restart()
             _log.warning("%s may keep the environment %s, since closing it failed: %s", self.url, body, error)
 
-    def spare(self) -> int | None:
-        """Return the id of an environment that was given back and is free; None if there is
-        none.
+    def lend(self, env_id: int) -> int:
+        """Return the number of restarts so far, with an environment that the server just created
+        lent to the caller, until `end` or `give_back`.
+
+        Raises `EnvironmentUnavailable` when it is lent already: two episodes would act in it.
         """
         with self._lock:
-            return self._spare.pop() if self._spare else None
+            if env_id in self._lent:
+                raise EnvironmentUnavailable(
+                    f"{self.url}/create gave environment {env_id}, in which another episode is under way; if it goes "
+                    "on, lower scale.concurrency to the number of environments that the server holds"
+                )
+            # It may have been given back while the server answered with it.
+            self._spare = [spare for spare in self._spare if spare != env_id]
+            self._lent.add(env_id)
+            return self.restarts
 
-    def give_back(self, env_id: int) -> None:
-        """Keep an environment for the next caller that needs one, if its server has no close."""
+    def spare(self) -> int | None:
+        """Return the id of an environment that was given back, which is then lent to the caller;
+        None if there is none.
+        """
         with self._lock:
-            self._spare.append(env_id)
+            if not self._spare:
+                return None
+            env_id = self._spare.pop()
+            self._lent.add(env_id)
+            return env_id
+
+    def end(self, env_id: int, restarts: int) -> bool:
+        """Return whether an environment, lent after so many restarts, is still on the server; it is
+        no longer lent.
+        """
+        with self._lock:
+            # After a restart, the id may be lent to another episode.
+            if restarts != self.restarts:
+                return False
+            self._lent.discard(env_id)
+            return True
+
+    def give_back(self, env_id: int, restarts: int, *, last: bool = False) -> None:
+        """Keep an environment, lent after so many restarts, for the next caller that needs one; if
+        `last`, only once there is no other.
+        """
+        with self._lock:
+            if restarts == self.restarts:
+                self._lent.discard(env_id)
+                self._spare.insert(0 if last else len(self._spare), env_id)
 
     def distrust(self) -> None:
         """Forget the environments that were given back: after a fault, they may be gone as well."""
@@ -148,6 +185,7 @@ class Connection:
         with self._lock:
             self.restarts += 1
             self._spare.clear()
+            self._lent.clear()
 
     def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
         """Return the result of `send`, once a connection for it is made."""

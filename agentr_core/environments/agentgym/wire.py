@@ -61,6 +61,8 @@ class Wire:
         finished: the lowest reward, scaled to 1, with which an episode that ended is a success.
         before, after: the text around an action on the wire.
         closes: whether the server has a close.
+        few: whether the server holds a few environments only, and a create then gives one of them
+            again, be it in use or not.
     """
 
     item: str
@@ -82,6 +84,7 @@ class Wire:
     before: str = ""
     after: str = ""
     closes: bool = False
+    few: bool = False
 
     def create_body(self, item: int) -> dict[str, Any]:
         """Return the body that asks for an environment in which an instance will be played."""
@@ -207,7 +210,7 @@ WIRES: Mapping[str, Wire] = {
     # 0.5.
     "babyai": Wire(item="data_idx", finished=0.5, closes=True),
     "searchqa": Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", closes=True),
-    "sqlgym": Wire(item="item_id", id_key="env_idx", bare_id=True, first="pair", observation="state"),
+    "sqlgym": Wire(item="item_id", id_key="env_idx", bare_id=True, first="pair", observation="state", few=True),
     "weather": _TOOLS,
     "movie": _TOOLS,
     "academia": _TOOLS,
