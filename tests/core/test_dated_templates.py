@@ -4,6 +4,7 @@ on every day.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -98,6 +99,9 @@ def dated_model_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
     path = tmp_path / "dated"
     shutil.copytree(tiny_model_dir, path)
     (path / "chat_template.jinja").write_text(DATED, encoding="utf-8")
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    # With the instruction and the date, an episode is longer than the tiny model takes.
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}), encoding="utf-8")
     return path
 
 

@@ -22,7 +22,9 @@ def spliced(draw: st.DrawFn, modes: tuple[str, ...] = ("blind", "verified", "dir
     ending = draw(st.sampled_from([[], ["stop"], ["jump"]])) if mode != "direct" else []
     errors = st.integers(len(shared), len(shared) + len(own) - 1)
     error = draw(errors if ending else st.none() | errors)
-    good = [*shared, "look", *draw(moves), *draw(st.sampled_from([[], ["stop"], ["right"] * 9]))]
+    # A verified splice must gain reward.
+    ends = [["right"] * 6 + ["stop"], ["right"] * 12] if mode == "verified" else [[], ["stop"], ["right"] * 9]
+    good = [*shared, "look", *draw(moves), *draw(st.sampled_from(ends))]
     pair = ToyTree(draw(st.integers(3, 4))).pair(good, [*shared, *own, *ending])
     config = SpliceConfig(mode=mode)  # type: ignore[arg-type]
     found = critique(error, len(pair.bad.nodes))
