@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +234,26 @@ def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) 
     else:
         server.require(f"scale.runner {recipe.scale.runner}")
     progress.console.set(Console(stderr=True))
-    try:
+    with _interruptible():
         return asyncio.run(function(recipe, **options))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have SIGTERM interrupt the block as Ctrl-C does.
+
+    While a flow runs, Prefect turns the signal into an exception. Before it passes that on, it
+    sends the signal to the handler that was there before, which without this one ends the process
+    without a word.
+    """
+    earlier = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
     except TerminationSignal:
-        # Prefect's word for SIGTERM: to us the same as Ctrl-C.
         raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

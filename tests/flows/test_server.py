@@ -49,6 +49,24 @@ time.sleep(600)
 """
 
 
+TERMINATED = """
+import asyncio, os, signal
+from prefect import flow
+from flows import local, server
+@flow
+async def ended():
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+server.reach()
+try:
+    with local._interruptible():
+        asyncio.run(ended())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
 @contextmanager
 def served(seconds: float, env: Mapping[str, str]) -> Iterator[Popen[str]]:
     """A process that has reached its server, and ends so many seconds later."""
@@ -114,6 +132,13 @@ def test_the_server_outlives_what_ends_the_whole_group(serving_env: dict[str, st
         assert (process.returncode, out) == (0, "true\n"), err
         _, alive = psutil.wait_procs(left, timeout=PATIENCE / 10)
         assert not alive
+
+
+def test_a_terminated_flow_is_an_interrupted_one(serving_env: dict[str, str]) -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    with launched([sys.executable, "-c", TERMINATED], env={**serving_env, "PYTHONPATH": path}) as process:
+        out, err = process.communicate(timeout=PATIENCE / 10)
+        assert (process.returncode, out) == (0, "interrupted\nTrue\n"), err
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
