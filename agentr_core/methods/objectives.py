@@ -99,6 +99,13 @@ def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
     return faults
 
 
+def arguments_for(schedule: str, training: TrainingConfig) -> dict[str, Any]:
+    """Return the arguments of a schedule that takes the place of the one in section `training`:
+    those given there belong to that one, and stay only where both are the same.
+    """
+    return training.lr_scheduler_kwargs if schedule == training.lr_scheduler_type else _PLAIN.lr_scheduler_kwargs
+
+
 def preference(recipe: Recipe, turn: int) -> Training:
     """Return preference training; settings of section `eto.dpo` take precedence over section
     `training`.
@@ -118,11 +125,9 @@ def preference(recipe: Recipe, turn: int) -> Training:
         per_device_train_batch_size=dpo.per_device_train_batch_size,
         gradient_accumulation_steps=dpo.gradient_accumulation_steps,
         lr_scheduler_type=dpo.lr_scheduler_type,
+        lr_scheduler_kwargs=arguments_for(dpo.lr_scheduler_type, recipe.training),
         warmup_ratio=dpo.warmup_ratio,
     )
-    if dpo.lr_scheduler_type != recipe.training.lr_scheduler_type:
-        # They belong to the other schedule.
-        config = replace(config, lr_scheduler_kwargs=_PLAIN.lr_scheduler_kwargs)
     loss = PreferenceLoss(
         beta=in_iteration(dpo.beta, turn + 1),
         loss_type=tuple(dpo.loss_type),

@@ -163,11 +163,17 @@ def unread_online(training: TrainingConfig) -> list[str]:
     """Return the settings of section `training` that a recipe with supervised training may have and
     that its group RL does not read.
     """
-    plain, launch = TrainingConfig(), training.launch
+    plain = TrainingConfig()
     names = [f"training.{name}" for name in _OF_TRAINER if getattr(training, name) != getattr(plain, name)]
-    if launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes):
+    if _launches_otherwise(training):
         names.append("training.launch but for num_processes")
     return names
+
+
+def _launches_otherwise(training: TrainingConfig) -> bool:
+    """Return whether a launch says more than how many processes there are, on this machine."""
+    launch = training.launch
+    return launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes)
 
 
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
@@ -192,8 +198,7 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
     ]
     if training.lr_scheduler_kwargs and grpo.lr_scheduler_type is not None:
         faults.append("training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule that they belong to")
-    launch = training.launch
-    if launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes):
+    if _launches_otherwise(training):
         faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")
     if data != DataConfig():
         faults.append("data: group RL makes no dataset; leave it out")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from agentr_core.methods.catalogue import EVALUATE, REINFORCE
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.objectives import reinforcing_faults, sampled_groups
+from agentr_core.methods.objectives import arguments_for, reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration
@@ -86,19 +86,13 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 def _scheduled(recipe: Recipe) -> TrainingConfig:
     """Return section `training` with the schedule of the curriculum in place of its own."""
     training, curriculum = recipe.training, recipe.et_agent.curriculum
-    kept = _keeps_arguments(recipe)
     return replace(
         training,
         learning_rate=curriculum.learning_rate,
         lr_scheduler_type=curriculum.lr_scheduler_type,
-        lr_scheduler_kwargs=training.lr_scheduler_kwargs if kept else TrainingConfig().lr_scheduler_kwargs,
+        lr_scheduler_kwargs=arguments_for(curriculum.lr_scheduler_type, training),
         warmup_ratio=curriculum.warmup_ratio,
     )
-
-
-def _keeps_arguments(recipe: Recipe) -> bool:
-    """Return whether the curriculum has the schedule that the arguments in `training` are for."""
-    return recipe.et_agent.curriculum.lr_scheduler_type == recipe.training.lr_scheduler_type
 
 
 def describe(recipe: Recipe, train: int) -> str:
@@ -141,7 +135,7 @@ def faults(recipe: Recipe) -> list[str]:
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
         )
     alone = set(recipe.et_agent.phases) == {"rl"}
-    if alone and recipe.training.lr_scheduler_kwargs and not _keeps_arguments(recipe):
+    if alone and recipe.training.lr_scheduler_kwargs != _scheduled(recipe).lr_scheduler_kwargs:
         found.append(
             "training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type replaces the schedule that they "
             "belong to; leave them out, or name it in training.lr_scheduler_type, too"
