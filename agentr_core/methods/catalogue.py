@@ -92,6 +92,7 @@ EXPLORE = Stage(
     roles=("actor", "teacher"),
     spreads=True,
     gathers=True,
+    check=imported("agentr_core.methods.eto.stages.explore:check_state"),
 )
 EXPLORE_AND_KEEP = replace(
     EXPLORE,

@@ -56,6 +56,7 @@ class WorldExploreConfig:
     """The fields of section `eto.explore` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
+    repeats: Natural | None = later(None)
 
 
 @record

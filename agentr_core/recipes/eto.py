@@ -68,6 +68,8 @@ class ExploreConfig(SamplingFields):
     top_p: TopP = 1.0
     max_steps: Count = 40
     max_new_tokens: Count = 512
+    repeats: Natural = later(0)
+    """As `evaluation.repeats`: an episode that repeats itself ends early, and lost."""
 
 
 @record
@@ -173,6 +175,10 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
     if eto.explore.samples and eto.explore.temperature == 0:
         faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
+    if eto.explore.repeats == 1:
+        faults.append(
+            "eto.explore.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never"
+        )
     if not eto.expert.thoughts.enabled and eto.expert.thoughts != ThoughtsConfig():
         faults.append("eto.expert.thoughts: has no use unless enabled; enable it, or leave it out")
     faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)

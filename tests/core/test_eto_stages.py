@@ -247,6 +247,23 @@ async def test_a_second_run_finds_everything_done(site: Sites) -> None:
     assert {table: again.ask(f"select count(*) from {table}") for table in tables} == before
 
 
+async def test_explored_episodes_end_where_they_repeat_themselves(site: Sites) -> None:
+    class Telling(House):
+        def state(self) -> str:
+            return "the same"
+
+    one = await prepare(site("eto.explore.repeats=2"))
+    place = replace(one.place, make_environment=lambda _: Telling([], expert=True))
+    await explore(place, 1)
+    ends = "select stop, count(*) from trajectory where source = 'rollout' group by stop"
+    assert one.ask(ends) == [("repeats", 6)]
+
+    (stage,) = (stage for stage in plan_of(place.recipe, 1).stages if stage.name == "explore")
+    stage.check(place.recipe, Telling([], expert=True), [])
+    with pytest.raises(ConfigError, match=r"does not tell its state; leave eto\.explore\.repeats out"):
+        stage.check(place.recipe, House([], expert=True), [])
+
+
 async def test_an_interrupted_exploration_ends_with_the_same_dataset(site: Sites) -> None:
     rough = await prepare(site("eto.explore.samples=3", strength=50))
     await demonstrate(rough.place, 1)
@@ -572,6 +589,7 @@ async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
         (["eto.phases=[ppo]"], "eto.phases.0: "),
         (["eto.rft=with_expert"], "eto.rft: has no use without an iteration rft in eto.phases"),
         (["eto.explore.greedy=false"], "without greedy and samples nothing is explored"),
+        (["eto.explore.repeats=1"], "eto.explore.repeats: 1 would end every episode at its first reply"),
         (["eto.explore.samples=2", "eto.explore.temperature=0"], "at temperature 0 all samples are the greedy episode"),
         (["eto.preferences.source=trees"], "eto.preferences.trees: source trees needs it"),
         (["eto.preferences.file=x"], "eto.preferences.file: has no use with source exploration"),

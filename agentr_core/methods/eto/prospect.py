@@ -16,7 +16,7 @@ def acting(recipe: Recipe) -> Acting:
     """Return how the policy acts in an exploration."""
     explore = recipe.eto.explore
     sampling = sampling_of(explore)
-    return Acting(sampling=sampling, max_steps=explore.max_steps)
+    return Acting(sampling=sampling, max_steps=explore.max_steps, repeats=explore.repeats)
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:

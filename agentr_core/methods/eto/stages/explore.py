@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentr_core.episodes.rollout import stateful
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.eto.prospect import acting
+from agentr_core.protocols import Environment
+from agentr_core.recipes import Recipe
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
@@ -20,6 +23,14 @@ from agentr_core.store.codec import load_trajectories
 from agentr_core.types import Instance, Trajectory
 
 STAGE = "explore"
+
+
+def check_state(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` when episodes should end where they repeat themselves and the world does
+    not tell its state.
+    """
+    if recipe.eto.explore.repeats:
+        stateful(env, "eto.explore.repeats")
 
 
 def exploration(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
@@ -80,7 +91,7 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
 
 def _plans(place: Workplace, iteration: int, instance: Instance, expert: Trajectory | None) -> list[EpisodePlan]:
     recipe = place.recipe
-    config = recipe.eto.explore
+    config = recipe.in_world(instance.environment).eto.explore
     numbers = range(0 if config.greedy else 1, config.samples + 1)
     cuts = _spread(len(expert.steps), recipe.eto.preferences.forced_steps) if expert else [0]
     return [
@@ -90,7 +101,8 @@ def _plans(place: Workplace, iteration: int, instance: Instance, expert: Traject
             seed=derive_seed(recipe.seed, STAGE, iteration, instance.key, number),
             prefix=expert.steps[:cut] if expert else (),
             greedy=number == 0,
-            max_steps=recipe.in_world(instance.environment).eto.explore.max_steps,
+            max_steps=config.max_steps,
+            repeats=config.repeats,
         )
         for cut in cuts
         for number in numbers
