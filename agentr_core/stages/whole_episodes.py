@@ -13,13 +13,12 @@ from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Provenance, Rejection, Sample, SampleKind, Trajectory
 
 
-def keep_whole(place: Workplace, iteration: int, trajectories: Mapping[str, Trajectory], *, stage: str) -> int:
-    """Store a sample of each trajectory, given by id, or a rejection for one that gives none;
-    return the number of samples.
+def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Trajectory], *, stage: str) -> Rows:
+    """Return the rows of a sample of each trajectory, given by id, or of a rejection where one
+    gives none.
     """
     iteration_id = place.iteration_id(iteration)
     units: list[Rows] = []
-    kept = 0
     with place.worlds() as worlds:
         for key, trajectory in trajectories.items():
             for part in (parts := conversations(worlds.of(trajectory.instance), trajectory)):
@@ -35,7 +34,5 @@ def keep_whole(place: Workplace, iteration: int, trajectories: Mapping[str, Traj
                 if isinstance(read, Rejection):
                     units.append(rejection_rows([read], iteration_id=iteration_id))
                     continue
-                kept += len(read)
                 units += [sample_rows(sample_id(s), s, iteration_id=iteration_id, trajectory_id=key) for s in read]
-    place.store.write(merge(units))
-    return kept
+    return merge(units)

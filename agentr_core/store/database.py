@@ -157,12 +157,8 @@ class Store:
             RunBusy: a row is stored already and was made by another writer.
             StoreBusy, CorruptStore, StoreError: as in `transaction`; then nothing of it is stored.
         """
-        unknown = rows.keys() - TABLES.keys()
-        if unknown:
-            raise KeyError(f"the store has no table {sorted(unknown)}; its tables are {sorted(TABLES)}")
         with self.transaction() as con:
-            for table, values in rows.items():
-                _put(con, table, values, update=TABLES[table].mutable)
+            put(con, rows)
 
     def update(self, table: str, row: Row) -> None:
         """Change some columns of one stored row; `row` holds its whole key and the new values.
@@ -281,6 +277,15 @@ def _empty(wanted: tuple[migrations.Migration, ...]) -> bytes:
             migrations.migrate(con, path, wanted)
             con.execute("checkpoint")
         return path.read_bytes()
+
+
+def put(con: Any, rows: Rows) -> None:
+    """Store the rows of many tables within a transaction. Raises as `Store.write` does."""
+    unknown = rows.keys() - TABLES.keys()
+    if unknown:
+        raise KeyError(f"the store has no table {sorted(unknown)}; its tables are {sorted(TABLES)}")
+    for table, values in rows.items():
+        _put(con, table, values, update=TABLES[table].mutable)
 
 
 def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) -> None:

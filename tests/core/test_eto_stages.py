@@ -294,6 +294,23 @@ async def test_exploration_in_goes_ends_with_the_same_dataset(site: Sites) -> No
     assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
 
 
+async def test_a_second_pass_replaces_the_pairs_of_the_first(site: Sites) -> None:
+    options = ("eto.explore.samples=6", "eto.preferences={against: own, per_instance: 1}")
+    slow = await prepare(site(*options, expert=False))
+    await explore(replace(slow.place, limit=18), 1)
+    assert (await prefer(slow.place, 1))["own"] > 0
+    await explore(slow.place, 1)
+    last = await prefer(slow.place, 1)
+    calm = await prepare(site(*options, expert=False, folder="calm"))
+    await explore(calm.place, 1)
+
+    assert await prefer(calm.place, 1) == last
+    assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
+    for table in ("preference", "sample", "message", "message_span", "rejection"):
+        assert slow.ask(f"select count(*) from {table}") == calm.ask(f"select count(*) from {table}")
+    assert slow.ask("select * from v_orphans") == []
+
+
 async def test_an_expert_that_has_played_does_not_play_again(site: Sites) -> None:
     one = await prepare(site())
     told = await demonstrate(one.place, 1)

@@ -384,6 +384,22 @@ async def test_pairs_whose_judge_failed_are_rejected_with_a_reason(site: Callabl
 
 
 @pytest.mark.slow
+async def test_a_pair_that_is_judged_later_is_no_longer_rejected(site: Callable[..., Site]) -> None:
+    one = site(mute="Door 0 of the train")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await critique(one.place, 1)
+    first = await splice_pairs(one.place, 1)
+    healed = site()
+    await critique(healed.place, 1)
+    last = await splice_pairs(healed.place, 1)
+    assert last["revision"] > first["revision"]
+    assert count(healed.place, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
+    assert count(healed.place, "select count(*) from sample") == last["revision"] + last["good"]
+    assert await dataset(healed.place, 1) == await make_data(healed.place)
+
+
+@pytest.mark.slow
 async def test_an_ill_typed_answer_costs_its_pair_or_path_and_not_the_stage(site: Callable[..., Site]) -> None:
     """The world answers as it should while trees grow, and in one instance no longer when paths are
     played again.

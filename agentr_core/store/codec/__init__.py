@@ -2,6 +2,7 @@
 `Writer.add`.
 """
 
+from agentr_core.store.codec.anew import store_anew
 from agentr_core.store.codec.calls import (
     answer_rows,
     call_rows,
@@ -196,6 +197,7 @@ __all__ = [
     "selection_rows",
     "stage_input_rows",
     "started_at",
+    "store_anew",
     "stored_trees",
     "text_id",
     "timing_rows",

@@ -26,9 +26,9 @@ from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.search.paths import leaf_paths
-from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, store_anew, trajectory_rows
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, Tree
+from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, SampleKind, Tree
 
 STAGE = "splice"
 _Made = tuple[list[Rows], list[Rejection]]
@@ -84,8 +84,9 @@ async def _make_samples(
     with place.timed(STAGE, iteration):
         (revisions, unspliced), (good, unread) = await in_thread(make)
         rejections = [*unspliced, *unread]
-        rejected = rejection_rows(rejections, iteration_id=place.iteration_id(iteration))
-        place.store.write(merge([*revisions, *good, rejected]))
+        iteration_id = place.iteration_id(iteration)
+        rows = merge([*revisions, *good, rejection_rows(rejections, iteration_id=iteration_id)])
+        store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=[SampleKind.REVISION])
     return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
 
 

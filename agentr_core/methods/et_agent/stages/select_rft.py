@@ -12,8 +12,10 @@ from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.rft import STAGE, fit_for_tuning
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.threads import in_thread
-from agentr_core.stages.whole_episodes import keep_whole
-from agentr_core.store.codec import load_members, rejection_rows
+from agentr_core.stages.whole_episodes import whole_rows
+from agentr_core.store.codec import load_members, rejection_rows, store_anew
+from agentr_core.store.tables import merge
+from agentr_core.types import SampleKind
 
 
 async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -38,9 +40,10 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
             seed=derive_seed(place.recipe.seed, STAGE, iteration),
             in_tags=tagged,
         )
-        place.store.write(rejection_rows(chosen.rejected, iteration_id=iteration_id))
-        kept = keep_whole(place, iteration, dict(chosen.kept), stage=STAGE)
-        return {"samples": kept, "rejected": len(chosen.rejected)}
+        kept = whole_rows(place, iteration, dict(chosen.kept), stage=STAGE)
+        rows = merge([rejection_rows(chosen.rejected, iteration_id=iteration_id), kept])
+        store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=[SampleKind.GOOD])
+        return {"samples": len(kept.get("sample", ())), "rejected": len(chosen.rejected)}
 
     with place.timed("select_rft", iteration):
         return await in_thread(make)

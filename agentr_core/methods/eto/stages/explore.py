@@ -18,7 +18,7 @@ from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.rollouts import plan_rollouts, play_rollouts
 from agentr_core.stages.demonstrate import best_experts
-from agentr_core.stages.whole_episodes import keep_whole
+from agentr_core.stages.whole_episodes import whole_rows
 from agentr_core.store.codec import load_trajectories
 from agentr_core.types import Instance, Trajectory
 
@@ -66,7 +66,7 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises as `explore`.
     """
     told, successes = await _explore(place, iteration)
-    keep_whole(place, iteration, successes, stage=STAGE)
+    place.store.write(whole_rows(place, iteration, successes, stage=STAGE))
     return told
 
 

@@ -42,11 +42,12 @@ from agentr_core.store.codec import (
     load_trees,
     preference_rows,
     rejection_rows,
+    store_anew,
 )
 from agentr_core.store.queries.outcomes import failed_subjects
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.store.tables import merge
-from agentr_core.types import Instance, Preference, Rejection, Sample, Tree
+from agentr_core.types import Instance, Preference, Rejection, Sample, SampleKind, Tree
 
 
 async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -72,7 +73,9 @@ async def prefer(place: Workplace, iteration: int) -> dict[str, Any]:
             )
             for preference in preferences
         ]
-        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
+        rows = merge([*units, rejection_rows(rejections, iteration_id=iteration_id)])
+        sides = SampleKind.CHOSEN, SampleKind.REJECTED
+        store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=sides)
     kinds = [str(preference.case) for preference in preferences]
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))} | {"rejected": len(rejections)}
 
