@@ -16,7 +16,7 @@ from typing import Any
 from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
 from agentr_core.protocols import Asking, Environment, Identifying, Resuming
 from agentr_core.texts import lone_surrogate
-from agentr_core.types import Generation, Instance, Question, Request, Step, ToolCall, Transition
+from agentr_core.types import Answer, Generation, Instance, Question, Request, Step, ToolCall, Transition
 
 MOST_TOKENS = 2**31 - 1
 """The largest token id, and the largest number of tokens, that is accepted and can be stored."""
@@ -37,15 +37,27 @@ def resume(env: Resuming, instance: Instance, steps: Sequence[Step]) -> str:
     return text(env.resume(instance, steps), f"the first observation of {instance.key}")
 
 
-def step(env: Environment, action: str) -> Transition:
+def step(env: Environment, action: str, said: Sequence[Answer] = ()) -> Transition:
     """Return the transition that an action leads to, with plain Python numbers and flags.
 
-    Raises `IllTypedAnswer` when a part has a type other than `Transition` says or the reward is
-    above 1, and `ConfigError` when the step asks a model, since none can be asked here.
+    `said` are recorded answers to what the step asks of models. Raises `IllTypedAnswer` when a part
+    has a type other than `Transition` says or the reward is above 1, and `ConfigError` when the
+    step asks for more, since no model can be asked here.
     """
-    found = begun(env, action)
+    found = repeated(env, action, said)
     if found.info.get("question") is not None:
         raise ConfigError(f"environment {env.name} asks a model in its steps, but no model can be asked here")
+    return found
+
+
+def repeated(env: Environment, action: str, said: Sequence[Answer]) -> Transition:
+    """Return the transition that an action leads to after recorded answers of models; it is a
+    question if they do not suffice. Raises `IllTypedAnswer` as `step` does.
+    """
+    found = begun(env, action)
+    for recorded in said:
+        if (question := found.info.get("question")) is not None:
+            found = resumed(env, question, recorded.text)
     return found
 
 

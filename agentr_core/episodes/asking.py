@@ -12,7 +12,7 @@ from agentr_core import answers
 from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Graded, Grader
+from agentr_core.protocols import Asking, Environment, Graded, Grader
 from agentr_core.types import Answer, Grade, Grading, Question, StopReason, Trajectory
 
 
@@ -22,6 +22,14 @@ class Helper(Protocol):
     def __call__(self, question: Question, *, seed: int, session: str) -> Awaitable[Answer]:
         """Return the answer. Raises as `ChatModel.generate` does."""
         ...
+
+
+def steps_ask(env: Environment) -> bool:
+    """Return whether steps of an environment may ask a model, as its options stand.
+
+    An environment that asks only with some options says so in an attribute `asks_in_steps`.
+    """
+    return isinstance(env, Asking) and bool(getattr(env, "asks_in_steps", True))
 
 
 async def no_helper(question: Question, *, seed: int, session: str) -> Answer:

@@ -16,16 +16,21 @@ _QUOTED = 120
 """The most characters of an observation in an error."""
 
 
-def play(env: Environment, instance: Instance, replies: Sequence[str]) -> tuple[str, tuple[Outcome, ...]]:
+def play(
+    env: Environment, instance: Instance, replies: Sequence[str], *, recorded: Sequence[Step] = ()
+) -> tuple[str, tuple[Outcome, ...]]:
     """Return the first observation and the live outcomes of given replies, up to the one that ends
     the episode.
 
-    The outcomes may differ from recorded ones: this is how a spliced path is verified.
+    The outcomes may differ from recorded ones: this is how a spliced path is verified. Of the first
+    replies, which are those of `recorded` steps, models that the world asks give the recorded
+    answers; raises `ConfigError` when it asks in others.
     """
     first_observation = answers.reset(env, instance)
     outcomes: list[Outcome] = []
-    for reply in replies:
-        outcomes.append(act(env, reply))
+    for position, reply in enumerate(replies):
+        said = recorded[position].answers if position < len(recorded) else ()
+        outcomes.append(act(env, reply, said=said))
         if outcomes[-1].stop is not None:
             break
     return first_observation, tuple(outcomes)
@@ -61,10 +66,7 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
 
 def _repeated(env: Environment, step: Step) -> Transition:
     """Return the transition of a recorded step's action, with the recorded answers of models."""
-    transition = answers.begun(env, step.action)
-    for recorded in step.answers:
-        if (question := transition.info.get("question")) is not None:
-            transition = answers.resumed(env, question, recorded.text)
+    transition = answers.repeated(env, step.action, step.answers)
     if transition.info.get("question") is not None:
         raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
     return transition

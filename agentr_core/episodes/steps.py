@@ -67,14 +67,15 @@ class EpisodeTimer:
             self.sampling_seconds += perf_counter() - start
 
 
-def act(env: Environment, reply: str, *, generation: Generation | None = None) -> Outcome:
+def act(env: Environment, reply: str, *, generation: Generation | None = None, said: Sequence[Answer] = ()) -> Outcome:
     """Return the outcome of a reply in the current state of the environment.
 
-    `generation` says how the reply was sampled. Raises `IllTypedAnswer` for anything that is not as
-    `Transition` says, and `ConfigError` if the step asks a model.
+    `generation` says how the reply was sampled, and `said` are recorded answers to what its step
+    asks of models. Raises `IllTypedAnswer` for anything that is not as `Transition` says, and
+    `ConfigError` if the step asks for more.
     """
     action = _action_in(env, reply)
-    return _outcome(reply, action, answers.step(env, action), generation)
+    return _outcome(reply, action, answers.step(env, action, said), generation, said)
 
 
 def _action_in(env: Environment, reply: str) -> str:

@@ -31,7 +31,7 @@ SPLICE = Stage(
     work=imported("agentr_core.methods.agent_r.stages.splice:splice_pairs"),
     reads=("environment", "splice"),
     needs=("env",),
-    check=imported("agentr_core.methods.agent_r.stages.splice:check_grader"),
+    check=imported("agentr_core.methods.agent_r.stages.splice:check_models"),
 )
 SPLICE_CONTINUED = replace(
     SPLICE,

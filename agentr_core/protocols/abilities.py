@@ -60,7 +60,8 @@ class Asking(Protocol):
 
     `step` returns a transition with a `Question` as "question" in its info; nothing else in that
     transition counts. The step is done once `answer` returns a transition without a question. A
-    replay is given the recorded answers.
+    replay is given the recorded answers. A class that asks only with some options may say so in a
+    flag `asks_in_steps`.
     """
 
     def answer(self, reply: str) -> Transition:

@@ -4,9 +4,9 @@ again.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +22,10 @@ from agentr_core.episodes.steps import act
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
-from agentr_core.methods.agent_r.stages.splice import check_grader
+from agentr_core.methods.agent_r.splicing import turned_back
+from agentr_core.methods.agent_r.stages.splice import check_models
 from agentr_core.protocols import Asking, Environment, Graded
-from agentr_core.recipes import ErrorsConfig, SearchConfig, parse
+from agentr_core.recipes import ErrorsConfig, SearchConfig, SpliceConfig, parse
 from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
@@ -33,9 +34,12 @@ from agentr_core.store.codec import TreeHead, growth_rows, load_trajectories, lo
 from agentr_core.store.codec import tree_rows as rows_of_tree
 from agentr_core.types import (
     Answer,
+    Critique,
     Grade,
     Message,
     Node,
+    Path,
+    PathPair,
     Question,
     Sampling,
     StopReason,
@@ -92,10 +96,10 @@ class Marked(Exam):
 def test_what_a_model_grades_is_not_spliced_by_its_live_reward(env: Line, splice: dict[str, Any], fits: bool) -> None:
     recipe = parse({"name": "r", "model": {"path": "m"}, "splice": splice})
     if fits:
-        check_grader(recipe, env, [])
+        check_models(recipe, env, [])
     else:
         with pytest.raises(ConfigError, match="a model of role judge grades episodes"):
-            check_grader(recipe, env, [])
+            check_models(recipe, env, [])
 
 
 class Judge:
@@ -128,7 +132,7 @@ def answer(text: str, *, role: str = "judge", seed: int = 0) -> Answer:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: pathlib.Path) -> Store:
     return Store(tmp_path / "store.duckdb")
 
 
@@ -361,6 +365,36 @@ class Library(Line):
         question = Question(role="summariser", messages=(Message(role="user", text=self._seen),))
         more = {"question": question} if self._open else {"tool_calls": self._calls}
         return transition._replace(info={**transition.info, **more})
+
+
+async def test_a_splice_goes_on_from_steps_with_the_answers_that_were_recorded_with_them() -> None:
+    bad = await run(Library(), ["look"], ["left"], ["left"], judge=Judge("a lamp"), max_steps=3)
+    good = await run(Library(), ["right"], ["right"])
+    pair = PathPair(
+        good=Path(tree_id="t", nodes=(1, 2), trajectory=good),
+        bad=Path(tree_id="t", nodes=(3, 4, 5), trajectory=bad),
+        split=0,
+    )
+    config = SpliceConfig(mode="continued", action="left")
+    judged = Critique(verdicts=(), first_error=1)
+    begun = turned_back(pair, judged, Library(), config, seed=0)
+    assert isinstance(begun, tuple)
+    assert begun[:2] == bad.steps[:2]
+    assert [said.text for said in begun[0].answers] == ["a lamp", "a lamp"]
+    with pytest.raises(ConfigError, match="line asks a model in its steps, but no model can be asked here"):
+        turned_back(pair, judged, Library(), replace(config, action="look"), seed=0)
+
+
+@pytest.mark.parametrize("mode", ["verified", "continued", "blind"])
+def test_splices_are_not_verified_where_steps_ask_models(mode: str) -> None:
+    recipe = parse({"name": "r", "model": {"path": "m"}, "splice": {"mode": mode}})
+    silent = type("Silent", (Library,), {"asks_in_steps": False})()
+    check_models(recipe, silent, [])
+    if mode == "verified":
+        with pytest.raises(ConfigError, match=r"^splice.mode: steps of line ask a model, and none is asked when"):
+            check_models(recipe, Library(), [])
+    else:
+        check_models(recipe, Library(), [])
 
 
 def test_worlds_are_distinct_iterations_by_what_they_have() -> None:

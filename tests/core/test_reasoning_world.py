@@ -14,7 +14,7 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import format_fault, strict_fault
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.asking import graded
+from agentr_core.episodes.asking import graded, steps_ask
 from agentr_core.episodes.replay import play, restore
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.steps import EpisodeTimer, step_with
@@ -269,6 +269,9 @@ async def test_a_summary_of_the_documents_is_shown_in_their_place() -> None:
     again = world(summarised=True)
     restore(again, instance(), played.steps[:1], first_observation=KNOWLEDGE.question)
     assert again.step(PYTHON).info["tool_calls"][0].tool == "python", "nothing waits for a summary"
+    assert steps_ask(env)
+    assert not steps_ask(world())
+    assert not steps_ask(world(("python",), summarised=True)), "nothing is searched"
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -134,6 +134,11 @@ class ReasoningWorld:
         """The grader of answers: by rule, and by a model if the rules say so."""
         return self._graded_by
 
+    @property
+    def asks_in_steps(self) -> bool:
+        """Whether steps ask a model: a summariser of what a search found."""
+        return self._rules.summarised and SEARCH in self._toolbox.tools
+
     def splits(self) -> tuple[str, ...]:
         """Return the splits of the question set."""
         return tuple(self._questions)

@@ -95,8 +95,10 @@ def turned_back(
     cut = cut_of(pair, critique, config)
     if isinstance(cut, Rejection):
         return cut
-    recorded = (*pair.bad.trajectory.steps[:cut], _pause(pair, env, config, seed))
-    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
+    kept = pair.bad.trajectory.steps[:cut]
+    recorded = (*kept, _pause(pair, env, config, seed))
+    replies = [step.reply for step in recorded]
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=kept)
     check_replay(env, pair, first_observation, outcomes[:cut])
     last = outcomes[-1]
     if last.stop is not None:

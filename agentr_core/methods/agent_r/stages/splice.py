@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentr_core.episodes.asking import steps_ask
 from agentr_core.episodes.conversation import Fits
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import derive_seed, fingerprint
@@ -35,11 +36,18 @@ _Made = tuple[list[Rows], list[Rejection]]
 """The rows of samples, and the rejections."""
 
 
-def check_grader(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` if splices are played to see their reward, and a model that is not asked
-    then decides about it.
+def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` if splices are played to see their reward, and models that are not asked
+    then decide about it, or about observations.
     """
-    if recipe.splice.mode == "verified" and isinstance(env, Graded) and env.grader.asks is not None:
+    if recipe.splice.mode != "verified":
+        return
+    if steps_ask(env):
+        raise ConfigError(
+            f"splice.mode: steps of {env.name} ask a model, and none is asked when splices are played; set it to "
+            "continued or blind"
+        )
+    if isinstance(env, Graded) and env.grader.asks is not None:
         raise ConfigError(
             f"splice.mode: in {env.name} a model of role {env.grader.asks} grades episodes, and it is not asked when "
             "splices are played; set it to continued or blind"
