@@ -9,7 +9,7 @@ them with a real trainer's tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,14 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
         activations=_activations(shape, config, config.per_device_train_batch_size * max_length),
         host=host,
     )
+
+
+def reinforcing(shape: Shape, recipe: Recipe) -> int:
+    """Return the bytes without which group RL cannot train on its GPU: those of a pass over the
+    fewest tokens, on one process. Long episodes need more.
+    """
+    alone = replace(recipe.training, per_device_train_batch_size=1, launch=None)
+    return training(shape, alone, recipe.grpo.micro_batch_tokens).total
 
 
 def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int) -> list[Tokens]:

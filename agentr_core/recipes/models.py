@@ -124,6 +124,11 @@ class VllmConfig:
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Further options of the server under their own names, such as `max-num-seqs: 256`."""
 
+    @property
+    def gpu_numbers(self) -> tuple[int, ...]:
+        """The GPUs of all replicas, by their numbers."""
+        return self.gpus or tuple(range(self.replicas * self.tensor_parallel_size))
+
 
 @record
 class ModelConfig:

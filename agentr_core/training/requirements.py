@@ -137,6 +137,13 @@ def machine_faults(config: TrainingConfig) -> list[str]:
     return faults
 
 
+def gpu_memory() -> int:
+    """Return the bytes of memory of the first GPU, the one on which group RL trains; 0 without a
+    GPU.
+    """
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
+
+
 def _fsdp_faults(launch: LaunchConfig, section: str) -> list[str]:
     faults = []
     if section == _OF_PAIRS:

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core import estimates
+from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault, UserError
+from agentr_core.estimates import GIB
 from agentr_core.lifetime import importing
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of, has_chat_template
@@ -28,6 +30,9 @@ from agentr_core.store.queries.runs import count_trees
 from agentr_core.training.objectives import GroupRelative
 from agentr_core.types import Message
 from tasks.workspaces import find_run, open_store
+
+_ASKED_BY_WORLDS = ("judge", "summariser")
+"""The roles of the models that worlds ask."""
 
 
 @dataclass(slots=True)
@@ -113,11 +118,14 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
             where = path if path.is_dir() else estimates.find_shape(path)
             if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
                 found += [*adapter_faults(where, config), *packing_faults(text_config(where), config)]
-    if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and _swaps(recipe):
+    if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and any(map(_reinforces, _trained(recipe))):
         found.append(
             "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "
             "other users; unset it, so that the run starts servers of its own"
         )
+    for one in _trained(recipe):
+        with faults.noted():
+            faults.machine += crowding(one)
     faults.found += map(ConfigError, dict.fromkeys(found))
 
 
@@ -148,9 +156,32 @@ def _trained(recipe: Recipe) -> Sequence[Recipe]:
     return method_of(recipe).trained(recipe)
 
 
-def _swaps(recipe: Recipe) -> bool:
-    plans = (plan for one in _trained(recipe) for plan in plans_of(one))
-    return any(plan.training and isinstance(plan.training.objective, GroupRelative) for plan in plans)
+def _reinforces(recipe: Recipe) -> bool:
+    objectives = (plan.training.objective for plan in plans_of(recipe) if plan.training)
+    return any(isinstance(objective, GroupRelative) for objective in objectives)
+
+
+def crowding(recipe: Recipe) -> list[str]:
+    """Return why the trainer of group RL, which takes the first GPU, has too little memory beside
+    the servers there; no sentence if it may have enough.
+    """
+    from agentr_core.training.requirements import gpu_memory
+
+    if os.environ.get("AGENTR_VLLM") or not _reinforces(recipe) or not (memory := gpu_memory()):
+        return []
+    asks = any(registry.asks_models(world.environment.name) for world in recipe.worlds().values())
+    roles = {"actor", *(_ASKED_BY_WORLDS if asks else ())}
+    served = [m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"]
+    shares = [m.vllm.gpu_memory_utilization for m in served if m.device != "cpu" and 0 in m.vllm.gpu_numbers]
+    if not shares:
+        return []
+    least = estimates.reinforcing(estimates.read_shape(Path(recipe.model.path)), recipe)
+    if least <= memory * (1 - sum(shares)):
+        return []
+    return [
+        f"model.vllm.gpus: group RL trains on GPU 0 and needs at least {least / GIB:.3g} of its {memory / GIB:.3g} "
+        f"GiB, and servers take {sum(shares):.3g} of them; give these other GPUs, or lower gpu_memory_utilization"
+    ]
 
 
 def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfi
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
 from flows.commands.plan import describe
+from flows.preflight.requirements import crowding
 
 # PEFT asks for an attribute that Transformers has renamed.
 pytestmark = [
@@ -210,6 +212,32 @@ def test_group_rl_wants_servers_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(UserError, match="AGENTR_VLLM: group RL replaces the weights after each step"):
         describe(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [])
     describe(RECIPES / "textcraft-qwen3-4b.yaml", [])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "gib", "told"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], 0.9, 80, ""),
+        ([0, 1, 2, 3, 4, 5, 6], 0.9, 80, "group RL trains on GPU 0 and needs at least 1"),
+        ([], 0.9, 80, "of its 80 GiB, and servers take 0.9 of them; give these other GPUs, or lower"),
+        ([], 0.5, 80, ""),
+        ([], 0.6, 24, "of its 24 GiB, and servers take 0.6 of them"),
+    ],
+)
+def test_servers_leave_the_trainer_of_group_rl_room_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[int], share: float, gib: int, told: str
+) -> None:
+    changes = (f"model.vllm.gpus={gpus}", f"model.vllm.gpu_memory_utilization={share}", "training.bf16=true")
+    recipe = load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", changes)
+    assert crowding(recipe) == [], "a machine without a GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib * estimates.GIB)
+    )
+    found = crowding(recipe)
+    assert len(found) == bool(told)
+    assert all(told in fault for fault in found)
+    assert crowding(load(RECIPES / "textcraft-qwen3-4b.yaml")) == [], "its servers stop before it trains"
 
 
 def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict
             "OMP_NUM_THREADS": str(settings.num_threads),
         }
     width, count = settings.tensor_parallel_size, settings.replicas
-    wanted = settings.gpus or tuple(range(width * count))
+    wanted = settings.gpu_numbers
     visible = [gpu for gpu in kept.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if visible and len(visible) <= max(wanted):
         named = f" (GPUs {', '.join(map(str, wanted))} of those)" if settings.gpus else ""
