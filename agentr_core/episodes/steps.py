@@ -103,7 +103,7 @@ def _outcome(
         reward=0.0 if disaster else reward,
         matched=info.get("matched"),
         valid=info.get("valid"),
-        terminated=terminated,
+        terminated=terminated or truncated,
         success=success,
         disaster=disaster,
         token_ids=generation.token_ids if generation else (),

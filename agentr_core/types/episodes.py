@@ -122,7 +122,8 @@ class Step:
 
     `matched` is the possible action that the environment carried out in place of `action`, which
     may be the same; None from an environment that takes actions as they are. A replay sends
-    `action`, which is matched again. `valid` is whether the environment accepted the action; None
+    `action`, which is matched again. With `terminated` the environment goes on no further, by its
+    rules or by a limit of its own. `valid` is whether the environment accepted the action; None
     from one that does not report it. `finish_reason` and `tokenizer` are those of the reply's
     generation, None for a reply that no model gave.
     """

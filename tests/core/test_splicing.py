@@ -14,7 +14,7 @@ from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import SpliceConfig
 from agentr_core.recipes.splicing import splice_faults
 from agentr_core.samples.rows import token_row, trained_stretches
-from agentr_core.types import Critique, PathPair, Rejection, Sample, SampleKind, StopReason
+from agentr_core.types import Critique, Instance, PathPair, Rejection, Sample, SampleKind, StopReason, Transition
 
 GOOD = ["look", "right", "right"]
 BAD = ["look", "left", "left", "stop"]
@@ -139,6 +139,29 @@ def test_no_revision_follows_a_path_that_filled_the_context() -> None:
     assert isinstance(rejected, Rejection)
     assert rejected.reason == "kept-part-fills-the-context"
     assert isinstance(spliced(full, critique(1)), Sample), "what is cut off leaves room"
+
+
+class Brief(Line):
+    """A line whose episodes the world itself cuts after three steps."""
+
+    def reset(self, instance: Instance) -> str:
+        self._left = 3
+        return super().reset(instance)
+
+    def step(self, action: str) -> Transition:
+        self._left -= 1
+        transition = super().step(action)
+        return transition._replace(truncated=not self._left and not transition.terminated)
+
+
+@pytest.mark.parametrize("mode", ["blind", "direct"])
+def test_no_revision_follows_a_path_that_the_world_cut(mode: str) -> None:
+    case = ToyTree(0, env=Brief()).pair(GOOD, BAD)
+    assert (case.bad.trajectory.stop, len(case.bad.trajectory.steps)) == (StopReason.STEP_LIMIT, 3)
+    rejected = spliced(case, critique(None, 2), mode=mode)
+    assert isinstance(rejected, Rejection)
+    assert rejected.reason == "kept-part-ends-the-episode"
+    assert isinstance(spliced(case, critique(1)), Sample)
 
 
 @pytest.mark.parametrize(
