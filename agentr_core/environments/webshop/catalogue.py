@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.environments.webshop import index
 from agentr_core.environments.webshop.files import CatalogueFiles, Product, read_products
-from agentr_core.environments.webshop.index import SearchIndex
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
+from agentr_core.tools.search.bm25 import Bm25
 from agentr_core.writing import publish, remembered_sha256
 
 VERSION = 1
@@ -53,7 +53,13 @@ class Catalogue:
             raise DataFileError(f"catalogue {folder} is damaged ({error}); delete it to have it rebuilt") from error
         self._folder = folder
         self.product = lru_cache(_CACHED_PRODUCTS)(self._product)
-        self.search = lru_cache(_CACHED_QUERIES)(SearchIndex(folder / _INDEX).search)
+        ranking = Bm25.load(folder / _INDEX, index.WORDS)
+
+        def search(query: str) -> tuple[int, ...]:
+            (found,) = ranking.rank([query], index.MAX_RESULTS)
+            return tuple(row for row, _ in found)
+
+        self.search = lru_cache(_CACHED_QUERIES)(search)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -108,7 +114,7 @@ def _build(files: CatalogueFiles, limit: int, folder: Path) -> None:
         if len(starts) == 1:
             raise DataFileError(f"catalogue file {files.products} has no product; download it again")
 
-    index.build(documents(), folder / _INDEX)
+    Bm25.build(documents(), index.WORDS).save(folder / _INDEX)
     np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
     np.save(folder / _INSTRUCTED, np.array(instructed, dtype=np.int64))
     np.save(folder / _WISHED, np.array(wished, dtype=np.int64))

@@ -27,27 +27,38 @@ _K1, _B = 0.9, 0.4
 _WORD = re.compile(r"\w+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
 _STEMS = 2**16
+Analyser = Callable[[str], list[str]]
+"""Returns the words of a text by which it can be found."""
+
+
+def analyser(split: Callable[[str], Iterable[str]], *, stemmer: str) -> Analyser:
+    """Return a function that gives the stems of the words that `split` finds in a text in lower
+    case, without the most frequent English words. Threads may share it.
+    """
+    # Two threads must not share a stemmer, but they may share a cache of stems, which has a lock.
+    stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer(stemmer).stemWord(word))
+    return lambda text: [stem(word) for word in split(text.lower()) if word not in _STOPWORDS]
+
+
+ENGLISH = analyser(_WORD.findall, stemmer="english")
 
 
 class Bm25:
-    """A ranking of documents by the stemmed words that they share with a query, without the most
-    frequent English words. Threads may share it.
-    """
+    """A ranking of documents by the words that they share with a query. Threads may share it."""
 
     name = "bm25"
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, words: Analyser) -> None:
         self.settings = {"version": VERSION, "k1": _K1, "b": _B}
         self._index = index
         self._vocabulary: dict[str, int] = index.vocab_dict
-        self._words = _analyser()
+        self._words = words
 
     @classmethod
-    def build(cls, texts: Iterable[str]) -> Bm25:
+    def build(cls, texts: Iterable[str], words: Analyser = ENGLISH) -> Bm25:
         """Return the ranking of texts; meanwhile their words are held in memory as numbers. Raises
         `DataFileError` when no text has a word to search for.
         """
-        words = _analyser()
         vocabulary: dict[str, int] = {}
         rows = [array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)]) for text in texts]
         if not vocabulary:
@@ -56,15 +67,15 @@ class Bm25:
         # The library sets its level to DEBUG, and would report each index to the terminal.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         index.index(Tokenized(ids=rows, vocab=vocabulary), create_empty_token=False, show_progress=False)
-        return cls(index)
+        return cls(index, words)
 
     @classmethod
-    def load(cls, folder: Path) -> Bm25:
-        """Return the ranking that `save` wrote; postings stay on disk. Raises `DataFileError` when
-        the index is damaged.
+    def load(cls, folder: Path, words: Analyser = ENGLISH) -> Bm25:
+        """Return the ranking that `save` wrote, given the words that it was built with; postings
+        stay on disk. Raises `DataFileError` when the index is damaged.
         """
         try:
-            return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False))
+            return cls(bm25s.BM25.load(folder, mmap=True, show_progress=False), words)
         except (OSError, ValueError, KeyError) as error:
             raise DataFileError(f"index {folder} is damaged ({error}); delete it to have it rebuilt") from error
 
@@ -81,11 +92,3 @@ class Bm25:
     def _rank(self, query: str, top_k: int) -> Ranked:
         tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
         return best(self._index.get_scores_from_ids(tokens), top_k) if tokens else []
-
-
-def _analyser() -> Callable[[str], list[str]]:
-    """Return a function that splits a text into stems. Two threads must not share a stemmer, but
-    they may share a cache of stems, which has a lock.
-    """
-    stem = lru_cache(_STEMS)(lambda word: Stemmer.Stemmer("english").stemWord(word))
-    return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOPWORDS]
