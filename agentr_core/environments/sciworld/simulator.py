@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple, TypeVar
 
 from agentr_core.environments.sciworld.tasks import VARIATIONS, Variation
 from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable
+from agentr_core.lifetime import Scratch
 
 T = TypeVar("T")
 
@@ -104,11 +104,11 @@ class Simulator:
         """
         self._timeout_s = settings.timeout_s
         # The simulator writes a file into its working directory.
-        self._folder = TemporaryDirectory(prefix="agentr-sciworld-")
+        self._folder = Scratch("java")
         try:
-            self._process = _spawn(settings.command(), self._folder.name)
+            self._process = _spawn(settings.command(), self._folder.path)
         except BaseException:
-            self._folder.cleanup()
+            self._folder.close()
             raise
         self._output = _Output(self._process)
         self._client: Any = None
@@ -180,7 +180,7 @@ class Simulator:
         self._process.kill()
         self._process.wait()
         self._output.join()
-        self._folder.cleanup()
+        self._folder.close()
         if self._client is not None:
             self._client.close()
             # Otherwise, Java objects that are collected later would call the process.

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
-import tempfile
-import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from agentr_core.errors import SandboxError
-from agentr_core.lifetime import source_folder
+from agentr_core.lifetime import Scratch, source_folder
 from agentr_core.tools.python.bubblewrap import wrapped
 from agentr_core.tools.python.levels import Level
 from agentr_core.tools.python.limits import Limits
@@ -46,32 +43,32 @@ class KeeperLost(Exception):
 class KeeperProcess:
     """A keeper and its folder."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Scratch) -> None:
         """Take over a running process and its folder; `start` creates them."""
         self._process = process
-        self._remove_folder = weakref.finalize(self, _removed, folder, os.getpid())
+        self._folder = folder
 
     @classmethod
     async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> KeeperProcess:
         """Return a warm keeper. Raises `SandboxError` if it refuses to work."""
-        folder = tempfile.mkdtemp(prefix="agentr-python-")
+        folder = Scratch("code")
         program = _PROGRAM.format(source=source_folder())
         command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(wrapped(command, folder) if level is Level.BUBBLEWRAP else command),
+                *(wrapped(command, folder.path) if level is Level.BUBBLEWRAP else command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                cwd=folder,
+                cwd=folder.path,
                 env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
                 start_new_session=True,
                 limit=_LONGEST_LINE,
             )
         except OSError as error:
-            shutil.rmtree(folder)
+            folder.close()
             raise SandboxError(f"level {level} does not hold: {error}") from None
         keeper = cls(process, folder)
-        settings = {"level": level, "limits": asdict(limits), "packages": list(packages), "folder": folder}
+        settings = {"level": level, "limits": asdict(limits), "packages": list(packages), "folder": folder.path}
         try:
             answer = await keeper.ask(settings, _START_S)
         except KeeperLost:
@@ -113,10 +110,4 @@ class KeeperProcess:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        self._remove_folder()
-
-
-def _removed(folder: str, process: int) -> None:
-    # Not at the exit of a process forked from this one: the keeper still uses its folder.
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
+        self._folder.close()
