@@ -42,14 +42,16 @@ TREES = (
 )
 
 
-async def events_of(run_id: str, *names: str) -> list[dict[str, Any]]:
-    """Return the events of a run as the server has them, once there are some of each name."""
+async def events_of(run_id: str, expected: Counter[str]) -> list[dict[str, Any]]:
+    """Return the events of a run as the server has them, once there are as many of each name as
+    expected. They are sent in the background, those of each flow by themselves.
+    """
     wanted = {"filter": {"related": {"id": [f"agentr.run.{run_id}"]}, "event": {"prefix": ["agentr."]}}}
     deadline = time.monotonic() + PATIENCE
     async with get_client() as client:
         while True:
             found: list[dict[str, Any]] = (await client._client.post("/events/filter", json=wanted)).json()["events"]
-            if set(names) <= {event["event"] for event in found}:
+            if expected <= Counter(event["event"] for event in found):
                 return found
             assert time.monotonic() < deadline, found
             await asyncio.sleep(0.5)
@@ -80,13 +82,16 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     assert store.rows(TREES) == [(1, 4)], "what has a dataset is complete"
     assert not asyncio.run(improve(str(recipe)))["trained"], "nothing was gathered since"
 
-    found = asyncio.run(events_of(first["run_id"], "agentr.iteration.finished", "agentr.trajectories.collected"))
-    assert Counter(event["event"] for event in found) == {
-        "agentr.trajectories.collected": 2,
-        "agentr.dataset.published": 1,
-        "agentr.checkpoint.published": 1,
-        "agentr.iteration.finished": 1,
-    }
+    expected = Counter(
+        {
+            "agentr.trajectories.collected": 2,
+            "agentr.dataset.published": 1,
+            "agentr.checkpoint.published": 1,
+            "agentr.iteration.finished": 1,
+        }
+    )
+    found = asyncio.run(events_of(first["run_id"], expected))
+    assert Counter(event["event"] for event in found) == expected
     told = {(event["event"], event["resource"].get("agentr.enough")): event for event in found}
     assert ("agentr.trajectories.collected", "false") in told
     collected = told["agentr.trajectories.collected", "true"]
