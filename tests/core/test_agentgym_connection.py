@@ -98,7 +98,7 @@ def test_an_environment_is_lent_once_at_a_time() -> None:
     server.give_back(3, before)
     server.lend(4)
     server.give_back(4, before, last=True)
-    assert (server.spare(), server.spare(), server.spare()) == (3, 4, None)
+    assert (server.spare(), server.spare(), server.spare()) == ((3, before), (4, before), None)
     assert refused(4)
     server.give_back(3, before)
     assert (refused(3), server.spare()) == (False, None)

@@ -248,13 +248,12 @@ class AgentGymWorld(ABC):
         wire = self.wire
         if self._opened is None or self._opened.restarts != self._server.restarts:
             self._opened = None
-            restarts = self._server.restarts
-            env_id = self._server.spare()
-            if env_id is None:
+            lent = self._server.spare()
+            if lent is None:
                 env_id = self._create(wire.create_body(instance.index))
                 # Refused connections that the create itself waited out came before the id.
-                restarts = self._server.lend(env_id)
-            self._opened = Opened(env_id, restarts)
+                lent = env_id, self._server.lend(env_id)
+            self._opened = Opened(*lent)
         first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
         self._opened = self._opened._replace(begun=True)
         self.check_first(instance, first)

@@ -145,16 +145,16 @@ class Connection:
             self._lent.add(env_id)
             return self.restarts
 
-    def spare(self) -> int | None:
-        """Return the id of an environment that was given back, which is then lent to the caller;
-        None if there is none.
+    def spare(self) -> tuple[int, int] | None:
+        """Return the id of an environment that was given back, which is then lent to the caller,
+        and the number of restarts so far; None if there is none.
         """
         with self._lock:
             if not self._spare:
                 return None
             env_id = self._spare.pop()
             self._lent.add(env_id)
-            return env_id
+            return env_id, self.restarts
 
     def end(self, env_id: int, restarts: int) -> bool:
         """Return whether an environment, lent after so many restarts, is still on the server; it is
