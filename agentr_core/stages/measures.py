@@ -192,7 +192,9 @@ def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
     return {
         "success": _share(episodes),
-        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], episodes),
+        "reward": _reward(
+            [metrics.counted_reward(t, disaster_counts) for t in trajectories], [e.origin for e in episodes]
+        ),
         "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
         "steps_to_success": _plain(metrics.mean_steps_to_success(trajectories), solved),
         **_reward_within(episodes),
@@ -206,22 +208,24 @@ def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
 
 
 def _share(episodes: Sequence[Episode]) -> Estimate:
-    """Return the share of successes: with Wilson's interval where episodes are independent, else
+    """Return the share of successes."""
+    return _rate([e.trajectory.success for e in episodes], [e.origin for e in episodes])
+
+
+def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
+    """Return the share of hits: with Wilson's interval where each is a cluster of its own, else
     over clusters.
     """
-    successes = [e.trajectory.success for e in episodes]
-    clusters = [e.origin for e in episodes]
     if len(set(clusters)) == len(clusters):
-        return metrics.success_rate(successes)
-    found = metrics.clustered_share([float(success) for success in successes], clusters)
-    return found if math.isfinite(found.low) else metrics.success_rate(successes)
+        return metrics.success_rate(hits)
+    found = metrics.clustered_share([float(hit) for hit in hits], clusters)
+    return found if math.isfinite(found.low) else metrics.success_rate(hits)
 
 
-def _reward(rewards: Sequence[float], episodes: Sequence[Episode]) -> Estimate:
-    """Return the mean reward of episodes: with a bootstrap interval where they are independent,
-    else over clusters.
+def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
+    """Return the mean reward: with a bootstrap interval where each is a cluster of its own, else
+    over clusters.
     """
-    clusters = [e.origin for e in episodes]
     if len(set(clusters)) == len(clusters):
         return metrics.mean_reward(rewards)
     found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
@@ -251,8 +255,8 @@ def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     origins = [group[0].origin for group in groups]
     means = [fmean(e.trajectory.success for e in group) for group in groups]
     return {
-        f"best_of_{most}_success": metrics.success_rate([any(e.trajectory.success for e in group) for group in groups]),
-        f"best_of_{most}_reward": metrics.mean_reward([max(some) for some in rewards]),
+        f"best_of_{most}_success": _rate([any(e.trajectory.success for e in group) for group in groups], origins),
+        f"best_of_{most}_reward": _reward([max(some) for some in rewards], origins),
         f"mean@{most}": metrics.clustered_share(means, origins),
         f"mean_reward@{most}": metrics.clustered_mean([fmean(some) for some in rewards], origins),
         **_pass_at(episodes),
@@ -282,13 +286,15 @@ def _contrast(episodes: Sequence[Episode]) -> Measures:
     most = max(map(len, groups))
     if most < 2:
         return {}
-    shares = [fmean(e.trajectory.success for e in group) for group in groups if len(group) == most]
+    whole = [group for group in groups if len(group) == most]
+    shares = [fmean(e.trajectory.success for e in group) for group in whole]
+    origins = [group[0].origin for group in whole]
     kinds = {
         "always": [s == 1 for s in shares],
         "mixed": [0 < s < 1 for s in shares],
         "never": [s == 0 for s in shares],
     }
-    return {f"{kind}@{most}": metrics.success_rate(found) for kind, found in kinds.items()}
+    return {f"{kind}@{most}": _rate(found, origins) for kind, found in kinds.items()}
 
 
 def _reflecting(episodes: Sequence[Episode], voiced: Callable[[str], bool]) -> Estimate:

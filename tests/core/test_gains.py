@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from finished import after, played
 
-from agentr_core.stages.measures import gains, mean_gain, measure
+from agentr_core.stages.measures import Measures, gains, mean_gain, measure
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.types import Trajectory
 
@@ -41,6 +41,30 @@ def test_episodes_of_one_instance_are_no_independent_evidence() -> None:
     assert found["success"].high - found["success"].low > 0.9 * (once["success"].high - once["success"].low)
     assert found["reward"].high - found["reward"].low > 0.9 * (once["reward"].high - once["reward"].low)
     assert found["success"] == found["success_clustered"]
+
+
+def test_variants_of_one_instance_are_no_independent_evidence_of_several_episodes_either() -> None:
+    def tried(variants: int) -> Measures:
+        won = {goal: played(3, success=goal % 2 == 0) for goal in range(40)}
+        return measure(
+            [
+                replace(
+                    revised(won[goal]),
+                    instance=replace(won[goal].instance, index=goal * variants + variant),
+                    repeat=repeat,
+                    origin=str(goal),
+                    cut=0,
+                )
+                for goal in range(40)
+                for variant in range(variants)
+                for repeat in range(2)
+            ]
+        )
+
+    alone, renamed = tried(1), tried(8)
+    for name in ("best_of_2_success", "best_of_2_reward", "always@2", "never@2"):
+        assert alone[name].mean == renamed[name].mean == 0.5
+        assert renamed[name].high - renamed[name].low > 0.9 * (alone[name].high - alone[name].low), name
 
 
 def revised(trajectory: Trajectory, key: str = "t") -> Episode:
