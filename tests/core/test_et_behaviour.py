@@ -90,6 +90,21 @@ def test_intervals_are_over_questions_not_attempts() -> None:
         assert one.low <= one.mean <= one.high
 
 
+def test_variants_of_a_question_are_no_independent_evidence() -> None:
+    def asked(variants: int, score: float = 0.0) -> list[Attempt]:
+        return [
+            attempt(question=f"{number}#{variant}", origin=str(number), score=score + number % 2 / 2)
+            for number in range(12)
+            for variant in range(variants)
+        ]
+
+    once, thrice = behaviour(asked(1)).performance, behaviour(asked(3)).performance
+    assert thrice.high - thrice.low == pytest.approx(once.high - once.low)
+    before = [replace(one, score=0.0) for one in asked(3)]
+    alone, renamed = (gains(asked(count), before)["performance_gain_over_base"] for count in (1, 3))
+    assert renamed.high - renamed.low == pytest.approx(alone.high - alone.low)
+
+
 def test_what_nobody_tells_is_not_a_number() -> None:
     nothing = behaviour([])
     assert math.isnan(nothing.performance.mean)

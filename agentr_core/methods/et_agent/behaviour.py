@@ -1,8 +1,8 @@
 """How a policy behaves when it reasons with tools: not only whether it is right, but at what cost.
 
-Every metric has a 95% interval, clustered by question where one was answered several times. Source:
-ET-Agent (arXiv 2601.06860), evaluation. Where our metric differs from the published one, its
-description says so.
+Every metric has a 95% interval, clustered by question where one was answered several times, or in
+several variants. Source: ET-Agent (arXiv 2601.06860), evaluation. Where our metric differs from the
+published one, its description says so.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _SOFT = 0.1
 class Attempt:
     """An attempt at a question, with what the metrics of behaviour need.
 
-    `question` identifies the question; `score` is the attempt's correctness in [0, 1]. `failed`
-    counts calls whose status is not ok, `redundant` those that repeat an earlier one.
+    `question` identifies the question, and `origin` the one that it is a variant of, if there is
+    one. `score` is the attempt's correctness in [0, 1]. `failed` counts calls whose status is not
+    ok, `redundant` those that repeat an earlier one.
     `reasoning_tokens` excludes results; None where the number is unknown. `concise` is the outcome
     of the votes, None without votes. `nudged_right` is whether a wrong answer became right when the
     policy was told to think on; None for right answers, and where the policy was not told to.
@@ -42,6 +43,12 @@ class Attempt:
     reasoning_tokens: int | None = None
     concise: bool | None = None
     nudged_right: bool | None = None
+    origin: str = ""
+
+    @property
+    def cluster(self) -> str:
+        """What tells independent attempts apart."""
+        return self.origin or self.question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +135,8 @@ def _efficiency(one: Attempt) -> float:
 def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
     ours, theirs = (_by_question(group, value) for group in (attempts, before))
     shared = sorted(ours.keys() & theirs.keys())
-    return clustered_mean([ours[question] - theirs[question] for question in shared], shared)
+    clusters = {one.question: one.cluster for one in attempts}
+    return clustered_mean([ours[one] - theirs[one] for one in shared], [clusters[one] for one in shared])
 
 
 def _by_question(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> dict[str, float]:
@@ -140,17 +148,17 @@ def _by_question(attempts: Collection[Attempt], value: Callable[[Attempt], float
 
 
 def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
-    return clustered_mean([value(one) for one in attempts], [one.question for one in attempts])
+    return clustered_mean([value(one) for one in attempts], [one.cluster for one in attempts])
 
 
 def _bounded(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
     """Return the mean of values in [0, 1], whose interval also stays within [0, 1]."""
-    return clustered_share([value(one) for one in attempts], [one.question for one in attempts])
+    return clustered_share([value(one) for one in attempts], [one.cluster for one in attempts])
 
 
 def _share(told: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
-    known = [(one.question, float(flag)) for one, flag in told if flag is not None]
-    return clustered_share([flag for _, flag in known], [question for question, _ in known])
+    known = [(one.cluster, float(flag)) for one, flag in told if flag is not None]
+    return clustered_share([flag for _, flag in known], [cluster for cluster, _ in known])
 
 
 def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
@@ -174,4 +182,4 @@ def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
     usual = fmean(one.calls for one in calls)
     # A ratio of two means, by the delta method.
     parts = [share + (one.redundant - share * one.calls) / usual for one in calls]
-    return clustered_share(parts, [one.question for one in calls])
+    return clustered_share(parts, [one.cluster for one in calls])

@@ -56,7 +56,10 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
         replace(
             one,
             attempt=replace(
-                one.attempt, concise=asked.concise(episode.trajectory_id), nudged_right=asked.nudged_right(episode)
+                one.attempt,
+                concise=asked.concise(episode.trajectory_id),
+                nudged_right=asked.nudged_right(episode),
+                origin=episode.origin,
             ),
         )
         for one, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
