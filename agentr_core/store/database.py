@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreError
 from agentr_core.store import copies, faults, lock, migrations, questions
+from agentr_core.store.at_work import tell_runs_at_work
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
 
@@ -137,6 +138,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         with self.reading() as con:
+            tell_runs_at_work(con, self.path.parent)
             try:
                 found = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:

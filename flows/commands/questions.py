@@ -7,7 +7,7 @@ from pathlib import Path
 from agentr_core.errors import ConfigError
 from agentr_core.store.answers import FORMATS, write_parquet
 from agentr_core.store.examples import example, examples
-from agentr_core.store.queries.runs import ALL_RUNS, runs_at_work
+from agentr_core.store.queries.runs import ALL_RUNS
 from agentr_core.writing import write_text
 from tasks.workspaces import open_store
 
@@ -76,4 +76,4 @@ def example_list() -> str:
 def runs_of(workspace: Path) -> str:
     """Return the runs of a workspace as a table. Raises `StoreError` if there is no store."""
     store = open_store(workspace, must_exist=True)
-    return FORMATS["table"](store.answer(ALL_RUNS, [runs_at_work(store)]))
+    return FORMATS["table"](store.answer(ALL_RUNS))

@@ -92,9 +92,16 @@ def test_a_run_that_nobody_works_on_is_shown_as_interrupted(store: Store, run: R
     with runs.locked(run):
         assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("running", "running")
         assert "running" in runs_of(store.path.parent)
+        assert store.query("select status from v_runs")["status"].tolist() == ["running"]
     assert "interrupted" in runs_of(store.path.parent)
+    assert store.query("select status from v_runs")["status"].tolist() == ["interrupted"]
     store.update("run", {"run_id": "r", "status": "failed", "finished_at": datetime.now(UTC)})
-    assert run_lines(store)[0].status == "failed"
+    assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("failed", "interrupted")
+
+
+def test_a_run_that_has_only_collected_so_far_is_not_interrupted(store: Store) -> None:
+    store.update("run", {"run_id": "r", "status": "collecting"})
+    assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("collecting", "collecting")
 
 
 def head_of(writer: str | None) -> TreeHead:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from agentr_core.store.at_work import tell_runs_at_work
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import STATUS_NOW, runs_at_work
 
 
 class RunLine(NamedTuple):
@@ -80,7 +80,7 @@ def run_line(store: Store, run_id: str) -> RunLine | None:
 
 def iteration_lines(store: Store, run_id: str) -> list[IterationLine]:
     """Return the iterations of a run in their order."""
-    return [IterationLine(*row) for row in store.rows(_ITERATIONS, runs_at_work(store), run_id)]
+    return [IterationLine(*row) for row in _rows_now(store, _ITERATIONS, run_id)]
 
 
 def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
@@ -94,16 +94,31 @@ def event_lines(store: Store, run_id: str) -> list[EventLine]:
 
 
 def _run_lines(store: Store, run_id: str) -> list[RunLine]:
-    return [RunLine(*row) for row in store.rows(_RUNS, runs_at_work(store), run_id)]
+    return [RunLine(*row) for row in _rows_now(store, _RUNS, run_id)]
 
 
-_RUNS = f"""
-select run_id, recipe, method, {STATUS_NOW}, started_at, finished_at,
-    (select count(*) from iteration i where i.run_id = run.run_id and i.iteration > 0)
-from run where $2 in ('', run_id) order by started_at desc, run_id
+def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query that tells which runs are under way; none if there is no store."""
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        tell_runs_at_work(con, store.path.parent)
+        found: list[tuple[Any, ...]] = con.execute(sql, [run_id]).fetchall()
+    return found
+
+
+_RUNS = """
+select run_id, recipe, method, status, started_at, finished_at,
+    (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0)
+from v_runs r where $1 in ('', run_id) order by started_at desc, run_id
 """
-_ITERATIONS = f"""
-with mine as (select * replace ({STATUS_NOW} as status) from iteration where run_id = $2),
+_ITERATIONS = """
+with mine as (
+    select i.* replace (case
+        when i.status in ('finished', 'failed') or r.status in ('running', 'evaluating') then i.status
+        when r.status = 'collecting' then r.status else 'interrupted' end as status)
+    from iteration i join v_runs r using (run_id) where run_id = ?
+),
 made as (
     select 'tree' as kind, iteration_id from tree
     union all select 'trajectory', coalesce(t.iteration_id, e.iteration_id) from trajectory t

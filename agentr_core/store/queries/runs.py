@@ -9,21 +9,8 @@ from datetime import datetime
 
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
-from agentr_core.store.lock import holders
 
-LOCKS = "locks"
-"""The folder of a workspace with a file for each run, locked while a process works on it."""
-
-STATUS_NOW = """
-case when status not in ('finished', 'failed') and not list_contains($1::varchar[], run_id) then 'interrupted'
-else status end
-"""
-"""The current status of a run in SQL; the first parameter of the query is `runs_at_work`."""
-ALL_RUNS = f"""
-select run_id, recipe, config->>'$.seed' as seed, config->>'$.model.path' as model, {STATUS_NOW} as status, started_at,
-    finished_at
-from run order by started_at
-"""
+ALL_RUNS = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
 """A query that shows a person the runs of a workspace, the oldest first."""
 
 
@@ -76,18 +63,6 @@ def runs_beginning(store: Store, prefix: str) -> list[str]:
     """Return the run ids that begin with a prefix, the oldest first."""
     rows = store.rows("select run_id from run where starts_with(run_id, ?) order by started_at", prefix)
     return [run_id for (run_id,) in rows]
-
-
-def runs_at_work(store: Store) -> list[str] | None:
-    """Return the ids of the runs that a process of this machine is working on; None if the kernel
-    does not tell. A killed process could not record its end.
-    """
-    folder = store.path.parent / LOCKS
-    try:
-        held = holders()
-        return [file.name for file in folder.iterdir() if file.stat().st_ino in held] if folder.exists() else []
-    except OSError:
-        return None
 
 
 def run_state(store: Store, run_id: str) -> RunState | None:
