@@ -45,7 +45,8 @@ def version(con: Any, path: Path) -> int:
         ).fetchall()
     if tables:
         raise StoreError(
-            f"{path} is a DuckDB database of something else (it has a table {tables[0][0]!r}); name another workspace"
+            f"{path} is a DuckDB database of something else (it has a table {tables[0][0]!r}); name another "
+            "workspace or store"
         )
     return 0
 
@@ -60,7 +61,7 @@ def check(con: Any, path: Path, newest: int) -> bool:
     if current > newest:
         raise StoreError(
             f"{path} has schema version {current}, but this version of agentr knows only up to {newest}; "
-            "update agentr or name another workspace"
+            "update agentr, or name another workspace or store"
         )
     return current == newest
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentr_core.errors import StoreError
+from agentr_core.errors import CorruptStore, StoreError
 from agentr_core.store import lock
 from agentr_core.store.care.rewriting import Rewritten, attached, copy_rows, rewrite
 from agentr_core.store.database import Store
@@ -40,9 +40,7 @@ def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
     for other in others:
         if other.path.resolve() == store.path.resolve():
             raise StoreError(f"{other.path} is the store itself; name another one to merge")
-        # A store of an older version is migrated first.
-        with other.reading():
-            pass
+        _up_to_date(other)
 
     def fill(con: Any) -> None:
         copy_rows(con)
@@ -52,6 +50,19 @@ def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
 
     found, _ = rewrite(store, fill)
     return found
+
+
+def _up_to_date(other: Store) -> None:
+    """Migrate a store of an older version. Raises `StoreError` for a file that is no store."""
+    try:
+        with other.reading():
+            pass
+    except CorruptStore as error:
+        # Its advice is for one's own store.
+        raise StoreError(
+            f"{other.path} is no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a "
+            "store"
+        ) from error
 
 
 def _take(con: Any, path: Path) -> None:
