@@ -19,7 +19,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import plan_of
 from agentr_core.recipes import Recipe
 from agentr_core.runtime import start as starting
-from agentr_core.runtime.experience import has_begun, made
+from agentr_core.runtime.experience import has_begun, settled
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages import headroom as sampled
@@ -67,7 +67,8 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     begins the iteration.
 
     A stage whose results would be in no row of the iteration's dataset, or in no step of its
-    training, since that was made before, does nothing and returns None.
+    training, since that was made before, does nothing and returns None. So does one of a pool that
+    an arm was trained on.
 
     Raises `ConfigError` when the iteration has no such stage, or a later one is its first, and
     `DataFault` when the iteration before has no checkpoint.
@@ -84,9 +85,8 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
         await begin(run, iteration)
     elif not has_begun(place, iteration):
         raise ConfigError(f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before")
-    there = made(place, iteration)
-    if stage in plan.settled(there):
-        tell(f"iteration {iteration} has its {' and its '.join(sorted(there))}; {name} adds nothing to it")
+    if stage in settled(place, iteration):
+        tell(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
         return None
     with events.told(place, iteration):
         return await _task(name, stage.needs)(run, iteration, limit)

@@ -194,6 +194,10 @@ def _no_measures(place: Workplace, iteration: int, name: str, episodes: Sequence
     return {}
 
 
+def _no_stages(place: Workplace) -> Collection[Stage]:
+    return ()
+
+
 def _no_lines(recipe: Recipe, train: int, test: int) -> list[str]:
     return []
 
@@ -252,6 +256,10 @@ class Method:
     voiced: Callable[[str], bool] | None = None
     """Returns whether a reply contains a sentence with which samples of this method turn back from
     a mistake; None where they have no such sentences.
+    """
+    drawn_on: Callable[[Workplace], Collection[Stage]] = _no_stages
+    """Returns the stages of a run that other runs have trained on: they add nothing more, so that
+    whatever trains on it later has the same before it.
     """
     measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = _no_measures
     """Returns the metrics of episodes, by name, beyond those of all methods, given the iteration

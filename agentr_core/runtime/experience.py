@@ -4,7 +4,9 @@ checkpoint.
 
 from __future__ import annotations
 
-from agentr_core.runtime.description import Product
+from collections.abc import Sequence
+
+from agentr_core.runtime.description import Product, Stage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.published import count_trajectories, published
@@ -27,6 +29,16 @@ def made(place: Workplace, iteration: int) -> frozenset[Product]:
     found = published(place.store, place.iteration_id(iteration))
     products: dict[Product, str | None] = {"dataset": found.dataset_id, "checkpoint": found.checkpoint_id}
     return frozenset(product for product, key in products.items() if key is not None)
+
+
+def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
+    """Return the stages of an iteration that add nothing more: what is trained on its data, here or
+    in another run, has been made.
+    """
+    plan = place.plan(iteration)
+    drawn_on = place.method.drawn_on(place) if iteration else ()
+    own = plan.settled(made(place, iteration))
+    return [stage for stage in plan.stages if stage in own or stage in drawn_on]
 
 
 def gathered(place: Workplace, iteration: int) -> int:

@@ -25,6 +25,7 @@ from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.summary import table_text
+from agentr_core.runtime.experience import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, run_id_of, start
 from agentr_core.stages.dataset import dataset
@@ -225,6 +226,23 @@ async def test_the_pool_is_made_once(site: Callable[..., Site]) -> None:
     other = await site("compare.seeds=[9]", "training.max_tokens=20", "eto.dpo.beta=[0.2]").collected()
     assert (other.asked, other.ask(counts), other.pool.run_id) == (0, before, one.pool.run_id)
     assert asked
+
+
+@pytest.mark.slow
+async def test_what_an_arm_was_trained_on_is_settled_in_the_pool(site: Callable[..., Site]) -> None:
+    """Units that were lost and played later would be in the samples of later arms alone."""
+
+    def names() -> list[str]:
+        return [stage.name for stage in settled(one.pool, 1)]
+
+    one = await site().collected()
+    assert names() == []
+    arms = {arm.name: arm for arm in arms_of(one.pool.recipe, one.pool.run_id)}
+    own, _ = await one.built(arms["own"])
+    assert names() == ["explore"]
+    assert settled(own, 1) == []
+    await one.built(arms["good"])
+    assert names() == ["collect", "critique", "splice", "explore"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ trains on the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from agentr_core.methods.objectives import preference, supervised
 from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.eto import eto_faults
-from agentr_core.runtime.description import Method, Plan, Stage
+from agentr_core.runtime.description import Method, Plan, Stage, imported
 from agentr_core.types import Sample, SampleKind
 
 FUNNEL_OF_POOL = replace(FUNNEL_OF_TREES, title="From the pool to training rows")
@@ -61,18 +61,22 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
     """Return the stages that make the pool on which a comparison trains its arms, in order."""
-    uses = {arm.recipe.data.use for arm in arms_of(recipe)}
+    return stages_for(recipe, {arm.recipe.data.use for arm in arms_of(recipe)})
+
+
+def stages_for(recipe: Recipe, uses: Collection[str]) -> tuple[Stage, ...]:
+    """Return the stages that make what the arms of some uses train on, in order."""
     made = recipe.eto.preferences
     paired = made.source if "preferences" in uses else None
-    searched = bool(uses & OF_TREES)
+    searched = not OF_TREES.isdisjoint(uses)
     judged = recipe.data.use != "good"
-    cloned = bool(uses & {"expert", "rft"}) or (paired == "exploration" and made.against == "expert")
+    cloned = not {"expert", "rft"}.isdisjoint(uses) or (paired == "exploration" and made.against == "expert")
     wanted = {
         COLLECT: searched or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
         splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
-        EXPLORE_AND_KEEP: bool(uses & {"successes", "rft"}) or paired == "exploration",
+        EXPLORE_AND_KEEP: not {"successes", "rft"}.isdisjoint(uses) or paired == "exploration",
         PREFER: paired is not None,
     }
     return tuple(stage for stage, needed in wanted.items() if needed)
@@ -146,6 +150,7 @@ METHOD = Method(
     identify=_identify,
     acting=IN_TREES,
     voiced=VOICED,
+    drawn_on=imported("agentr_core.methods.comparison.drawn:drawn_on"),
     report=(REVISIONS, PAIRS, REVISION_SAMPLES),
     without_expert=(
         "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert or rft, and "

@@ -112,6 +112,18 @@ def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
     return dict(rows)
 
 
+def uses_of_pool(store: Store, pool: str) -> list[str]:
+    """Return what the runs with a dataset of a comparison's pool train on, as `data.use` names
+    it.
+    """
+    rows = store.rows(
+        "select distinct r.config->>'$.data.use' from run r join iteration using (run_id) "
+        "join dataset using (iteration_id) where (r.config->>'$.compare.pool') = ?",
+        pool,
+    )
+    return [use for (use,) in rows]
+
+
 def configs_of_all(store: Store) -> dict[str, str]:
     """Return the resolved recipes, as JSON, of all runs, by run, the oldest first."""
     return dict(store.rows("select run_id, config from run order by started_at"))
