@@ -17,10 +17,14 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
 
     A prompt counts once for each HTTP request, however many replies it brought. Only what was kept
     is counted: tries that failed, and replies of episodes that were given up, may be on the
-    server's own bill as well. Copies of another run's replies are on that run's bill.
+    server's own bill as well. Copies of another run's replies are on that run's bill. Where a
+    teacher answered for a role without a model of its own, that is on the teacher's bill.
     """
     recipe = place.recipe
     taught = iteration > 0 and place.collector(iteration).role == "teacher"
+    lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if taught else []
+    asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
+    edited = [role for role in lent if any(role in roles for roles in asking)]
     found = []
     for role in get_args(ModelRole):
         model = recipe.model_of(role)
@@ -32,6 +36,8 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
             role=role,
             per_request=model.server.n_per_request,
             taught=taught,
+            lent=lent,
+            edited=edited,
         )
         if used.requests:
             cost = (used.prompt * model.prices.prompt + used.completion * model.prices.completion) / _MILLION

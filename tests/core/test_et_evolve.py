@@ -21,6 +21,7 @@ from agentr_core.methods.et_agent.report import family_sections, funnel
 from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.et_agent.stages.select_rft import select_rft
 from agentr_core.runtime.shards import Batch, Shard, work_through
+from agentr_core.stages.report_costs import bills
 from agentr_core.store.codec import load_samples
 from agentr_core.store.queries.lineage import ancestry
 from agentr_core.store.queries.usage import request_use, token_use
@@ -221,6 +222,25 @@ async def test_workers_grow_the_same_families(tmp_path: Path, tiny_model_dir: Pa
     await select_rft(place, 1)
     assert sizes == [1, 1]
     assert answers_of(place) == answers_of(calm)
+
+
+async def test_a_teacher_that_answers_for_roles_without_a_model_is_billed_for_it(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    def teacher(asked: str, seed: int) -> str:
+        role = "editor" if "Step: " in asked or "thoughts" in asked else "reflector" if "again." in asked else "actor"
+        return scripts[role](asked, seed)
+
+    scripts = cast().scripts
+    staff = Staff({"teacher": teacher})
+    server = {"model": "large", "continues": True}
+    served = {"backend": "openai", "server": server, "prices": {"completion": 2.0}, "context_length": 4096}
+    place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, models={"teacher": served})
+    await evolve(place, 1)
+    assert place.store.count("select count(*) from edit"), "editor and reflector were asked"
+    (bill,) = bills(place, 1)
+    assert (bill.role, bill.requests) == ("teacher", len(staff.requests("teacher")))
+    assert bill.cost == token_use(place.store, place.iteration_id(1)).completion * 2 / 1e6
 
 
 async def test_a_teacher_answers_and_is_varied_and_the_policy_is_asked_for_nothing(

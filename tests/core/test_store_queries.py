@@ -45,6 +45,7 @@ OF_KIND = {
     "int": 3,
     "bool": True,
     "ModelRole": "judge",
+    "Collection[ModelRole]": ["judge"],
     "Listing": LISTINGS["trees"],
     "Mapping[str, str]": {"instance": "unknown"},
 }

@@ -4,6 +4,7 @@ limit.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from agentr_core.recipes import ModelRole
@@ -70,17 +71,26 @@ def trained_online(store: Store, iteration_id: str) -> int:
 
 
 def request_use(
-    store: Store, iteration_id: str, *, role: ModelRole, per_request: int, taught: bool = False
+    store: Store,
+    iteration_id: str,
+    *,
+    role: ModelRole,
+    per_request: int,
+    taught: bool = False,
+    lent: Collection[ModelRole] = (),
+    edited: Collection[ModelRole] = (),
 ) -> RequestUse:
     """Return the requests to the model of a role in an iteration, and their tokens.
 
     Args:
         taught: whether the teacher collected instead of the actor.
+        lent: the roles for which the teacher answered beside the episodes that it played.
+        edited: those for which it answered where trajectories were made of others.
         per_request: the maximum number of replies to one HTTP request; 0 for no limit.
     """
     collector: ModelRole = "teacher" if taught else "actor"
     kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
-    found = store.rows(_REQUESTS, iteration_id, kinds, per_request, role) or [(0, 0, 0)]
+    found = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited]) or [(0, 0, 0)]
     ((requests, prompt, completion),) = found
     return RequestUse(requests=requests or 0, prompt=prompt or 0, completion=completion or 0)
 
@@ -160,9 +170,12 @@ with request as (
         and if(kind = 'step' and owner_id in ({_PLAYED}), 'played', kind) in (select unnest($2::varchar[]))
     group by kind, owner_id, seed
     union all
-    select 1, prompt_tokens, completion_tokens from answer where role = $4 and ({_ANSWERED})
+    select 1, prompt_tokens, completion_tokens from answer
+    where if(list_contains($5::varchar[], role) and (kind = 'node' or owner_id in ({_PLAYED})), 'teacher', role) = $4
+        and ({_ANSWERED})
     union all
-    select 1, prompt_tokens, completion_tokens from edit where role = $4 and iteration_id = $1
+    select 1, prompt_tokens, completion_tokens from edit
+    where if(list_contains($6::varchar[], role), 'teacher', role) = $4 and iteration_id = $1
 )
 select sum(parts)::bigint, sum(parts * prompt)::bigint, sum(completion)::bigint from request
 """
