@@ -65,15 +65,14 @@ def measure(
     if not episodes:
         return {}
     found = (
-        _overall(episodes, disaster_counts)
-        | _shares(episodes, base)
+        _shares(episodes, base)
+        | _overall(episodes, disaster_counts)
         | {"gain_over_previous": gain(episodes, previous)}
         | _repeated(episodes, disaster_counts)
         | ({} if voiced is None else {"reflecting": _reflecting(episodes, voiced)})
     )
     for depth, some in by_depth(episodes):
-        classed = {"success": _share(some)}
-        classed |= _shares(some, base) | _pass_at(some) | _contrast(some)
+        classed = _shares(some, base) | _pass_at(some) | _contrast(some)
         found |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
     return {name: estimate for name, estimate in found.items() if not math.isnan(estimate.mean)}
 
@@ -191,7 +190,6 @@ def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     solved = sum(trajectory.success for trajectory in trajectories)
     loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
     return {
-        "success": _share(episodes),
         "reward": _reward(
             [metrics.counted_reward(t, disaster_counts) for t in trajectories], [e.origin for e in episodes]
         ),
@@ -204,7 +202,8 @@ def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
 
 
 def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
-    return {"success_clustered": _share(episodes), "gain_over_base": gain(episodes, base)}
+    share = _share(episodes)
+    return {"success": share, "success_clustered": share, "gain_over_base": gain(episodes, base)}
 
 
 def _share(episodes: Sequence[Episode]) -> Estimate:
