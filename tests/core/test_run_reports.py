@@ -17,6 +17,7 @@ from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import IterationReport
 from agentr_core.store import Store
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
+from agentr_core.store.queries.listings import LISTINGS, listed
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, write_reports
 from tasks.workspaces import STORE_FILE
@@ -85,6 +86,19 @@ def test_revision_tests_of_two_runs_are_compared_where_they_go_on_from_the_same_
         FIRST,
     )
     assert known == ([(4, 2, 1)] if given == "slip" else [])
+    before, after = (
+        key
+        for run in (FIRST, SECOND)
+        for (key,) in Store(tmp_path / STORE_FILE).rows(
+            "select evaluation_id from evaluation join iteration using (iteration_id) "
+            "where run_id = ? and name = 'revision_test' and iteration = 1",
+            run,
+        )
+    )
+    pairs = listed(
+        Store(tmp_path / STORE_FILE), LISTINGS["differences"], {"before": before, "after": after}, offset=0, limit=9
+    )
+    assert pairs.total == len(pairs.rows) == (4 if given == "slip" else 0)
 
 
 @pytest.mark.slow

@@ -166,6 +166,14 @@ REJECTIONS = Listing(
     filters={"run": _RUN, "iteration": _ITERATION, "stage": "x.stage = $value", "reason": "x.reason = $value"},
     choices={"stage": "select stage from rejection", "reason": "select reason from rejection"},
 )
+# The revision tests of two runs may go on from different failures of the same instance.
+_GIVEN_THE_SAME = """
+not exists (
+    from step p join step q using (position)
+    where p.trajectory_id = a.trajectory_id and q.trajectory_id = b.trajectory_id and position < a.cut
+        and p.reply_id <> q.reply_id
+)
+"""
 DIFFERENCES = Listing(
     columns="a.instance_id, x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
     "t.success as before, u.success as after, t.reward as before_reward, u.reward as after_reward",
@@ -174,7 +182,7 @@ DIFFERENCES = Listing(
     order="a.instance_id, a.repeat, a.cut",
     filters={
         "before": "a.evaluation_id = $value",
-        "after": "b.evaluation_id = $value",
+        "after": f"b.evaluation_id = $value and {_GIVEN_THE_SAME}",
         "change": "case $value when 'gained' then u.success and not t.success when 'lost' then t.success and not "
         "u.success else t.success = u.success end",
         "depth": "x.depth = try_cast($value as integer)",
