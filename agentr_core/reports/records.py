@@ -231,7 +231,7 @@ class StopCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCount:
-    """Exceptions of one class in one phase; `lost` of the `count` were not healed by a retry."""
+    """Exceptions of one class in one phase; for `lost` episodes or trees, no retry healed it."""
 
     error: str
     phase: str

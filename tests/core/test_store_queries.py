@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from agentr_core.store import Store, queries
+from agentr_core.store.codec import event_rows
 from agentr_core.store.queries import catalogue
 from agentr_core.store.queries.funnels import EpisodeCounts
 from agentr_core.store.queries.groups import GroupCounts
 from agentr_core.store.queries.lineage import ORIGINS, ancestry
 from agentr_core.store.queries.listings import LISTINGS, Listed, choices, listed
+from agentr_core.store.queries.outcomes import ErrorCount, error_counts
 from agentr_core.store.queries.preferences import PreferenceCounts
 from agentr_core.store.queries.published import Published
 from agentr_core.store.queries.usage import RequestUse, TokenUse
@@ -88,3 +90,14 @@ def test_nothing_is_found_where_there_is_nothing(query: Query, tmp_path: Path) -
     assert not store.path.exists()
     store.write({})
     assert query(store, **given) in NOTHING
+
+
+@pytest.mark.slow
+def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    for subject in ("a", "a", "b"):
+        fault = ValueError("no")
+        store.write(
+            event_rows(run_id="r", iteration_id="i", stage="collect", phase="step", subject=subject, error=fault)
+        )
+    assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]

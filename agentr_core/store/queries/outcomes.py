@@ -11,7 +11,9 @@ from agentr_core.store.queries.published import GATHERED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCount:
-    """The number of errors of one class in one phase, and of the units that were lost for good."""
+    """The number of errors of one class in one phase, and of the units that one of them ended for
+    good, each counted once, however often it was tried anew.
+    """
 
     error: str
     phase: str
@@ -47,8 +49,8 @@ def evaluated_stops(store: Store, evaluation_ids: Sequence[str]) -> dict[str, in
 def error_counts(store: Store, iteration_id: str) -> list[ErrorCount]:
     """Return the errors of an iteration by class and phase."""
     rows = store.rows(
-        "select \"class\", phase, count(*), count(*) filter (level = 'error') from event where iteration_id = ? "
-        "group by all order by all",
+        "select \"class\", phase, count(*), count(distinct subject) filter (level = 'error') from event "
+        "where iteration_id = ? group by all order by all",
         iteration_id,
     )
     return [ErrorCount(error=error, phase=phase, count=count, lost=lost) for error, phase, count, lost in rows]
