@@ -75,7 +75,7 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
                 await iterate(pool, recipe, 1)
             arms = arms_of(recipe, pool.run_id)
             failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm)) is not None]
-            report, table = await reporting.compared(pool), reporting.arm_table(pool)
+            report, table = await reporting.compared(pool)
             if failed:
                 tell(table)
                 raise ArmsFailed(

@@ -59,16 +59,17 @@ async def report(run: RunRef, iteration: int) -> str:
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE, persist_result=False)
-async def compared(run: RunRef) -> str:
-    """Write the report of a comparison; return the path of the HTML file."""
-    built = _at_once(run, build_comparison)
-    path = _write_comparison(run, built)
-    name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
+async def compared(run: RunRef) -> tuple[str, str]:
+    """Write the report of a comparison; return the path of the HTML file, and the scores of the
+    arms as text for a terminal.
+    """
+    path, built = _write_comparison(run)
+    scores, name = arm_scores(built), f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
-        key=f"arms-{name}", markdown=table_markdown(arm_scores(built)), description="Held-out scores of each arm"
+        key=f"arms-{name}", markdown=table_markdown(scores), description="Held-out scores of each arm"
     )
     await _leave(run, path, key=f"comparison-{name}", description="Report of the comparison")
-    return str(path)
+    return str(path), table_text(scores)
 
 
 async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None:
@@ -92,16 +93,12 @@ def _in_viewer(run: RunRef) -> str:
     return f"In the viewer: [{address}]({address})\n\n" if address else ""
 
 
-def arm_table(run: RunRef) -> str:
-    """Return the scores of the arms of a comparison, as text for a terminal."""
-    return table_text(arm_scores(_at_once(run, build_comparison)))
-
-
-def _write_comparison(run: RunRef, built: ComparisonReport) -> Path:
+def _write_comparison(run: RunRef) -> tuple[Path, ComparisonReport]:
+    built = _at_once(run, build_comparison)
     html = report_folder(run) / "comparison.html"
     write_text(html, render_comparison(built))
     write_text(html.with_suffix(".md"), render_comparison_markdown(built))
-    return html
+    return html, built
 
 
 def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[list[Path], IterationReport]:
@@ -154,7 +151,7 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
     run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix), iterations=0)
     place = quiet_workplace(run)
     if place.recipe.compare.arms:
-        return [_write_comparison(run, build_comparison(place))]
+        return [_write_comparison(run)[0]]
     finished = _finished(place)
     if not finished:
         raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")
