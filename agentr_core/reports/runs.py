@@ -72,9 +72,10 @@ def sections(report: RunsReport) -> tuple[Section, ...]:
 
 _PAIRED = "Success, and differences on the same episodes"
 _NOTE = (
-    "The model that each run ends with. Differences to the first run are in points, paired by episode (same instance, "
-    "number and cut) with 95% intervals, clustered where several instances are one under different names. Won: "
-    "episodes that this run solved and the first did not; lost: the other way round."
+    "The model that each run ends with. Differences to the first run are in points, paired by episode (same instance "
+    "and number and, in a revision test, the same replayed steps) with 95% intervals, clustered where several "
+    "instances are one under different names. Won: episodes that this run solved and the first did not; lost: the "
+    "other way round."
 )
 
 
