@@ -14,11 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from agentr_core.episodes.transcript import OPENING, opening_length
+from agentr_core.episodes.transcript import opening_length
 from agentr_core.types import Message, Step
-
-HEAD = OPENING + 1
-"""Turns that a window keeps at the beginning, besides a system turn before them."""
 
 Fits = Callable[[tuple[Message, ...]], bool]
 """Returns whether a prompt leaves room for a whole reply."""

@@ -25,7 +25,7 @@ from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.environments.template import CombinationLock
-from agentr_core.episodes.conversation import HEAD, droppable, windowed
+from agentr_core.episodes.conversation import droppable, windowed
 from agentr_core.episodes.native_calls import OPENS, NativeCall, calling, read_call
 from agentr_core.episodes.native_turns import NativeTurns
 from agentr_core.episodes.replay import play, restore
@@ -386,9 +386,10 @@ def test_a_window_keeps_tools_instruction_and_question() -> None:
     prompt = transcript_of(NativeLine()).prompt(NativeLine(), "Go.", steps)
     assert droppable(prompt) == 4
     shown = windowed(prompt, 3)
-    assert shown[:HEAD] == prompt[:HEAD]
+    # With the first reply.
+    assert shown[: OPENING + 1] == prompt[: OPENING + 1]
     assert [message.role for message in prompt[:OPENING]] == ["tools", "system", "user"]
-    assert shown[HEAD].role == "tool"
+    assert shown[OPENING + 1].role == "tool"
 
 
 def sample_of(renderer: Renderer, qwen: Any, train: Sequence[bool] = (True,) * 4) -> Sample:

@@ -11,7 +11,6 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-DEFAULT_PORT: Final = 1243
 MOST_RESULTS: Final = 100
 MOST_QUERIES: Final = 256
 """The most queries of a batch."""
