@@ -19,13 +19,13 @@ from rich.console import Console
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import arms_of
-from agentr_core.methods.table import method_of, plan_of, plans_of
+from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import server
 from flows.base_model import make_base
 from flows.collecting import gather, learn
 from flows.compare import comparison, run_arms
-from flows.flywheel import turn
+from flows.flywheel import prepare, turn
 from flows.preflight.checks import check
 from tasks import progress, reporting, runs, stages
 from tasks.wiring import load_recipe, reference
@@ -213,8 +213,7 @@ async def _evaluation(recipe: Any) -> str:
     with runs.locked(run):
         await stages.start(run, recipe, evaluates=True)
         async with runs.recorded(run, evaluates=True):
-            for stage in plan_of(recipe, 0).stages:
-                await stages.perform(run, 0, stage.name)
+            await prepare(run, recipe)
     return reporting.score_table(run)
 
 

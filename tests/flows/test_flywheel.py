@@ -313,6 +313,9 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
     runs = turned.ask("select status, config->>'seed' as seed from run order by seed")
     assert set(runs["status"]) == {"finished"}
     assert "77" in runs["seed"].tolist()
+    # So is the iteration of its model, which the viewer would show as interrupted.
+    ended = turned.ask("select i.status from iteration i join run using (run_id) where config->>'seed' = '77'")
+    assert ended["status"].tolist() == ["finished"]
 
 
 @pytest.mark.long
