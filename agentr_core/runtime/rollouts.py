@@ -23,8 +23,10 @@ def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, Episode
     ]
     place.store.write(planned_rows(iteration_id, planned))
     for run in runs_alike(place.store, place.run_id, stage):
-        theirs = replace(place, run_id=run).iteration_id(iteration)
         missing = place.store.missing("trajectory", list(wanted))
+        if not missing:
+            break
+        theirs = replace(place, run_id=run).iteration_id(iteration)
         originals = {key: rollout_id(theirs, collector.id, wanted[key]) for key in missing}
         copy_rollouts(place.store, originals, iteration_id=iteration_id)
 
