@@ -244,9 +244,14 @@ class Renderer:
         return not (self.is_cut(reply) or self._ended(ids) or self._stopped(reply, ids))
 
     def _stopped(self, reply: Span, ids: Sequence[int]) -> bool:
-        """Return whether the ids of a reply go on beyond its text: with the stop string at which it
-        was ended.
+        """Return whether a stop string ended a reply whose ids, if it has any, do not end with an
+        end token.
         """
+        if ids and reply.tokenizer is not None:
+            # A sampler that names its tokenizer reports every end. Its text would not tell: a stop
+            # string may be white space.
+            return True
+        # Elsewhere the ids go on beyond the text, with the stop string.
         said, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
         return len(said) > len(text) and said.startswith(text)
 

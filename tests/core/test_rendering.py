@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,20 @@ def test_a_reply_that_a_stop_string_ended_learns_no_end_of_turn(renderer: Render
     whole = tuple(tokenizer.encode("get 2 oak log", add_special_tokens=False))
     silent = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=whole)))
     assert tokenizer.decode([label for label in silent.labels if label != IGNORED]) == "get 2 oak log<|im_end|>"
+
+
+@pytest.mark.parametrize("said", ["get 2 oak log\n", "get <|im_start|>2 oak log\nObservation:"])
+def test_a_stop_string_is_known_from_the_missing_end_where_the_sampler_reports_ends(
+    renderer: Renderer, tokenizer: Any, said: str
+) -> None:
+    # Neither text shows that its ids go on: one lacks only white space, one a special token too.
+    ids = tuple(tokenizer.encode(said, add_special_tokens=False))
+    own = replace(reply("get 2 oak log", ids=ids), tokenizer=renderer.fingerprint)
+    _, labels = renderer.render_sample((user("Go."), own))
+    assert tuple(label for label in labels if label != IGNORED) == ids
+    ended = replace(own, token_ids=(*ids, renderer.end_of_turn))
+    _, labels = renderer.render_sample((user("Go."), ended))
+    assert tuple(label for label in labels if label != IGNORED) == ended.token_ids
 
 
 def test_sampled_ids_are_used_as_they_are(renderer: Renderer, tokenizer: Any) -> None:
