@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from agentr_core.episodes.transcript import whole_episode
-from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss
+from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss, TrainingFault
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import GrpoConfig, LaunchConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
@@ -221,6 +222,22 @@ def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir
     assert other.norm == pytest.approx(one.norm, rel=1e-4)
     for name, weight in made.policy.model.state_dict().items():
         torch.testing.assert_close(weight, alone[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_process_that_died_while_it_waited_is_reported_in_a_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
+    two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
+    made = Learner(tiny_model_dir, two, GrpoConfig(), updates=4, most=100, folder=tmp_path)
+    try:
+        made.update(rows())
+        (helper,) = multiprocessing.active_children()
+        helper.kill()
+        helper.join()
+        for work in (made.update, made.settled):
+            with pytest.raises(TrainingFault, match="shares the gradient ended, probably because memory ran out"):
+                work(rows())
+    finally:
+        made.close()
 
 
 @pytest.mark.slow

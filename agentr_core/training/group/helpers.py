@@ -10,12 +10,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,6 +27,7 @@ from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.group.policy import Policy, Totals
 from agentr_core.training.group.rows import PolicyRow
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Share = tuple[Sequence[PolicyRow], Sequence[float]]
 """Episodes, and for each of them the weight of any of its tokens."""
@@ -60,7 +61,7 @@ class Helpers:
         """
         weights = self._write(parameters)
         return [
-            process.submit(_compute, share, weights, self._gradient(number))
+            _submitted(process, _compute, share, weights, self._gradient(number))
             for number, (process, share) in enumerate(zip(self._processes, shares, strict=True))
         ]
 
@@ -71,7 +72,9 @@ class Helpers:
         futures of these.
         """
         weights = self._write(parameters)
-        return [process.submit(_settle, share, weights) for process, share in zip(self._processes, shares, strict=True)]
+        return [
+            _submitted(process, _settle, share, weights) for process, share in zip(self._processes, shares, strict=True)
+        ]
 
     def collect(self, started: Sequence[Future[Totals]], parameters: dict[str, Any]) -> Iterator[Totals]:
         """Add the gradients of all processes to those of the parameters, in order; yield what each
@@ -108,6 +111,18 @@ def result(future: Future[T]) -> T:
             "a process that shares the gradient ended, probably because memory ran out; set "
             "training.launch.num_processes=1 or lower grpo.micro_batch_tokens"
         ) from error
+
+
+def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Return the future of some work; that of a process which died while it had none has failed
+    already.
+    """
+    try:
+        return process.submit(work, *args, **kwargs)
+    except BrokenProcessPool as error:
+        failed: Future[T] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
