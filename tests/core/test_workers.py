@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, ModelUnavailable
+from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, ModelFault, ModelUnavailable
 from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading
@@ -90,6 +93,36 @@ async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, mo
     assert isinstance(said[0], ModelUnavailable)
     assert not isinstance(said[1], ModelUnavailable)
     assert "has died 2 times" in str(said[1])
+    with pytest.raises(ModelFault, match="has died 2 times"):
+        await worker.generate([ask(0)])
+
+
+@pytest.mark.slow
+async def test_a_request_that_breaks_the_computation_fails_alone(model: Workers) -> None:
+    sampler, before = sampler_of(model, ModelConfig(path="m")), children()
+    wrong = replace(ask(0, session="one"), sampling=Sampling(max_new_tokens=None))  # type: ignore[arg-type]
+    requests = [ask(1, session="one"), wrong, ask(2, session="one"), ask(3, session="one")]
+    for _ in range(module._RESTARTS + 2):
+        given = await asyncio.gather(*(sampler.sample(one) for one in requests), return_exceptions=True)
+        assert [isinstance(said, ModelFault) for said in given] == [False, True, False, False]
+        assert "failed with TypeError" in str(given[1])
+    assert children() == before
+    await sampler.close()
+
+
+async def test_a_token_that_the_model_cannot_read_is_named(tiny_model_dir: Path, tmp_path: Path) -> None:
+    grown = shutil.copytree(tiny_model_dir, tmp_path / "grown")
+    tokenizer = AutoTokenizer.from_pretrained(grown)
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(grown)
+    model = load_local(loading(grown), workers=1)
+    sampler = sampler_of(model, ModelConfig(path="m"))
+    strange = replace(ask(1), messages=(Message(role="user", text="get a zebra"),))
+    given = await asyncio.gather(sampler.sample(ask(0)), sampler.sample(strange), return_exceptions=True)
+    assert [isinstance(said, DataFault) for said in given] == [False, True]
+    assert "reads 'zebra' as token 384, but the model has embeddings for 384 tokens" in str(given[1])
+    await sampler.close()
+    await model.close()
 
 
 @pytest.mark.slow

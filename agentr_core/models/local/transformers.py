@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.files import weights_sha256
@@ -52,6 +52,7 @@ class TransformersModel:
         self._tokenizer = loaded.tokenizer
         self._device = loaded.shape.device
         self._end_ids = loaded.end_ids
+        self._readable = int(loaded.model.get_input_embeddings().weight.shape[0])
         self._max_batch = max_batch
         self._max_width = MAX_WIDTH if loaded.shares_rows else 1
         self._stops = StopWatch(self._text)
@@ -110,7 +111,8 @@ class TransformersModel:
         """Return the replies; requests with equal prompts share one prefill.
 
         Raises `PromptTooLong` before anything is computed, `DataFault` for a conversation that the
-        chat template refuses, and `ModelFault` after `close` or when the computation breaks.
+        chat template refuses or with a token that the model cannot read, and `ModelFault` after
+        `close` or when the computation breaks.
         """
         if self._decoder is None:
             raise ModelFault(f"model {self.name} is closed; load it again")
@@ -179,7 +181,7 @@ class TransformersModel:
     def _asked_for(self, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[Reply]]:
         """Return the distinct prompts of requests as token ids, and the replies to draw, in order.
 
-        Raises `PromptTooLong`.
+        Raises `PromptTooLong`, and `DataFault` for a token that the model cannot read.
         """
         from agentr_core.models.local.grid import Reply
 
@@ -187,6 +189,7 @@ class TransformersModel:
         replies: list[Reply] = []
         for request in requests:
             tokens = self._prompt(request.messages)
+            self._check_readable(tokens)
             room = self.context_length - len(tokens)
             if room < 1:
                 raise PromptTooLong.counted(len(tokens), self.context_length, self.name)
@@ -208,6 +211,17 @@ class TransformersModel:
                 for number in range(request.n)
             ]
         return list(prompts), replies
+
+    def _check_readable(self, tokens: tuple[int, ...]) -> None:
+        """Raise `DataFault` for a token that the model has no embedding of: on a GPU, to look one
+        up would end all computing of this process.
+        """
+        if (highest := max(tokens)) >= self._readable:
+            raise DataFault(
+                f"the tokenizer of model {self.name} reads {self._tokenizer.decode([highest])!r} as token {highest}, "
+                f"but the model has embeddings for {self._readable} tokens; resize them (resize_token_embeddings), or "
+                "take the token out of the tokenizer"
+            )
 
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens

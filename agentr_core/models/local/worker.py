@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import traceback
 from multiprocessing.connection import Connection
 
-from agentr_core.errors import AgentrError
+from agentr_core.errors import AgentrError, ModelFault
 from agentr_core.lifetime import end_with_parent, importing
 from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.models.local.transformers import TransformersModel
@@ -53,6 +54,10 @@ async def serve(connection: Connection) -> int:
             connection.send(await _answer(model, message))
         except AgentrError as error:
             connection.send(error)
+        except Exception as error:
+            # The fault of a single request, perhaps; the others of its batch are then sent again.
+            traceback.print_exc()
+            connection.send(ModelFault(f"model {model.name} failed with {type(error).__name__}: {error}"))
 
 
 async def _answer(model: TransformersModel, message: tuple[Request, ...] | Reload) -> Replies | None:

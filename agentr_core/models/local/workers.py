@@ -186,7 +186,8 @@ class Worker:
             answer: Replies = self._exchange(requests)
         except (EOFError, OSError) as error:
             how = f"a worker of model {self.name} {self._end_of_process()}"
-            self._deaths += 1
+            # One that is not started again dies no more.
+            self._deaths = min(self._deaths, _RESTARTS) + 1
             if self._deaths > _RESTARTS:
                 raise ModelFault(f"{how}; it has died {self._deaths} times and is not started again") from error
             self._start()
