@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+_YOUNG_SECONDS = 2.0
+"""A file of this age may be written again within the grain of its times, which then stay the same.
+"""
 
 
 def adapter_base(path: Path) -> Path | None:
@@ -48,13 +53,28 @@ def weights_sha256(path: Path) -> str:
     files = weight_files(path)
     base = adapter_base(path)
     if base is not None:
-        return hashlib.sha256(f"{weights_sha256(base)}:{file_sha256(files[0])}".encode()).hexdigest()
+        return hashlib.sha256(f"{weights_sha256(base)}:{_sha256(files[0])}".encode()).hexdigest()
     if len(files) == 1:
-        return file_sha256(files[0])
+        return _sha256(files[0])
     together = hashlib.sha256()
     for file in files:
-        together.update(f"{file.name}:{file_sha256(file)}\n".encode())
+        together.update(f"{file.name}:{_sha256(file)}\n".encode())
     return together.hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    """Return the SHA-256 of a file, which this process remembers: gigabytes take minutes, and every
+    stage asks for them.
+    """
+    state = file.stat()
+    if time.time() - max(state.st_mtime, state.st_ctime) < _YOUNG_SECONDS:
+        return file_sha256(file)
+    return _remembered(file.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(file: Path, *_: int) -> str:
+    return file_sha256(file)
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentr_core.errors import ModelDirectoryError
+from agentr_core.fingerprint import file_sha256
+from agentr_core.models import files
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.files import weights_sha256
 
@@ -27,6 +29,28 @@ def test_sound_directory(directory: Path) -> None:
     assert check_model_directory(directory) == (directory / WEIGHTS,)
     assert weights_sha256(directory) == hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest()
     assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= set(behaviour_files_sha256(directory))
+
+
+def test_weights_are_read_once_as_long_as_they_stay_the_same(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(file: Path) -> str:
+        read.append(file)
+        return file_sha256(file)
+
+    monkeypatch.setattr(files, "file_sha256", counted)
+    weights_sha256(directory)
+    weights_sha256(directory)
+    assert len(read) == 2, "a file may be changed once more in the moment in which it was written"
+    monkeypatch.setattr(files, "_YOUNG_SECONDS", -1.0)
+    before = weights_sha256(directory)
+    assert weights_sha256(directory) == before
+    assert len(read) == 3
+    weights = bytearray((directory / WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (directory / "other").write_bytes(weights)
+    (directory / "other").replace(directory / WEIGHTS)
+    assert weights_sha256(directory) == hashlib.sha256(weights).hexdigest() != before
 
 
 def _truncate(path: Path) -> None:
