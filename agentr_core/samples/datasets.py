@@ -16,6 +16,7 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes import DataConfig
 from agentr_core.samples.filters import (
+    STAGE,
     Filtered,
     check_no_leakage,
     cut_replies,
@@ -129,8 +130,8 @@ def manifest_of(rows: Sequence[TokenRow], *, seed: int, replayed: int = 0, gener
 def draw_general(
     general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
 ) -> tuple[Filtered[TokenRow], int]:
-    """Return `count` rows of general data, rejections of drawn conversations that are too long, and
-    the number of passes.
+    """Return `count` rows of general data, rejections of drawn conversations that cannot be used,
+    and the number of passes.
 
     Each pass takes every conversation once, in its own order. Raises `DataFault` if a whole pass
     finds none that can be used.
@@ -144,19 +145,40 @@ def draw_general(
         passes += 1
         refused: set[str] = set()
         for sample in order:
-            (kept, long) = too_long([token_row(sample, renderer)], max_length)
-            rows += kept
-            rejections += long
-            refused.update(rejection.subject for rejection in long)
+            made = _general_row(sample, renderer, max_length)
+            if isinstance(made, TokenRow):
+                rows.append(made)
+            else:
+                rejections.append(made)
+                refused.add(made.subject)
             if len(rows) == count:
                 break
         if not rows:
             raise DataFault(
-                f"{count} conversations of general data are wanted and none of {len(general)} has at most {max_length} "
-                "tokens; give data.general.file another file, raise data.max_length, or set data.general.share to 0"
+                f"{count} conversations of general data are wanted and none of {len(general)} "
+                f"{_why_none(rejections, max_length)}, or set data.general.share to 0"
             )
         usable = tuple(sample for sample in usable if sample_id(sample) not in refused)
     return Filtered(tuple(rows), tuple(rejections)), passes
+
+
+def _general_row(sample: Sample, renderer: Renderer, max_length: int) -> TokenRow | Rejection:
+    """Return the row of a conversation from outside, or why it is not trained on: it may have a
+    system turn that the chat template refuses, or a text that the tokenizer cannot write.
+    """
+    try:
+        row = token_row(sample, renderer)
+    except DataFault as fault:
+        return Rejection(stage=STAGE, subject=sample_id(sample), reason="not-rendered", detail=str(fault))
+    kept, long = too_long([row], max_length)
+    return kept[0] if kept else long[0]
+
+
+def _why_none(rejections: Sequence[Rejection], max_length: int) -> str:
+    refused = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
+    if refused:
+        return f"can be used, since {refused[0]}; give data.general.file another file"
+    return f"has at most {max_length} tokens; give data.general.file another file, raise data.max_length"
 
 
 def dataset_hash(rows: Iterable[TokenRow]) -> str:

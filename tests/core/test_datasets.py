@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from toy import Line, instance
@@ -13,8 +15,9 @@ from toy_paths import ToyTree, critique, renderer
 from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import DataConfig, GeneralDataConfig, SpliceConfig
-from agentr_core.samples.datasets import build_dataset
+from agentr_core.samples.datasets import build_dataset, draw_general
 from agentr_core.samples.identity import sample_id
+from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import token_row
 from agentr_core.types import Instance, Message, Provenance, Sample, SampleKind
 
@@ -134,6 +137,26 @@ def test_general_data_that_cannot_be_used_is_a_fault() -> None:
     for general in ([], chat(2, words=300)):
         with pytest.raises(DataFault, match=f"16 conversations .* none of {len(general)} has at most 600 tokens"):
             build(collected(), config, general=general)
+
+
+def test_a_conversation_that_cannot_be_rendered_is_rejected_and_the_others_are_used(
+    make_tiny_tokenizer: Callable[..., Any],
+) -> None:
+    # As Gemma's: there is no system turn.
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    strict = Renderer(make_tiny_tokenizer(template=template))
+    plain = chat(1)[0]
+    told = replace(plain, messages=(Message(role="system", text="Be brief."), *plain.messages))
+    (rows, rejections), passes = draw_general([told, *chat(3)], 4, strict, max_length=0, seed=0)
+    assert (len(rows), passes) == (4, 2)
+    assert [(one.subject, one.reason) for one in rejections] == [(sample_id(told), "not-rendered")]
+    assert "no system role" in rejections[0].detail
+    with pytest.raises(DataFault, match=r"none of 1 can be used, since .* no system role"):
+        draw_general([told], 2, strict, max_length=0, seed=0)
 
 
 def test_a_test_instance_fails_the_build() -> None:
