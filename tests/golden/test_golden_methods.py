@@ -45,7 +45,13 @@ BUDGET = (
     "training.launch=null",
 )
 """As when the golden files were made: budgets and steps are chosen anew with each base."""
-EXPLORED = ("eto.explore.samples=2", "eto.explore.max_steps=4", "eto.explore.max_new_tokens=6")
+EXPLORED = ("eto.explore.samples=2", "eto.explore.max_steps=4", "eto.explore.max_new_tokens=6", "eto.explore.repeats=0")
+CLONED = (
+    "data={max_length: 2048}",
+    "training={num_train_epochs: [1], learning_rate: 1.0e-3, per_device_train_batch_size: 8}",
+    "training.num_threads=1",
+    "training.bf16=true",
+)
 UNSTORED = {"text", "timing", "event", "training_step", "metric"}
 """Tables whose keys say nothing of what was made, or that are empty without a training."""
 
@@ -112,7 +118,8 @@ def stored(place: Workplace) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "more"), [("textcraft-tiny", (*TREES, *BUDGET, f"models.judge={MODEL}")), ("textcraft-eto-tiny", EXPLORED)]
+    ("name", "more"),
+    [("textcraft-tiny", (*TREES, *BUDGET, f"models.judge={MODEL}")), ("textcraft-eto-tiny", (*EXPLORED, *CLONED))],
 )
 async def test_wheel(
     name: str,
