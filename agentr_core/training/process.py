@@ -72,9 +72,11 @@ class TrainerProcess(Generic[Step]):
         with writing(self.work.root):
             self.work.root.mkdir(parents=True, exist_ok=True)
             write_whole(self.work.job_file, self.job)
+        log = self.work.log_file
+        earlier = log.stat().st_size if log.exists() else 0
         exit_status, fault = await self._follow(on_progress)
         if exit_status:
-            raise self._translate(exit_status, fault)
+            raise self._translate(exit_status, fault, log.read_bytes()[earlier:])
 
     async def _follow(self, on_progress: Callable[[Step], None]) -> tuple[int, Fault | None]:
         """Return the exit status of the process (negative: the signal that ended it) and the fault
@@ -144,8 +146,11 @@ class TrainerProcess(Generic[Step]):
                 _signal(process, signal.SIGKILL)
                 await asyncio.wait({exited})
 
-    def _translate(self, exit_status: int, fault: Fault | None) -> AgentrError:
-        lines = self.work.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+    def _translate(self, exit_status: int, fault: Fault | None, log: bytes) -> AgentrError:
+        """Return the error of a process that failed; `log` is what it wrote, without earlier
+        attempts.
+        """
+        lines = log.decode("utf-8", errors="replace").splitlines()[-TAIL:]
         if fault is not None:
             kind, message = _KINDS[fault.kind], fault.message
         # A launcher reports this only in its log.

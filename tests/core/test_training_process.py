@@ -20,6 +20,7 @@ from training_jobs import make_job
 from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault
 from agentr_core.training import TrainingJob, TrainingResult, TrainingStep, is_complete, read_manifest, train
 from agentr_core.training.job import JOB
+from agentr_core.training.process import TrainerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,28 @@ async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
     result = await train(job, on_progress=told.append)
     assert told[0].step > 10
     assert result.weights_sha256 == undisturbed[1].weights_sha256
+
+
+async def test_the_log_of_an_earlier_attempt_does_not_explain_the_present_one(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    work = make_job(tiny_model_dir, tmp_path).work
+    work.root.mkdir(parents=True)
+    work.log_file.write_text("a rank was ended by SIGKILL\n", encoding="utf-8")
+    process: TrainerProcess[None] = TrainerProcess(
+        module="agentr_core.training.nowhere",
+        work=work,
+        job=b"{}",
+        environment=dict(os.environ),
+        read=lambda line: None,
+        published=lambda: False,
+        less_memory="",
+    )
+
+    with pytest.raises(TrainingFault, match=r"exit status 1 and gave no reason(?s:.*)No module named") as caught:
+        await process.run(lambda step: None)
+    assert "SIGKILL" not in str(caught.value)
+    assert "SIGKILL" in work.log_file.read_text(encoding="utf-8")
 
 
 async def test_when_the_parent_is_killed_the_trainer_ends_and_the_next_call_goes_on(
