@@ -67,7 +67,8 @@ def check(con: Any, path: Path, newest: int) -> bool:
 
 
 def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
-    """Bring an open database up to the last of the migrations, each in a transaction of its own.
+    """Bring an open database up to the last of the migrations, each in a transaction of its own,
+    and fold them into the file.
 
     Raises:
         StoreError: the database was written by a newer version, or belongs to something else.
@@ -86,6 +87,8 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
             con.rollback()
             raise
         con.commit()
+    # Opened by a program other than agentr, DuckDB cannot replay all changes of a table from a log.
+    con.execute("checkpoint")
 
 
 _VERSION_TABLE = """

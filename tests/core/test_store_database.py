@@ -253,6 +253,8 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
     assert numbers == list(range(1, len(numbers) + 1))
     assert store.missing("text", ["a"]) == []
+    with duckdb.connect(str(store.path), read_only=True) as other:
+        assert other.execute("select text_id from text").fetchall() == [("a",)]
 
 
 @pytest.mark.slow
