@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Temperature, record
+from agentr_core.recipes.fields import Count, Natural, Temperature, record, repeats_faults
 from agentr_core.recipes.sampling import SamplingFields
 
 TEST, REVISION = "test", "revision_test"
@@ -102,11 +102,7 @@ def development_faults(evaluation: EvaluationConfig, *, readers: Sequence[str]) 
 
 def evaluation_faults(evaluation: EvaluationConfig) -> list[str]:
     """Return what is wrong with the section `evaluation` of a recipe, one sentence each."""
-    faults = []
-    if evaluation.repeats == 1:
-        faults.append(
-            "evaluation.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never"
-        )
+    faults = repeats_faults("evaluation.repeats", evaluation.repeats)
     if evaluation.episodes > 1 and evaluation.temperature == 0:
         faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
     for name, chosen in evaluation.sets.items():

@@ -23,6 +23,12 @@ def in_iteration(values: Sequence[T], iteration: int) -> T:
     return values[min(iteration, len(values)) - 1]
 
 
+def repeats_faults(field: str, repeats: int) -> list[str]:
+    """Return what is wrong with the number of repeated replies that ends an episode."""
+    told = f"{field}: 1 would end every episode at its first reply; give 2 or more, or 0 for never"
+    return [told] if repeats == 1 else []
+
+
 Unit = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
