@@ -25,6 +25,7 @@ from flows.preflight.requirements import (
     training_requirements,
 )
 from flows.preflight.serving import crowded_gpus
+from flows.preflight.stops import silent_stops
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store
 
@@ -105,6 +106,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
                 stage.check(recipe, env, instances)
         if prompts:
             check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
+            if silent := silent_stops(recipe, env):
+                raise ConfigError("; ".join(silent))
     finally:
         env.close()
 
