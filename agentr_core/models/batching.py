@@ -154,6 +154,19 @@ class Batcher:
 
     async def _serve(self, batch: list[_Waiting]) -> None:
         """Answer a batch. A batch that fails is halved until the requests at fault are isolated."""
+        if await self._served(batch):
+            return
+        middle = len(batch) // 2
+        await self._serve(batch[:middle])
+        await self._serve(batch[middle:])
+
+    async def _served(self, batch: list[_Waiting]) -> bool:
+        """Return whether each request of a batch has its answer or its fault; if not, halves of the
+        batch may succeed.
+
+        The error of a batch ends here: its frames hold what the model had allocated, which the
+        halves need where memory ran out.
+        """
         start = time.perf_counter()
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
@@ -163,19 +176,17 @@ class Batcher:
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             # A transient error is the backend's fault, not one request's.
-            if len(batch) == 1 or isinstance(error, Transient):
-                for waiting in batch:
-                    _fail(waiting, error)
-                return
-            middle = len(batch) // 2
-            await self._serve(batch[:middle])
-            await self._serve(batch[middle:])
-            return
+            if len(batch) > 1 and not isinstance(error, Transient):
+                return False
+            for waiting in batch:
+                _fail(waiting, error)
+            return True
         for waiting, answer in zip(batch, answers, strict=True):
             if isinstance(answer, ModelFault):
                 _fail(waiting, answer)
             elif not waiting.future.done():
                 waiting.future.set_result(answer)
+        return True
 
     def _checked(self, waiting: _Waiting, given: list[Generation]) -> list[Generation] | ModelFault:
         """Return the replies to one request, or a fault of that request alone if they are

@@ -24,6 +24,7 @@ from agentr_core.training.plan import Plan, plan
 from agentr_core.training.planned import last_checkpoint, samples_per_step
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.result import write_result
+from agentr_core.training.separation import mixing_faults
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
@@ -89,7 +90,7 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     model, whose layers must be able to train on them.
     """
     model_config = text_config(job.model_dir)
-    if faults := packing_faults(model_config, job.config):
+    if faults := packing_faults(model_config, job.config) or mixing_faults(job.model_dir, job.config):
         raise TrainingFault("; ".join(faults))
     rows: Sequence[Any] = job.objective.read(
         job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings

@@ -24,6 +24,8 @@ from flows.preflight.requirements import (
     model_requirements,
     training_requirements,
 )
+from flows.preflight.serving import crowded_gpus
+from flows.preflight.stops import silent_stops
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store
 
@@ -85,6 +87,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
             stateful(env, "evaluation.repeats")
         if trains:
             _check_judge(env, recipe)
+        if crowded := crowded_gpus(recipe, env, trains=trains):
+            raise ConfigError("; ".join(crowded))
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop
         for section, model in (("model", recipe.model), ("models.teacher", recipe.models.teacher)):
             if keeps_stop and model and model.backend == "openai" and not model.server.continues:
@@ -102,6 +106,8 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
                 stage.check(recipe, env, instances)
         if prompts:
             check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
+            if silent := silent_stops(recipe, env):
+                raise ConfigError("; ".join(silent))
     finally:
         env.close()
 

@@ -108,6 +108,7 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     from agentr_core.training.packing import packing_faults
     from agentr_core.training.parent import text_config
     from agentr_core.training.requirements import machine_faults, name_faults
+    from agentr_core.training.separation import mixing_faults
 
     found: list[str] = []
     for config, section in _trainings(recipe):
@@ -117,7 +118,8 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
             path = Path(recipe.model.path)
             where = path if path.is_dir() else estimates.find_shape(path)
             if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
-                found += [*adapter_faults(where, config), *packing_faults(text_config(where), config)]
+                found += adapter_faults(where, config)
+                found += packing_faults(text_config(where), config) or mixing_faults(where, config)
     if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and any(map(_reinforces, _trained(recipe))):
         found.append(
             "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "

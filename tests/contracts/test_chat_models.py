@@ -23,7 +23,7 @@ from agentr_core.models.local.waves import Wave
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import ChatModel
+from agentr_core.protocols import ChatModel, Reloading
 from agentr_core.recipes import ServerConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling, Span, grown_turn
@@ -247,6 +247,9 @@ async def test_no_work_after_close(model: ChatModel, tiny_model_dir: Path) -> No
     await closing.close()
     with pytest.raises(ModelFault, match="is closed"):
         await closing.generate([request()])
+    if isinstance(closing, Reloading):
+        with pytest.raises(ModelFault, match="is closed"):
+            await closing.reload(tiny_model_dir / "model.safetensors")
 
 
 # ---- the same model here and behind a server

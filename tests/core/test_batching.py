@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -96,6 +97,33 @@ async def test_requests_gather_while_a_batch_computes() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(first, *(batcher.sample(ask("later", seed=seed)) for seed in range(10)))
     assert sizes(model) == [1, 10]
+
+
+class Buffer:
+    """What a model allocates for a batch."""
+
+
+class CrampedModel(RecordingModel):
+    """A model with memory for one request at a time, which counts the buffers it still holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[weakref.ref[Buffer]] = []
+
+    async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        assert not any(earlier() for earlier in self.held), "the buffer of a failed batch takes the memory of its half"
+        buffer = Buffer()
+        self.held.append(weakref.ref(buffer))
+        if len(requests) > 1:
+            raise ModelFault("memory ran out")
+        return await super().generate(requests)
+
+
+async def test_a_batch_that_ran_out_of_memory_leaves_it_to_its_halves() -> None:
+    model = CrampedModel()
+    batcher = Batcher(model, max_batch=8)
+    answers = await asyncio.gather(*(batcher.sample(ask("a", seed=seed)) for seed in range(4)))
+    assert [answer.text for (answer,) in answers] == [f"a {seed} 0" for seed in range(4)]
 
 
 async def test_busy_thread_does_not_hold_a_batch_back() -> None:

@@ -133,6 +133,8 @@ class TransformersModel:
         """Replace the weights in place with those of a safetensors file. Raises `ModelFault` when
         the file does not have the same parameters, or after `close`.
         """
+        if self._decoder is None:
+            raise ModelFault(f"model {self.name} is closed; load it again")
         await asyncio.get_running_loop().run_in_executor(self._worker, self._reload, weights)
 
     async def close(self) -> None:

@@ -111,6 +111,8 @@ class Worker:
 
         Raises as `TransformersModel.reload`, and `ModelFault` if the process died.
         """
+        if self._closed:
+            raise ModelFault(f"model {self.name} is closed; load it again")
         self._weights = weights
         await asyncio.get_running_loop().run_in_executor(self._speaker, self._send_weights)
 

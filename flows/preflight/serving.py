@@ -1,0 +1,75 @@
+"""Servers that are up at once, and whether the GPUs of this machine have room for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentr_core.episodes.asking import steps_ask
+from agentr_core.methods.table import plans_of
+from agentr_core.models.vllm.start import device_of
+from agentr_core.protocols import Environment, Graded
+from agentr_core.recipes import ModelConfig, ModelRole, Recipe
+
+_ASKED_BY_STEPS = "summariser"
+"""The role of the model that steps ask."""
+_ASKED_BY_STAGES = ("reflector", "editor")
+"""The roles of the models that a stage asks beside the policy that it lets play."""
+
+
+def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]:
+    """Return which servers take more than all memory of a GPU together, one sentence each, for a
+    recipe of one world. Models that are asked one after the other may have the same GPUs.
+
+    `trains` says whether all stages of the recipe run, or only an evaluation of its actor.
+    """
+    if os.environ.get("AGENTR_VLLM"):
+        return []
+    beside = list(_beside(recipe, env, trains=trains))
+    found: list[str] = []
+    players: tuple[ModelRole, ...] = ("actor", "teacher") if trains and recipe.models.teacher else ("actor",)
+    for player in players:
+        found += _crowded(recipe, (player, *beside))
+    return list(dict.fromkeys(found))
+
+
+def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
+    """Yield the roles whose models may be asked while another one plays."""
+    grader = env.grader.asks if isinstance(env, Graded) else None
+    stages = [stage for plan in plans_of(recipe) for stage in plan.stages] if trains else []
+    together = {role for stage in stages if "actor" in stage.roles for role in stage.roles}
+    for role in recipe.own_models():
+        by_world = role == grader or (role == _ASKED_BY_STEPS and steps_ask(env))
+        if by_world or (role in _ASKED_BY_STAGES and role in together):
+            yield role
+
+
+def _crowded(recipe: Recipe, roles: Sequence[ModelRole]) -> list[str]:
+    """Return what is wrong with the GPUs of models that are up at once, the player's first."""
+    own = recipe.own_models()
+    placed: dict[str, ModelConfig] = {}
+    found = []
+    for number, role in enumerate(roles):
+        section, model = "model" if role == "actor" else f"models.{role}", own[role]
+        # Identical models share a server, except with the player.
+        shared = model in [own[other] for other in roles[1:number]]
+        if not shared and _on_gpu(model):
+            found += _clash(section, model, placed)
+            placed[section] = model
+    return found
+
+
+def _clash(section: str, model: ModelConfig, placed: Mapping[str, ModelConfig]) -> list[str]:
+    for gpu in model.vllm.gpu_numbers:
+        there = [name for name, other in placed.items() if gpu in other.vllm.gpu_numbers]
+        shares = [placed[name].vllm.gpu_memory_utilization for name in there]
+        if there and sum(shares, model.vllm.gpu_memory_utilization) > 1:
+            return [
+                f"{section}.vllm.gpus: its servers and those of {' and '.join(there)} are up at once, and both want "
+                f"more than all memory of GPU {gpu}; name other GPUs, or lower {section}.vllm.gpu_memory_utilization"
+            ]
+    return []
+
+
+def _on_gpu(model: ModelConfig) -> bool:
+    return model.backend == "vllm" and (model.device == "cuda" or device_of(model.device) == "cuda")

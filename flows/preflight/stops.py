@@ -1,0 +1,54 @@
+"""Stop strings that could never end a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agentr_core.episodes.transcript import transcript_of
+from agentr_core.models.checkpoint_dir import end_ids
+from agentr_core.protocols import Environment
+from agentr_core.recipes import ModelConfig, Recipe
+from agentr_core.recipes.served import sampling_sections
+from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.types import Sampling
+
+
+def silent_stops(recipe: Recipe, env: Environment) -> list[str]:
+    """Return a sentence for each stop string of a recipe of one world that has a control token of
+    the model in a directory: such tokens are not in the text in which stop strings are looked for.
+    A string that is just a token which ends replies anyway needs no sentence.
+    """
+    found = []
+    stops = list(_stops(recipe, env))
+    tokens = {path: _control_tokens(Path(path)) for path in {model.path for _, model, _ in stops}}
+    for where, model, stop in stops:
+        silent, ends = tokens[model.path]
+        token = next((token for token in silent if token in stop), None)
+        if token is not None and stop not in ends:
+            found.append(
+                f"{where}: the stop string {stop!r} has {token!r}, a control token of the model in {model.path}, and "
+                "would never end a reply, since it is looked for in the text without such tokens; leave it out, or add "
+                "the token's id to eos_token_id in the model's generation_config.json"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _stops(recipe: Recipe, env: Environment) -> Iterator[tuple[str, ModelConfig, str]]:
+    """Yield each stop string of a model in a directory, after the place that names it."""
+    own = transcript_of(env).sampling(Sampling()).stop
+    players = [model for model in (recipe.model, recipe.models.teacher) if model is not None]
+    asked = [(f"environment {env.name}", model, own) for model in players]
+    asked += [(f"{name}.stop", recipe.model_of(role), s.stop) for name, (role, s) in sampling_sections(recipe).items()]
+    for where, model, stops in asked:
+        if model.backend != "openai" and Path(model.path).is_dir():
+            yield from ((where, model, stop) for stop in stops)
+
+
+def _control_tokens(path: Path) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the tokens that the text of a reply leaves out, and those of them that end a reply."""
+    tokenizer = load_tokenizer(path)
+    special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = end_ids(path, tokenizer) | {Renderer(tokenizer, at=datetime.now(UTC)).end_of_turn}
+    return tuple(filter(None, special.values())), frozenset(special[number] for number in ends & special.keys())
