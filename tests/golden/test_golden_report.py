@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from browser import browse
 
 from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, OracleAgreement, SpliceSurvival
 from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
@@ -378,3 +381,25 @@ def test_the_pages_of_a_run(golden: Golden) -> None:
     golden("index.html", render_index([second, first]))
     golden("summary.txt", summary_table([first, second]))
     golden("summary.md", summary_markdown([first, second]))
+
+
+MEASURE = """
+<style>html { width: 60rem }</style><script>
+for (const one of document.querySelectorAll(".scroll"))
+  if (one.scrollWidth > one.clientWidth)
+    document.body.append(`too wide: ${one.scrollWidth} of ${one.clientWidth} in ${one.closest("section").id}; `)
+document.body.append("measured")
+</script>
+"""
+
+
+@pytest.mark.slow
+def test_tables_fit_a_screen(tmp_path: Path) -> None:
+    second = full_report()
+    pages = {"report": render_html(second), "sets": render_html(with_sets()), "index": render_index([second])}
+    for name, page in pages.items():
+        page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+        (tmp_path / f"{name}.html").write_text(page.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+        seen = browse((tmp_path / f"{name}.html").as_uri(), tmp_path / "profile")
+        assert "measured</body>" in seen.replace("\n", ""), name
+        assert re.findall(r"too wide: \d[^;]*", seen) == [], name
