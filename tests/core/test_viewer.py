@@ -60,6 +60,7 @@ async def test_a_run_leads_to_its_lists_and_to_what_changed(pages: httpx.AsyncCl
     assert f"/differences?before={gallery.BEFORE}&amp;after={gallery.AFTER}" in page
     assert f"/trajectories?run={gallery.RUN}&amp;iteration=1" in page
     assert "filter: duplicate" in shown(page)
+    assert shown(page).count("not finished") == 2, "of two evaluations, compared with another or not"
     gained = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=gained")
     assert "before and after 1" in shown(gained.text)
     lost = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=lost")
