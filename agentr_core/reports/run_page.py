@@ -118,7 +118,8 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
         return not_measured("costs", title, "nothing was timed")
     note = (
         "Time is the sum of its parts; what several workers do side by side counts in full. "
-        "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
+        "A prompt counts once for each of its replies, a trained token once for each pass over the data. "
+        "The evaluation of the base model is no iteration's."
     )
     # Side by side, they would be wider than a page.
     return Section("costs", title, (_times(reports), _tokens(reports)), note)
@@ -159,7 +160,7 @@ def _by_iteration(
 
 def _token_counts(report: IterationReport) -> tuple[int, int, int]:
     tokens = report.tokens
-    return (tokens.prompt, tokens.completion, sum(one.count for one in tokens.trained)) if tokens else (0, 0, 0)
+    return (tokens.prompt, tokens.completion, tokens.all_trained) if tokens else (0, 0, 0)
 
 
 def _whole(number: float) -> str:
