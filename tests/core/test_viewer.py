@@ -9,6 +9,7 @@ from typing import Any
 import gallery
 import httpx
 import pytest
+from browser import browse
 
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.reports import wording
@@ -238,6 +239,18 @@ def test_the_index_takes_in_what_is_new_and_notices_another_store(tmp_path: Path
     changed = TextIndex(other, tmp_path / "texts.sqlite")
     assert changed.refresh(seconds=60)
     assert (texts(changed, "zeppelin"), texts(changed, "boat")) == (0, 100)
+
+
+async def test_an_origin_fits_a_phone(pages: httpx.AsyncClient, tmp_path: Path) -> None:
+    page, *styles = [
+        (await pages.get(path)).text
+        for path in (f"/checkpoint/{gallery.TRAINED}", "/static/page.css", "/static/viewer.css")
+    ]
+    fits = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    page = page.replace("</body>", f"<style>{''.join(styles)}</style><script>document.title = {fits}</script></body>")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    seen = browse((tmp_path / "page.html").as_uri(), tmp_path / "profile", width=500)
+    assert "<title>true</title>" in seen
 
 
 def test_an_extract_shows_what_was_found() -> None:
