@@ -99,11 +99,15 @@ class SetScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationScore:
-    """The score of one model on the held-out instances. `iteration` 0 is the base model."""
+    """The score of one model on the held-out instances. `iteration` 0 is the base model.
+
+    `versus_base` is the difference of success to the base model on the same episodes.
+    """
 
     iteration: int
     success: Estimate
     reward: Estimate
+    versus_base: Estimate | None = None
     steps_to_success: float | None = None
     """Mean steps of the successful episodes; None when there are none."""
     by_depth: tuple[DepthScore, ...] = ()

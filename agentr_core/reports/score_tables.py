@@ -150,7 +150,7 @@ def _world_row(score: IterationScore, current: int, name: str, found: SetScore |
             wording.iteration(score.iteration),
             _measured(found.success),
             _measured(found.reward),
-            gain(found.versus_base if isinstance(found, SetScore) else None),
+            gain(found.versus_base),
             _measured(found.revision),
             _measured(found.revision_reward),
             wording.count(found.success.n),

@@ -379,8 +379,10 @@ def test_the_pages_of_a_run(golden: Golden) -> None:
     second = full_report()
     first = replace(second, iteration=1, scores=second.scores[:2], versus_base=None, versus_previous=None)
     golden("index.html", render_index([second, first]))
-    golden("summary.txt", summary_table([first, second]))
-    golden("summary.md", summary_markdown([first, second]))
+    last = replace(second.scores[-1], versus_base=second.versus_base)
+    scored = replace(second, scores=(*second.scores[:-1], last))
+    golden("summary.txt", summary_table([first, scored]))
+    golden("summary.md", summary_markdown([first, scored]))
 
 
 def with_worlds() -> IterationReport:
