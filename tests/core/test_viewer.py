@@ -142,6 +142,18 @@ async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: 
     assert "1 not taken here WAIT" in beside
 
 
+async def test_why_a_path_ended_is_told_in_words(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        con.execute("update node set stop = 'step_limit' where node_index = 2")
+    async with client(store) as pages:
+        tree = (await pages.get(f"/tree/{gallery.TREE}")).text
+        beside = shown((await pages.get(f"/node/{gallery.TREE}/3")).text)
+    assert "step_limit" not in tree
+    assert tree.count("step limit") == 2, "in the drawing and in the table"
+    assert ", step limit" in beside
+
+
 async def test_a_group_and_a_family(pages: httpx.AsyncClient) -> None:
     group = shown((await pages.get(f"/group/{gallery.ITERATION}/1/0")).text)
     assert "Wins 2 of 4" in group
