@@ -111,15 +111,19 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
 
 
 def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1].
-
-    Where the clusters do not differ, as when nothing is won, that interval would have no width; it
-    is then Wilson's for as many independent values as there are clusters.
+    """Return the mean of values in [0, 1] with its interval over clusters, clipped to [0, 1], and
+    never without a width.
     """
-    found = within(clustered_mean(values, clusters), 0.0, 1.0)
-    if found.low < found.high or not math.isfinite(found.low):
-        return found
-    return replace(_wilson(found.mean, len(set(clusters))), n=found.n)
+    return with_width(within(clustered_mean(values, clusters), 0.0, 1.0), len(set(clusters)))
+
+
+def with_width(found: Estimate, independent: int) -> Estimate:
+    """Return an estimate of a mean in [0, 1]. Where its interval has no width, as when nothing is
+    won, it gets Wilson's for as many `independent` values; a mean outside [0, 1] keeps its own.
+    """
+    if math.isclose(found.low, found.high, abs_tol=1e-9) and 0.0 <= found.mean <= 1.0:
+        return replace(_wilson(found.mean, independent), n=found.n)
+    return found
 
 
 def within(found: Estimate, least: float, most: float) -> Estimate:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentr_core.evaluation.metrics import Estimate, clustered_mean
+from agentr_core.evaluation.metrics import Estimate, clustered_mean, within
 
 Run = Callable[[int, int], float]
 """A function of two numbers, wins and losses: the chance that episodes of an instance end with
@@ -54,17 +54,16 @@ class PassRates:
         least = _log_beta(alpha, beta)
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - least)
 
-    def total(self, instances: int, expected: Callable[[Tried, Run], float]) -> Estimate:
+    def total(self, instances: int, expected: Callable[[Tried, Run], float], *, most: float = math.inf) -> Estimate:
         """Return the expected sum over `instances` instances, of which the tried ones are a sample,
         with the 95% interval that reflects which instances were tried.
 
-        `n` is the number of tried instances.
+        `n` is the number of tried instances; `most` is the most that an instance can give.
         """
         values = [expected(one, self.run(one)) for one in self.tried]
         found = clustered_mean(values, [one.origin for one in self.tried])
-        # Comparisons with NaN are false, so an unknown interval stays unknown.
-        low = 0.0 if found.low < 0 else found.low * instances
-        return Estimate(mean=found.mean * instances, low=low, high=found.high * instances, n=found.n)
+        low, high = (end * instances for end in (found.low, found.high))
+        return within(Estimate(mean=found.mean * instances, low=low, high=high, n=found.n), 0.0, most * instances)
 
 
 def pass_rates(tried: Sequence[Tried]) -> PassRates:

@@ -11,10 +11,11 @@ from agentr_core.exchange.training_set import TrainingSet
 _WIDTH = 100
 
 
-def card(training_set: TrainingSet, files: Mapping[str, str], *, read_with: str, unmasked: str) -> str:
+def card(training_set: TrainingSet, files: Mapping[str, str], *, told: str, read_with: str, unmasked: str) -> str:
     """Return the card of an export.
 
     Args:
+        told: how many rows there are, and of what.
         files: the paths in its folder by the name of the set that a reader asks for; the first is
             the default.
         read_with: how the files are read.
@@ -24,12 +25,11 @@ def card(training_set: TrainingSet, files: Mapping[str, str], *, read_with: str,
         {"config_name": name, "data_files": [{"split": "train", "path": path}], "default": number == 0}
         for number, (name, path) in enumerate(files.items())
     ]
-    kind = "preference pairs" if training_set.pairs else "samples"
     head = {"pretty_name": training_set.name, "tags": ["agentr", "agent-trajectories"], "configs": configs}
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, width=_WIDTH)}---",
         f"# {training_set.name}",
-        f"{len(training_set)} {kind}, exported by agentr. {read_with}",
+        f"{told}, exported by agentr. {read_with}",
         *([f"**Without the loss mask**: {unmasked}."] if unmasked else []),
         "\n".join(f"- {name}: `{fact}`" for name, fact in training_set.facts.items()),
     ]

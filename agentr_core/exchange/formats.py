@@ -11,7 +11,7 @@ from types import MappingProxyType
 from agentr_core.errors import ConfigError
 from agentr_core.exchange import atif, chat, parquet, verl
 from agentr_core.exchange.card import card
-from agentr_core.exchange.training_set import TrainingSet, cut_turns, spared_turns
+from agentr_core.exchange.training_set import TrainingSet, cut_turns, rows_told, spared_turns
 from agentr_core.writing import writing
 
 
@@ -21,13 +21,15 @@ class Format:
 
     `write` puts files into a folder and returns their paths, by the name of the set that a reader
     asks for. `unmasked` returns what the format cannot express about the loss mask of a training
-    set; empty if nothing. `impossible` returns why a set cannot be written at all.
+    set; empty if nothing. `impossible` returns why a set cannot be written at all. `told` returns
+    how many rows are written, and of what.
     """
 
     write: Callable[[TrainingSet, Path], Mapping[str, str]]
     read_with: str
     unmasked: Callable[[TrainingSet], str] = lambda _: ""
     impossible: Callable[[TrainingSet], str] = lambda _: ""
+    told: Callable[[TrainingSet], str] = rows_told
 
 
 def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: bool = False) -> tuple[str, ...]:
@@ -62,7 +64,8 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
             files = chosen.write(training_set, draft)
-            text = card(training_set, files, read_with=chosen.read_with, unmasked=unmasked)
+            told = chosen.told(training_set)
+            text = card(training_set, files, told=told, read_with=chosen.read_with, unmasked=unmasked)
             (draft / "README.md").write_text(text, encoding="utf-8")
             draft.rename(folder)
         finally:
@@ -131,6 +134,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "verl": Format(
             write=verl.write,
+            told=verl.told,
             read_with="Rows of verl's RLHFDataset: the prompt of each instance once. Replies are sampled anew, so "
             "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`.",
         ),

@@ -68,6 +68,11 @@ class TrainingSet:
         return len(self.pairs or self.samples)
 
 
+def rows_told(training_set: TrainingSet) -> str:
+    """Return how many rows there are, and of what."""
+    return f"{len(training_set)} {'preference pairs' if training_set.pairs else 'samples'}"
+
+
 def cut_turns(training_set: TrainingSet) -> int:
     """Return how many turns of samples carry loss only in part."""
     return sum(

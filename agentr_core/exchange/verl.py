@@ -46,14 +46,24 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a row for each instance, in the order of the set. Raises `ConfigError` if no sample
     belongs to an instance.
     """
+    rows = _rows(training_set)
+    if not rows:
+        raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / FILE)
+    return {"default": FILE}
+
+
+def told(training_set: TrainingSet) -> str:
+    """Return how many prompts there are."""
+    return f"{len(_rows(training_set))} prompts"
+
+
+def _rows(training_set: TrainingSet) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for key, sample, origin in _episodes(training_set):
         if sample.instance is not None and sample.kind != SampleKind.JUDGE:
             rows.setdefault(sample.instance.key, _row(key, sample, sample.instance, origin))
-    if not rows:
-        raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
-    pq.write_table(pa.Table.from_pylist(list(rows.values()), schema=SCHEMA), folder / FILE)
-    return {"default": FILE}
+    return list(rows.values())
 
 
 def _episodes(training_set: TrainingSet) -> Iterable[tuple[str, Sample, Origin]]:

@@ -99,11 +99,15 @@ class SetScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationScore:
-    """The score of one model on the held-out instances. `iteration` 0 is the base model."""
+    """The score of one model on the held-out instances. `iteration` 0 is the base model.
+
+    `versus_base` is the difference of success to the base model on the same episodes.
+    """
 
     iteration: int
     success: Estimate
     reward: Estimate
+    versus_base: Estimate | None = None
     steps_to_success: float | None = None
     """Mean steps of the successful episodes; None when there are none."""
     by_depth: tuple[DepthScore, ...] = ()
@@ -206,8 +210,8 @@ class CutCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Tokens read and written by the models, and tokens that carried loss, by class of sample or
-    turn.
+    """Tokens read and written by the models, and tokens of the dataset that carry loss, by class of
+    sample or turn.
 
     `cut` counts the replies whose reason for ending is known, and those of them that ran into their
     token limit.
@@ -216,8 +220,17 @@ class TokenCounts:
     prompt: int
     completion: int
     trained: tuple[Tally, ...] = ()
+    in_training: int = 0
+    """Tokens that carried loss in training, counted anew in each pass over the dataset; 0 before
+    the training has ended.
+    """
     cut: tuple[CutCount, ...] = ()
     bills: tuple[Bill, ...] = ()
+
+    @property
+    def all_trained(self) -> int:
+        """Tokens that carried loss in training or, before it has ended, in one pass."""
+        return self.in_training or sum(item.count for item in self.trained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

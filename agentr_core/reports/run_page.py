@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentr_core.reports import addresses, plots, score_tables, wording
 from agentr_core.reports.document import (
@@ -14,6 +14,7 @@ from agentr_core.reports.document import (
     Link,
     Measured,
     Row,
+    RowTone,
     Section,
     Table,
     not_measured,
@@ -115,39 +116,55 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
     title = "Time, tokens and cost"
     if not any(report.time or report.tokens for report in reports):
         return not_measured("costs", title, "nothing was timed")
-    parts = tuple(dict.fromkeys(one.activity for report in reports for one in report.time))
-    priced = any(bill.cost is not None for report in reports for bill in _bills(report))
-    lines = [(wording.iteration(report.iteration), _spent(report, parts)) for report in reports]
-    totals = [sum(numbers) for numbers in zip(*(spent for _, spent in lines), strict=True)]
-    titles = ("Time", *map(str.capitalize, parts), "Prompt tokens", "Completion tokens", "Trained tokens")
-    columns = (Column("Iteration", "text"), *map(Column, titles), *([Column("Cost")] if priced else []))
-    rows = [Row((name, *_cost_cells(spent, len(parts), priced=priced))) for name, spent in lines]
-    if len(rows) > 1:
-        rows.append(Row(("total", *_cost_cells(totals, len(parts), priced=priced)), "strong"))
     note = (
         "Time is the sum of its parts; what several workers do side by side counts in full. "
-        "A prompt counts once for each of its replies. The evaluation of the base model is no iteration's."
+        "A prompt counts once for each of its replies, a trained token once for each pass over the data. "
+        "The evaluation of the base model is no iteration's."
     )
-    return Section("costs", title, (Table(columns, tuple(rows)),), note)
+    # Side by side, they would be wider than a page.
+    return Section("costs", title, (_times(reports), _tokens(reports)), note)
 
 
-def _spent(report: IterationReport, parts: Sequence[str]) -> list[float]:
-    seconds = {one.activity: one.seconds for one in report.time}
+def _times(reports: Sequence[IterationReport]) -> Table:
+    parts = tuple(dict.fromkeys(one.activity for report in reports for one in report.time))
+    seconds = [{one.activity: one.seconds for one in report.time} for report in reports]
+    spent = [[sum(one.values()), *(one.get(part, 0.0) for part in parts)] for one in seconds]
+    return _by_iteration(reports, ("Time", *map(str.capitalize, parts)), spent, (wording.duration,) * (1 + len(parts)))
+
+
+def _tokens(reports: Sequence[IterationReport]) -> Table:
+    priced = any(bill.cost is not None for report in reports for bill in _bills(report))
+    spent = [[*_token_counts(report), sum(bill.cost or 0.0 for bill in _bills(report))] for report in reports]
+    titles, says = ("Prompt tokens", "Completion tokens", "Trained tokens"), (_whole,) * 3
+    if not priced:
+        return _by_iteration(reports, titles, [counts[:-1] for counts in spent], says)
+    return _by_iteration(reports, (*titles, "Cost"), spent, (*says, wording.decimal))
+
+
+def _by_iteration(
+    reports: Sequence[IterationReport],
+    titles: Sequence[str],
+    spent: Sequence[Sequence[float]],
+    says: Sequence[Callable[[float], str]],
+) -> Table:
+    """Return a row for each iteration and, where there are several, their total."""
+
+    def row(name: str, numbers: Sequence[float], tone: RowTone = "") -> Row:
+        return Row((name, *(say(number) for say, number in zip(says, numbers, strict=True))), tone)
+
+    rows = [row(wording.iteration(one.iteration), numbers) for one, numbers in zip(reports, spent, strict=True)]
+    if len(rows) > 1:
+        rows.append(row("total", [sum(numbers) for numbers in zip(*spent, strict=True)], "strong"))
+    return Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
+
+
+def _token_counts(report: IterationReport) -> tuple[int, int, int]:
     tokens = report.tokens
-    return [
-        sum(seconds.values()),
-        *(seconds.get(part, 0.0) for part in parts),
-        tokens.prompt if tokens else 0,
-        tokens.completion if tokens else 0,
-        sum(one.count for one in tokens.trained) if tokens else 0,
-        sum(bill.cost or 0.0 for bill in _bills(report)),
-    ]
+    return (tokens.prompt, tokens.completion, tokens.all_trained) if tokens else (0, 0, 0)
 
 
-def _cost_cells(spent: Sequence[float], parts: int, *, priced: bool) -> tuple[str, ...]:
-    times, counts, cost = spent[: parts + 1], spent[parts + 1 : -1], spent[-1]
-    shown = (*map(wording.duration, times), *(wording.count(round(count)) for count in counts))
-    return (*shown, wording.decimal(cost)) if priced else shown
+def _whole(number: float) -> str:
+    return wording.count(round(number))
 
 
 def _bills(report: IterationReport) -> Sequence[Bill]:

@@ -119,16 +119,14 @@ def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
 
 
 def worlds(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success and reward of every model in each of several worlds, their means over the
-    worlds, and those over all episodes.
+    """Return success and reward of every model in each of several worlds, with 95% intervals, their
+    means over the worlds, and those over all episodes.
     """
     columns = (
         Column("World", "text"),
         Column("Model", "text"),
-        Column("Success %"),
-        Column("95% interval"),
+        Column("Success % (95% interval)"),
         Column(f"Reward {wording.TIMES}100"),
-        Column("95% interval"),
         Column("Against base"),
         Column("Recovered %"),
         Column(f"Recovered reward {wording.TIMES}100"),
@@ -150,13 +148,11 @@ def _world_row(score: IterationScore, current: int, name: str, found: SetScore |
         (
             name,
             wording.iteration(score.iteration),
-            wording.percent(found.success.value),
-            wording.interval(found.success),
-            wording.percent(_value(found.reward)),
-            wording.interval(found.reward),
-            gain(found.versus_base if isinstance(found, SetScore) else None),
-            wording.percent(_value(found.revision)),
-            wording.percent(_value(found.revision_reward)),
+            _measured(found.success),
+            _measured(found.reward),
+            gain(found.versus_base),
+            _measured(found.revision),
+            _measured(found.revision_reward),
             wording.count(found.success.n),
         ),
         _tone(score, current),
@@ -169,9 +165,7 @@ def _mean_row(score: IterationScore, current: int) -> Row:
         "mean of worlds",
         wording.iteration(score.iteration),
         wording.percent(_mean([one.success for one in score.worlds])),
-        wording.NOTHING,
         wording.percent(_mean([one.reward for one in score.worlds])),
-        wording.NOTHING,
         wording.NOTHING,
         wording.percent(_mean([one.revision for one in score.worlds])),
         wording.percent(_mean([one.revision_reward for one in score.worlds])),
@@ -186,8 +180,9 @@ def _mean(estimates: Sequence[Estimate | None]) -> float | None:
     return fmean(known) if known and len(known) == len(estimates) else None
 
 
-def _value(estimate: Estimate | None) -> float | None:
-    return estimate.value if estimate else None
+def _measured(estimate: Estimate | None) -> Cell:
+    """Return a share with its interval in one cell: in two, this table is wider than a page."""
+    return Measured(wording.percent(estimate.value), wording.interval(estimate)) if estimate else wording.NOTHING
 
 
 def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:

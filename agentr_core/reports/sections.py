@@ -111,7 +111,7 @@ def _held_out(report: IterationReport) -> Iterator[Section]:
 
 def _worlds(report: IterationReport, names: tuple[str, ...]) -> Iterator[Section]:
     note = (
-        "One model in each of its worlds. Differences to the base model are in points of success, with 95% intervals, "
+        "One model in each of its worlds, with 95% intervals. Differences to the base model are in points of success, "
         "on the same episodes. In the mean of worlds each world counts the same."
     )
     yield Section("worlds", "Score by world", (score_tables.worlds(report.scores, report.iteration),), note)

@@ -64,7 +64,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         Column("Model", "text"),
         Column("Success %"),
         Column("95% interval"),
-        Column("Against base"),
+        Column("Against base (95% interval)"),
         Column(f"Reward {wording.TIMES}100"),
         Column("Episodes"),
     )
@@ -110,15 +110,15 @@ def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: E
 
 
 def _row(score: IterationScore, base: IterationScore | None) -> Row:
-    gain = (
-        wording.NOTHING if base is None or score is base else wording.points(score.success.value - base.success.value)
-    )
+    against = gain(score.versus_base)
+    if score.versus_base is None and base is not None and score is not base:
+        against = wording.points(score.success.value - base.success.value)
     return Row(
         (
             wording.iteration(score.iteration),
             wording.percent(score.success.value),
             wording.interval(score.success),
-            gain,
+            against,
             wording.percent(score.reward.value),
             wording.count(score.success.n),
         )

@@ -56,13 +56,20 @@ def time(spent: Sequence[TimeSpent]) -> Table:
 
 
 def tokens(counts: TokenCounts) -> Table:
-    """Return tokens read, written, and trained by class."""
+    """Return tokens read, written, and trained by class; where training took another number than
+    one pass over the dataset has, that of the pass by class, and that of training.
+    """
     trained = sum(item.count for item in counts.trained)
+    whole = counts.all_trained == trained
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
         Row(
-            ("trained (with loss)", wording.count(trained), wording.percent(1.0) if trained else wording.NOTHING),
+            (
+                "trained (with loss)" if whole else "with loss, in one pass",
+                wording.count(trained),
+                wording.percent(1.0) if trained else wording.NOTHING,
+            ),
             "strong",
         ),
     ]
@@ -73,6 +80,8 @@ def tokens(counts: TokenCounts) -> Table:
         )
         for item in counts.trained
     ]
+    if not whole:
+        rows.append(Row(("trained (with loss)", wording.count(counts.all_trained), ""), "strong"))
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
 
 

@@ -223,12 +223,13 @@ def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
 
 def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
     """Return the mean reward: with a bootstrap interval where each is a cluster of its own, else
-    over clusters.
+    over clusters; where all rewards are equal, with Wilson's.
     """
-    if len(set(clusters)) == len(clusters):
-        return metrics.mean_reward(rewards)
+    independent = len(set(clusters))
     found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
-    return found if math.isfinite(found.low) else metrics.mean_reward(rewards)
+    if independent == len(clusters) or not math.isfinite(found.low):
+        independent, found = len(rewards), metrics.mean_reward(rewards)
+    return metrics.with_width(found, independent)
 
 
 def _reward_within(episodes: Sequence[Episode]) -> Measures:
@@ -257,7 +258,7 @@ def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
         f"best_of_{most}_success": _rate([any(e.trajectory.success for e in group) for group in groups], origins),
         f"best_of_{most}_reward": _reward([max(some) for some in rewards], origins),
         f"mean@{most}": metrics.clustered_share(means, origins),
-        f"mean_reward@{most}": metrics.clustered_mean([fmean(some) for some in rewards], origins),
+        f"mean_reward@{most}": _reward([fmean(some) for some in rewards], origins),
         **_pass_at(episodes),
         **_contrast(episodes),
     }

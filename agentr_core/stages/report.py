@@ -172,6 +172,7 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
         prompt=used.prompt,
         completion=used.completion,
         trained=tuple(Tally(name=name, count=count) for name, count in sorted(trained.items())),
+        in_training=usage.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
         cut=_cut(place, iteration),
         bills=bills(place, iteration),
     )

@@ -65,7 +65,7 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         seconds=sum(spent.seconds for one in outlines for spent in one.time),
         prompt=sum(one.prompt for one in tokens),
         completion=sum(one.completion for one in tokens),
-        trained=sum(tally.count for one in tokens for tally in one.trained),
+        trained=sum(one.all_trained for one in tokens),
         differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
     )
 

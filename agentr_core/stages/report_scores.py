@@ -128,6 +128,7 @@ def _score(number: int, found: Measures, revision: Measures) -> IterationScore:
         iteration=number,
         success=estimate(found["success"]),
         reward=estimate(found["reward"]),
+        versus_base=finite(found.get("gain_over_base")),
         steps_to_success=found["steps_to_success"].mean if "steps_to_success" in found else None,
         by_depth=tuple(DepthScore(depth=depth, success=estimate(part["success"])) for depth, part in of_depths(found)),
         revision=estimate(revision["success"]) if revision else None,

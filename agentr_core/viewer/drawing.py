@@ -110,7 +110,7 @@ def _numbers(node: TreeNode) -> str:
         words.append(f"{node.duplicates} alike")
     if not node.valid:
         words.append("invalid")
-    words.extend(word for word in (node.verdict, node.stop) if word)
+    words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
     return " ".join(words)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError
-from agentr_core.exchange.formats import export
+from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Origin, PairRow, SampleRow, TrainingSet
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens
@@ -59,9 +59,8 @@ def export_folder(
     else:
         made = _training_set(store, workspace, _chosen(found, workspace, prefix, iteration))
     files = export(made, folder, form, without_mask=without_mask)
-    what = "pairs" if made.pairs else "samples"
     shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
-    return f"{len(made)} {what} of {made.name} in {folder}: {', '.join(shown)}"
+    return f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
 
 
 def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:

@@ -312,6 +312,7 @@ def test_the_schema_of_atif_finds_what_breaks_it(tmp_path: Path) -> None:
 def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
     """Columns and types as `RLHFDataset` of verl 0.9.1 reads them; see `exchange.verl.SCHEMA`."""
     export(training_set(*samples(), grown()), tmp_path / "out", "verl")
+    assert "\n2 prompts, exported by agentr." in (tmp_path / "out" / "README.md").read_text()
     rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     assert [row.keys() for row in rows] == [{"data_source", "prompt", "ability", "reward_model", "extra_info"}] * 2
     first, second = rows

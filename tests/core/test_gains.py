@@ -43,6 +43,30 @@ def test_episodes_of_one_instance_are_no_independent_evidence() -> None:
     assert found["success"] == found["success_clustered"]
 
 
+def test_equal_rewards_are_not_certain() -> None:
+    def tried(*, success: bool, goals: int, repeats: int = 2) -> Measures:
+        won = {goal: played(3, success=success) for goal in range(goals)}
+        return measure(
+            [
+                replace(
+                    revised(one), instance=replace(one.instance, index=goal), repeat=repeat, origin=str(goal), cut=0
+                )
+                for goal, one in won.items()
+                for repeat in range(repeats)
+            ]
+        )
+
+    for success, goals in ((False, 40), (True, 3)):
+        found = tried(success=success, goals=goals)
+        for name in ("reward", "best_of_2_reward", "mean_reward@2"):
+            assert found[name] == replace(found["success"], n=found[name].n), name
+    once = tried(success=False, goals=40, repeats=1)
+    assert once["reward"] == once["success"]
+    assert 0.05 < once["reward"].high < 0.1
+    two = tried(success=False, goals=1)["reward"]
+    assert (two.low, two.high < 1.0) == (0.0, True)
+
+
 def test_variants_of_one_instance_are_no_independent_evidence_of_several_episodes_either() -> None:
     def tried(variants: int) -> Measures:
         won = {goal: played(3, success=goal % 2 == 0) for goal in range(40)}

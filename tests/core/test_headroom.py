@@ -118,6 +118,21 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     assert "own pairs" in foresee_exploration(recipe, without).reason
 
 
+def test_no_interval_of_a_forecast_goes_beyond_what_can_be_made() -> None:
+    few = pass_rates([tried(wins, 2, key=str(number), greedy=wins > 0) for number, wins in enumerate([2, 2, 2, 0])])
+    known = Headroom(rates=few, instances=100, has_expert=True)
+    recipe = parse({"name": "line", "method": "eto", "model": {"path": "none"}, "eto": {"explore": {"samples": 3}}})
+    highest = {
+        one.name: one.expected.high
+        for told in (foresee_exploration, foresee, foresee_groups)
+        for one in told(recipe, known).forecasts
+    }
+    assert highest["won_trees"] == 100
+    assert highest["successes"] == 400
+    assert highest["good_paths"] == 100 * recipe.search.dives * recipe.search.width
+    assert highest["mixed_groups"] <= recipe.grpo.steps * recipe.grpo.groups
+
+
 SIZES = {
     "tiny": TreeSize(dives=4, give_up=2, leaves=4, per_tree=6, per_bad_leaf=1, good_per_tree=3),
     "no end": TreeSize(dives=3, give_up=0, leaves=4, per_tree=6, per_bad_leaf=1, good_per_tree=3),

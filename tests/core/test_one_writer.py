@@ -104,6 +104,12 @@ def test_a_run_that_has_only_collected_so_far_is_not_interrupted(store: Store) -
     assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("collecting", "collecting")
 
 
+def test_what_a_finished_run_forecast_or_gathers_is_not_interrupted(store: Store) -> None:
+    store.write(iteration_rows("base", run_id="r", iteration=0, checkpoint_out="c"))
+    store.update("run", {"run_id": "r", "status": "finished", "finished_at": datetime.now(UTC)})
+    assert [one.status for one in iteration_lines(store, "r")] == ["finished", "collecting"]
+
+
 def head_of(writer: str | None) -> TreeHead:
     return TreeHead(
         tree_id="t",

@@ -45,6 +45,7 @@ def test_counts_margins_and_training_are_told() -> None:
 
     section = page.partition("## Preference pairs\n")[2].partition("\n## ")[0]
     assert "1,234" in section
+    assert "lose: the policy got less than the expert | 1,234 |" in section
     assert "no-reward | 3 |" in section
     assert "The rejected side of 17 pairs was cut." in section
     assert "0.9\N{EN DASH}1.0 | 1,200 |" in section

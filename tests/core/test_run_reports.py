@@ -16,8 +16,10 @@ from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import IterationReport
 from agentr_core.store import Store
+from agentr_core.store.codec import dataset_rows, metric_rows
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.store.queries.listings import LISTINGS, listed
+from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, write_reports
 from tasks.workspaces import STORE_FILE
@@ -43,6 +45,22 @@ def test_a_run_has_a_page_that_leads_to_its_iterations_and_to_the_viewer(tmp_pat
     assert "| iteration 1 | 1 min 35 s | 1 min 30 s | 5.0 s |" in text
     assert "| **total** | 3 min 10 s |" in text
     assert f"http://127.0.0.1:1/run/{FIRST}" in pages[0].read_text()
+
+
+@pytest.mark.slow
+def test_trained_tokens_are_those_of_all_passes(tmp_path: Path) -> None:
+    place = finish(tmp_path, FIRST, [set(), {1}])
+    finish(tmp_path, SECOND, [set(), {1}], seed=1)
+    key, counts = place.iteration_id(1), {"trained_tokens": {"good": 300, "revision": 700}}
+    made = dataset_rows("d", [], iteration_id=key, content_hash="feed", counts=counts)
+    place.store.write(merge([made, metric_rows("iteration", key, "trained_tokens", 2500.0)]))
+    page, index = (path.with_suffix(".md").read_text() for path in write_reports(tmp_path, FIRST))
+    assert "| **with loss, in one pass** | 1,000 | 100.0 |" in page
+    assert "| \N{MIDDLE DOT} revision | 700 | 70.0 |" in page
+    assert "| **trained (with loss)** | 2,500 |  |" in page
+    assert "| iteration 1 | 0 | 0 | 2,500 |" in index
+    beside = compare_runs(tmp_path, [FIRST, SECOND])[1].with_suffix(".md").read_text()
+    assert "| 0 | 0 | 2,500 |" in beside
 
 
 @pytest.mark.slow

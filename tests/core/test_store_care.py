@@ -208,13 +208,19 @@ def test_a_store_of_an_older_version_is_merged(store: Store, tmp_path: Path, mon
 def test_a_file_that_is_no_store_is_not_merged_and_the_sentence_is_about_it(store: Store, tmp_path: Path) -> None:
     notes, foreign, newer = tmp_path / "notes.txt", tmp_path / "foreign.duckdb", Store(tmp_path / "newer.duckdb")
     notes.write_text("These are notes.")
+    empty = tmp_path / "empty.duckdb"
+    duckdb.connect(empty).close()
+    as_it_was = empty.read_bytes()
     with duckdb.connect(foreign) as con:
         con.execute("create table t (a integer)")
     with newer.transaction() as con:
         con.execute("insert into schema_version (version, name) values (999, 'later')")
     before = everything(store)
     for path, said in (
-        (notes, "no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store"),
+        *(
+            (path, "no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store")
+            for path in (notes, empty)
+        ),
         (foreign, "of something else (it has a table 't'); name another workspace or store"),
         (newer.path, "update agentr, or name another workspace or store"),
     ):
@@ -223,6 +229,7 @@ def test_a_file_that_is_no_store_is_not_merged_and_the_sentence_is_about_it(stor
         assert str(caught.value).startswith(f"{path} ")
         assert str(caught.value).endswith(said)
     assert everything(store) == before
+    assert empty.read_bytes() == as_it_was
 
 
 def test_a_full_disk_leaves_the_store_as_it_is(store: Store) -> None:

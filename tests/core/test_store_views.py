@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -221,6 +222,34 @@ def test_iterations(store: Store) -> None:
     revision = store.query("select iteration, revision_success, revision_episodes from v_iterations order by 1")
     assert revision["revision_episodes"].tolist() == [0, 2]
     assert revision["revision_success"][1] == 0.5
+
+
+def test_scores_are_those_of_the_report(tmp_path: Path) -> None:
+    other = Store(tmp_path / "agentr.duckdb")
+    config = {"evaluation": {"disaster_counts": -1.0}}
+    run = {"recipe": "toy", "method": "agent-r", "config": config, "versions": {}, "workspace": "w"}
+    lost = replace(episode(2, success=False), reward=0.5, stop=StopReason.DISASTER)
+    key = "test-i1"
+    other.write(
+        merge(
+            [
+                run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
+                iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED),
+                checkpoint_rows(TRAINED, path="one", weights_sha256="bb", config={}),
+                *evaluation("test", "i1", TRAINED, [True, False]),
+                *evaluation("revision_test", "i1", TRAINED, [False]),
+                episode_rows("lost", lost, evaluation_id=key, iteration_id="i1", invalid_actions=0),
+                metric_rows("evaluation", key, "success", 1 / 3, low=0.01, high=0.99, n=3),
+            ]
+        )
+    )
+    asked = "select success, success_low, success_high, reward, episodes, finished, revision_finished from v_iterations"
+    (before,) = other.query(asked).values.tolist()
+    assert before == pytest.approx([1 / 3, 0.061492, 0.792345, 0.0, 3, False, False], abs=1e-5)
+    with other.transaction() as con:
+        con.execute("update evaluation set finished = true where evaluation_id = ?", [key])
+    (after,) = other.query(asked).values.tolist()
+    assert after == pytest.approx([1 / 3, 0.01, 0.99, 0.0, 3, True, False], abs=1e-9)
 
 
 def test_funnel(store: Store) -> None:

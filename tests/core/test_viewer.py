@@ -9,6 +9,7 @@ from typing import Any
 import gallery
 import httpx
 import pytest
+from browser import browse
 
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.reports import wording
@@ -60,6 +61,7 @@ async def test_a_run_leads_to_its_lists_and_to_what_changed(pages: httpx.AsyncCl
     assert f"/differences?before={gallery.BEFORE}&amp;after={gallery.AFTER}" in page
     assert f"/trajectories?run={gallery.RUN}&amp;iteration=1" in page
     assert "filter: duplicate" in shown(page)
+    assert shown(page).count("not finished") == 2, "of two evaluations, compared with another or not"
     gained = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=gained")
     assert "before and after 1" in shown(gained.text)
     lost = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=lost")
@@ -138,6 +140,18 @@ async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: 
     beside = shown((await pages.get(f"/node/{gallery.TREE}/3")).text)
     assert "1 not taken here WIN" in beside
     assert "1 not taken here WAIT" in beside
+
+
+async def test_why_a_path_ended_is_told_in_words(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        con.execute("update node set stop = 'step_limit' where node_index = 2")
+    async with client(store) as pages:
+        tree = (await pages.get(f"/tree/{gallery.TREE}")).text
+        beside = shown((await pages.get(f"/node/{gallery.TREE}/3")).text)
+    assert "step_limit" not in tree
+    assert tree.count("step limit") == 2, "in the drawing and in the table"
+    assert ", step limit" in beside
 
 
 async def test_a_group_and_a_family(pages: httpx.AsyncClient) -> None:
@@ -237,6 +251,18 @@ def test_the_index_takes_in_what_is_new_and_notices_another_store(tmp_path: Path
     changed = TextIndex(other, tmp_path / "texts.sqlite")
     assert changed.refresh(seconds=60)
     assert (texts(changed, "zeppelin"), texts(changed, "boat")) == (0, 100)
+
+
+async def test_an_origin_fits_a_phone(pages: httpx.AsyncClient, tmp_path: Path) -> None:
+    page, *styles = [
+        (await pages.get(path)).text
+        for path in (f"/checkpoint/{gallery.TRAINED}", "/static/page.css", "/static/viewer.css")
+    ]
+    fits = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    page = page.replace("</body>", f"<style>{''.join(styles)}</style><script>document.title = {fits}</script></body>")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    seen = browse((tmp_path / "page.html").as_uri(), tmp_path / "profile", width=500)
+    assert "<title>true</title>" in seen
 
 
 def test_an_extract_shows_what_was_found() -> None:

@@ -156,7 +156,7 @@ def test_pairs_of_an_arm_are_exported(compared: Compared, tmp_path: Path) -> Non
         "group by a.run_id order by 1"
     ).iloc[0]
     said = export_folder(compared.root, run, tmp_path / "parquet", "parquet")
-    assert said.startswith(f"{rows // 2} pairs of ")
+    assert said.startswith(f"{rows // 2} preference pairs of ")
 
 
 def test_arms_are_pruned_apart_and_merged_again_and_their_pool_stays(compared: Compared, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from browser import browse
 
 from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, OracleAgreement, SpliceSurvival
 from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
@@ -376,5 +379,57 @@ def test_the_pages_of_a_run(golden: Golden) -> None:
     second = full_report()
     first = replace(second, iteration=1, scores=second.scores[:2], versus_base=None, versus_previous=None)
     golden("index.html", render_index([second, first]))
-    golden("summary.txt", summary_table([first, second]))
-    golden("summary.md", summary_markdown([first, second]))
+    last = replace(second.scores[-1], versus_base=second.versus_base)
+    scored = replace(second, scores=(*second.scores[:-1], last))
+    golden("summary.txt", summary_table([first, scored]))
+    golden("summary.md", summary_markdown([first, scored]))
+
+
+def with_worlds() -> IterationReport:
+    """Return the report of a run of one model in three worlds."""
+    share = estimate(0.456, 0.356, 0.556, 200)
+    gained = estimate(0.106, 0.023, 0.189, 200)
+
+    def world(name: str) -> SetScore:
+        return SetScore(
+            name=name,
+            split="test",
+            instances=200,
+            success=share,
+            versus_base=gained,
+            reward=share,
+            revision=share,
+            revision_reward=share,
+        )
+
+    report = full_report()
+    worlds = tuple(map(world, ("alfworld", "sciworld", "textcraft")))
+    return replace(report, scores=tuple(replace(score, worlds=worlds) for score in report.scores))
+
+
+def test_a_report_of_several_worlds_has_the_intervals_of_recovery() -> None:
+    line = next(line for line in render_markdown(with_worlds()).splitlines() if line.startswith("| sciworld | base"))
+    assert line.count("45.6 (35.6\N{EN DASH}55.6)") == 4
+
+
+MEASURE = """
+<style>html { width: 60rem }</style><script>
+for (const one of document.querySelectorAll(".scroll"))
+  if (one.scrollWidth > one.clientWidth)
+    document.body.append(`too wide: ${one.scrollWidth} of ${one.clientWidth} in ${one.closest("section").id}; `)
+document.body.append("measured")
+</script>
+"""
+
+
+@pytest.mark.slow
+def test_tables_fit_a_screen(tmp_path: Path) -> None:
+    second = full_report()
+    pages = {"report": render_html(second), "sets": render_html(with_sets()), "index": render_index([second])}
+    pages["worlds"] = render_html(with_worlds())
+    for name, page in pages.items():
+        page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+        (tmp_path / f"{name}.html").write_text(page.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+        seen = browse((tmp_path / f"{name}.html").as_uri(), tmp_path / "profile")
+        assert "measured</body>" in seen.replace("\n", ""), name
+        assert re.findall(r"too wide: \d[^;]*", seen) == [], name

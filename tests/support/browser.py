@@ -19,9 +19,9 @@ HOSTILE = (
 """What it gets loaded or run has `taken` in its address or sets the title to it."""
 
 
-def browse(url: str, profile: Path, *, seconds: float = 2.0) -> str:
+def browse(url: str, profile: Path, *, seconds: float = 2.0, width: int = 800) -> str:
     """Return what a browser makes of a page once its scripts have run for some seconds of its own
-    time, which passes faster than that of a clock.
+    time, which passes faster than that of a clock. Its window is at least 500 pixels wide.
     """
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
@@ -35,6 +35,7 @@ def browse(url: str, profile: Path, *, seconds: float = 2.0) -> str:
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--virtual-time-budget={seconds * 1000:.0f}",
         f"--user-data-dir={profile}",
+        f"--window-size={width},600",
     ]
     return subprocess.run(
         [program, *options, "--dump-dom", url], capture_output=True, text=True, check=True, timeout=120

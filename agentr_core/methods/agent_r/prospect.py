@@ -87,7 +87,8 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     size = tree_size(recipe)
 
     def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
-        expected = headroom.rates.total(headroom.instances, lambda _, run: size.expected(run, value))
+        most = max(value(won, size.dives - won) for won in range(size.dives + 1))
+        expected = headroom.rates.total(headroom.instances, lambda _, run: size.expected(run, value), most=most)
         return Forecast(name=name, expected=expected)
 
     return prospect(

@@ -27,13 +27,15 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     whole episodes of the exploration.
     """
     eto, rates = recipe.eto, headroom.rates
+    played = eto.explore.greedy + eto.explore.samples
+    paired = min(played, eto.preferences.per_instance or played)
 
     def successes(one: Tried, run: Run) -> float:
         return _greedy(one, eto) + eto.explore.samples * run(1, 0)
 
     def failures(one: Tried, run: Run) -> float:
         lost = eto.explore.greedy - _greedy(one, eto) + eto.explore.samples * run(0, 1)
-        return min(lost, eto.preferences.per_instance) if eto.preferences.per_instance else lost
+        return min(lost, paired)
 
     def contrast(one: Tried, run: Run) -> float:
         samples = eto.explore.samples
@@ -42,11 +44,12 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         return 1 - (run(samples, 0) if one.greedy else run(0, samples))
 
     forecasts = [
-        Forecast(name="successes", expected=rates.total(headroom.instances, successes)),
-        Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast)),
+        Forecast(name="successes", expected=rates.total(headroom.instances, successes, most=played)),
+        Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast, most=1)),
     ]
     if headroom.has_expert:
-        forecasts.append(Forecast(name="expert_pairs", expected=rates.total(headroom.instances, failures)))
+        pairs = rates.total(headroom.instances, failures, most=paired)
+        forecasts.append(Forecast(name="expert_pairs", expected=pairs))
     by_expert = headroom.has_expert and eto.preferences.against == "expert"
     too_few = "the policy rarely loses to the expert" if by_expert else "an instance's episodes nearly all end alike"
     return prospect(

@@ -6,16 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Final
 
 from agentr_core.methods.eto.report_records import PreferenceRecord
 from agentr_core.reports import plots, tables, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
 from agentr_core.reports.records import Tally
 from agentr_core.store.queries.preferences import PreferenceTrainingStep
+from agentr_core.types import PreferenceCase
 
 TITLE = "Preference pairs"
 _END = 5
 """Optimizer steps that count as the end of a training."""
+_CASES: Final[Mapping[str, str]] = {
+    PreferenceCase.LOSE: "the policy got less than the expert",
+    PreferenceCase.WIN: "the policy got more than the expert",
+    PreferenceCase.STEP: "two steps from one state",
+    PreferenceCase.OWN: "the policy's best and worst episode",
+    PreferenceCase.TREE: "two branches of a tree",
+    PreferenceCase.FILE: "a ready pair",
+}
+"""What the names of cases mean."""
 
 
 def preferences(record: PreferenceRecord) -> Section:
@@ -66,7 +77,8 @@ def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
 
 
 def _blocks(record: PreferenceRecord) -> Iterator[Block]:
-    yield tables.tallies("What made the difference", "Pairs", record.kinds)
+    cases = [Tally(name=": ".join(filter(None, (k.name, _CASES.get(k.name)))), count=k.count) for k in record.kinds]
+    yield tables.tallies("What made the difference", "Pairs", cases)
     if record.rejected:
         yield tables.tallies("Turned away", "Candidates", record.rejected)
     if record.margins:

@@ -14,7 +14,8 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     Groups that are all won or all lost have no advantage.
     """
     size = recipe.grpo.num_generations
-    expected = headroom.rates.total(recipe.grpo.steps * recipe.grpo.groups, lambda _, run: mixed(run, size))
+    groups = recipe.grpo.steps * recipe.grpo.groups
+    expected = headroom.rates.total(groups, lambda _, run: mixed(run, size), most=1)
     return prospect(
         "grpo",
         [Forecast(name="mixed_groups", expected=expected)],

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import CorruptStore, StoreError
-from agentr_core.store import lock
+from agentr_core.store import lock, migrations
 from agentr_core.store.care.rewriting import Rewritten, attached, copy_rows, rewrite
+from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 
@@ -54,15 +55,28 @@ def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
 
 def _up_to_date(other: Store) -> None:
     """Migrate a store of an older version. Raises `StoreError` for a file that is no store."""
+    no_store = StoreError(
+        f"{other.path} is no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store"
+    )
     try:
+        # A database without tables would be migrated to a store, too.
+        if not _version(other):
+            raise no_store
         with other.reading():
             pass
     except CorruptStore as error:
         # Its advice is for one's own store.
-        raise StoreError(
-            f"{other.path} is no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a "
-            "store"
-        ) from error
+        raise no_store from error
+
+
+def _version(store: Store) -> int:
+    deadline = time.monotonic() + store.wait_s
+    with (
+        lock.held(store.path, exclusive=False, deadline=deadline),
+        storage_faults(store.path),
+        connected(store.path, deadline, read_only=True) as con,
+    ):
+        return migrations.version(con, store.path)
 
 
 def _take(con: Any, path: Path) -> None:

@@ -116,7 +116,10 @@ _ITERATIONS = """
 with mine as (
     select i.* replace (case
         when i.status in ('finished', 'failed') or r.status in ('running', 'evaluating') then i.status
-        when r.status = 'collecting' then r.status else 'interrupted' end as status)
+        when r.status = 'collecting' then r.status
+        -- A finished run does more only for a forecast (of its first model) or to gather for a further iteration.
+        when r.status = 'finished' then if(i.iteration = 0, r.status, 'collecting')
+        else 'interrupted' end as status)
     from iteration i join v_runs r using (run_id) where run_id = ?
 ),
 made as (

@@ -70,6 +70,15 @@ def trained_online(store: Store, iteration_id: str) -> int:
     return store.count("select coalesce(sum(trained_tokens), 0) from rl_step where iteration_id = ?", iteration_id)
 
 
+def trained_offline(store: Store, iteration_id: str) -> int:
+    """Return how many tokens a training on a dataset went through in an iteration, those of later
+    passes counted again; 0 before it has ended.
+    """
+    return store.count(
+        "select value from metric where scope = 'iteration' and name = 'trained_tokens' and scope_id = ?", iteration_id
+    )
+
+
 def request_use(
     store: Store,
     iteration_id: str,
