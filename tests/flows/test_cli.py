@@ -59,8 +59,9 @@ def test_a_wrong_field_is_named(refusal: Answer, recipe: Path, override: str, sa
 
 def test_an_option_names_the_workspace_of_a_recipe(refusal: Answer, recipe: Path) -> None:
     assert "workspace /dev/null cannot be used" in refusal("run", recipe, "-w", "/dev/null", "-o", "seed=1")
-    planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", "12"])
-    assert planned.output.splitlines()[0].endswith(" in 12")
+    for name in ("12", "runs é 😀"):
+        planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", name])
+        assert planned.output.splitlines()[0].endswith(f" in {name}")
 
 
 def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> None:
