@@ -35,7 +35,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically, as `write_text` does."""
+    """Write a file atomically, as `write_text` does. A link stays one, and its target is written; a
+    pipe or a device, such as /dev/stdout, is written into.
+    """
+    if path.is_file():
+        path = path.resolve()
+    elif path.exists() and not path.is_dir():
+        with writing(path):
+            path.write_bytes(content)
+        return
     draft = path.with_name(f".{path.name}.new-{os.getpid()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
