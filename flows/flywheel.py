@@ -40,8 +40,10 @@ async def flywheel(
 
     Raises `UserError`, listing everything that prevents the run, before a model is asked anything.
     """
-    if iterations and more:
-        raise ConfigError("iterations and more: one says where the run ends, the other how many it adds; give only one")
+    given = [name for name, value in (("iterations", iterations), ("more", more)) if value]
+    given += [f"override {change}" for change in overrides or () if change.startswith("iterations=")]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: each says how far the run goes; give only one")
     parsed = load_recipe(Path(recipe), changes(settings, overrides))
     if more:
         parsed = runs.further(parsed, more)
