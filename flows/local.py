@@ -45,6 +45,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     kind = method_of(recipe).flow
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
+    if kind == "base-model" and more:
+        raise ConfigError(f"--more adds iterations, and recipe {recipe.name} makes a model, without any; leave it out")
     if kind == "base-model":
         return f"model in {_run(_base_model, recipe)}"
     if more:
