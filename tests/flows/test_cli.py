@@ -24,6 +24,7 @@ from agentr_core.store import Store
 from flows.base_model import make_base_from
 from flows.cli import PREFECT_DEFAULTS, cli
 from flows.flywheel import flywheel
+from flows.serving import deployments
 from tasks import runners, workspaces
 
 Answer = Callable[..., str]
@@ -285,6 +286,13 @@ def test_serving_without_a_server(refusal: Answer, recipe: Path) -> None:
         said = refusal("serve", recipe)
 
     assert "start one with `prefect server start`" in said
+
+
+def test_two_recipes_of_one_name_are_not_served(recipe: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copy(recipe, tmp_path / "other.yaml"))
+
+    with pytest.raises(ConfigError, match=f"^{recipe} and {other} are both named door, and so would be"):
+        deployments([recipe, other])
 
 
 @pytest.mark.slow
