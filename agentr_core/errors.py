@@ -31,6 +31,7 @@
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
+    ├── ServerLost                    the server of the flows answers no longer
     ├── ArmsFailed                    a comparison lacks the arms that could not be made
     ├── WorkerLost (Transient)        workers of a cluster were lost again and again at one shard
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
@@ -190,6 +191,10 @@ class OutOfMemory(TrainingFault):
 
 class WorkerLost(AgentrError, Transient):
     """A cluster lost one worker after another at the same shard."""
+
+
+class ServerLost(AgentrError):
+    """The server that keeps the state of flows answers no longer."""
 
 
 class ArmsFailed(AgentrError):

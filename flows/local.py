@@ -235,7 +235,7 @@ def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) 
     else:
         server.require(f"scale.runner {recipe.scale.runner}")
     progress.console.set(Console(stderr=True))
-    with _interruptible():
+    with _interruptible(), server.needed():
         return asyncio.run(function(recipe, **options))
 
 
