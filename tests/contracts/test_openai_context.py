@@ -5,12 +5,13 @@ refusals mean.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from served import Served, altered, refuse, serving
+from served import Served, altered, answer, refuse, serving
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong
 from agentr_core.models.openai.chat import OpenAIModel
@@ -163,6 +164,26 @@ async def test_the_words_of_known_servers_are_understood(strict: Served, status:
         strict.faults.append(refuse(status, said))
         await model.generate([ask("hi")])
         assert limits(strict) == [100, 1, 50]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 256.", "error_type": "x"},
+        {"detail": "the model's maximum context length is 256"},
+        {"object": "error", "message": "maximum context length is 256", "code": 400},
+        {"error": {"code": ["odd"], "type": {"odd": 1}, "reason": "prompt is too long"}},
+        "maximum context length is 256",
+    ],
+)
+async def test_a_refusal_is_understood_in_whatever_form_a_server_words_it(strict: Served, body: Any) -> None:
+    async with connected(strict) as model:
+        strict.faults.append(answer(400, (body if isinstance(body, str) else json.dumps(body)).encode()))
+        await model.generate([ask("hi")])
+        assert limits(strict) == [100, 1, 50]
+        strict.faults.append(answer(400, b'{"detail": [{"msg": "no such field"}]}'))
+        with pytest.raises(ModelFault, match=r"refused the request \(400\): .*no such field"):
+            await model.generate([ask("ho")])
 
 
 async def test_the_shorter_of_two_contexts_is_taken(strict: Served) -> None:
