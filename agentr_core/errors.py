@@ -31,8 +31,9 @@
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
+    ├── ServerLost                    the server of the flows answers no longer
     ├── ArmsFailed                    a comparison lacks the arms that could not be made
-    ├── WorkerLost (Transient)        workers of a cluster were lost again and again at one shard
+    ├── WorkerLost (Transient)        worker after worker was lost at one shard, or all at once
     └── ErrorBudgetSpent              a stage met more episode errors than its recipe allows
 
 `Transient` marks what may heal by itself: Prefect tasks retry these and nothing else. To add a
@@ -189,7 +190,11 @@ class OutOfMemory(TrainingFault):
 
 
 class WorkerLost(AgentrError, Transient):
-    """A cluster lost one worker after another at the same shard."""
+    """A cluster lost one worker after another at the same shard, or was lost itself."""
+
+
+class ServerLost(AgentrError):
+    """The server that keeps the state of flows answers no longer."""
 
 
 class ArmsFailed(AgentrError):

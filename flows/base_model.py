@@ -6,6 +6,8 @@ from pathlib import Path
 
 from prefect import flow
 
+from agentr_core.errors import ConfigError
+from agentr_core.methods.table import method_of
 from agentr_core.recipes import Recipe
 from tasks.base_model import pretrain
 from tasks.wiring import load_recipe
@@ -13,8 +15,14 @@ from tasks.wiring import load_recipe
 
 @flow(name="base-model", flow_run_name="{recipe}")
 async def make_base_from(recipe: str, overrides: list[str] | None = None) -> str:
-    """Train the base model of a recipe file and return the path of its directory."""
-    return await make_base(load_recipe(Path(recipe), overrides or []))
+    """Train the base model of a recipe file and return the path of its directory. Raises
+    `ConfigError` for a recipe of another method, whose section `base` nobody wrote.
+    """
+    parsed = load_recipe(Path(recipe), overrides or [])
+    method = method_of(parsed)
+    if method.flow != "base-model":
+        raise ConfigError(f"recipe {recipe} is of method {method.name} and makes no base model; name another")
+    return await make_base(parsed)
 
 
 async def make_base(recipe: Recipe) -> str:

@@ -40,9 +40,12 @@ async def flywheel(
 
     Raises `UserError`, listing everything that prevents the run, before a model is asked anything.
     """
-    if iterations and more:
-        raise ConfigError("iterations and more: one says where the run ends, the other how many it adds; give only one")
+    given = [name for name, value in (("iterations", iterations), ("more", more)) if value]
+    given += [f"override {change}" for change in overrides or () if change.startswith("iterations=")]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: each says how far the run goes; give only one")
     parsed = load_recipe(Path(recipe), changes(settings, overrides))
+    _check_kind(parsed)
     if more:
         parsed = runs.further(parsed, more)
     elif iterations:
@@ -54,14 +57,21 @@ async def flywheel(
 async def turn(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
 
-    Raises `RunBusy` if another process is working on the same run, and `ConfigError` for a
-    comparison.
+    Raises `RunBusy` if another process is working on the same run, and `ConfigError` for a recipe
+    of another flow.
     """
-    if method_of(recipe).flow == "compare":
-        raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
+    _check_kind(recipe)
     run = reference(recipe)
     with runs.locked(run):
         return await _turn(run, recipe)
+
+
+def _check_kind(recipe: Recipe) -> None:
+    kind = method_of(recipe).flow
+    if kind == "compare":
+        raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
+    if kind == "base-model":
+        raise ConfigError(f"recipe {recipe.name} makes a model; run it with `agentr run`, or the flow `base-model`")
 
 
 async def prepare(run: RunRef, recipe: Recipe) -> None:

@@ -45,6 +45,8 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     kind = method_of(recipe).flow
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
+    if kind == "base-model" and more:
+        raise ConfigError(f"--more adds iterations, and recipe {recipe.name} makes a model, without any; leave it out")
     if kind == "base-model":
         return f"model in {_run(_base_model, recipe)}"
     if more:
@@ -58,7 +60,7 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     return (
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from {shown}" -w {recipe.workspace}'
+        f'ask     agentr sql "select * from {shown}" -w {shlex.quote(recipe.workspace)}'
     )
 
 
@@ -109,10 +111,11 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     result = _run(_comparison, recipe)
     # Whole runs are no arms of a pool: what they share are held-out episodes.
     whole = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
+    shown = "v_comparisons" if whole else "v_arms"
     return (
         f"\nHeld-out scores, means over seeds with 95% intervals\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from {"v_comparisons" if whole else "v_arms"}" -w {recipe.workspace}'
+        f'ask     agentr sql "select * from {shown}" -w {shlex.quote(recipe.workspace)}'
     )
 
 
@@ -127,7 +130,7 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
     return (
         f"\n{result['new']} trajectories more, {result['trajectories']} in all for iteration {result['iteration']}\n"
         f"run     {result['run_id']}\n"
-        f"train   agentr improve {path}{changed}"
+        f"train   agentr improve {shlex.quote(str(path))}{changed}"
     )
 
 
@@ -233,7 +236,7 @@ def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) 
     else:
         server.require(f"scale.runner {recipe.scale.runner}")
     progress.console.set(Console(stderr=True))
-    with _interruptible():
+    with _interruptible(), server.needed():
         return asyncio.run(function(recipe, **options))
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentr_core.recipes.yaml_text import quoted
+
 Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
 """A number of iterations."""
 Units = Annotated[int | None, Field(ge=1)]
@@ -52,7 +54,8 @@ class Settings(BaseModel):
     def overrides(self) -> list[str]:
         """Return the fields that are set as changes to a recipe, `section.field=value`."""
         given = self.model_dump(exclude_none=True)
-        return [f"{_FIELDS.get(name, name)}={json.dumps(value)}" for name, value in given.items()]
+        values = {name: quoted(one) if isinstance(one, str) else json.dumps(one) for name, one in given.items()}
+        return [f"{_FIELDS.get(name, name)}={value}" for name, value in values.items()]
 
 
 _FIELDS = {

@@ -8,8 +8,8 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, ServerLost
 from agentr_core.lifetime import importing
 from flows import server_guard
 
@@ -51,6 +51,24 @@ def require(who: str) -> None:
             "PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     _check(address)
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Raise `ServerLost` when the server, while the block runs a flow, answers no longer.
+
+    By then Prefect's client has tried for minutes. Other errors of HTTP pass.
+    """
+    try:
+        yield
+    except httpx.HTTPError as error:
+        if not _is_loss(error):
+            raise
+        where = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
+        start = "start it again, and then " if PREFECT_API_URL.value() else ""
+        raise ServerLost(
+            f"Prefect's server at {where} answers no longer ({error}); {start}the same command goes on where it stopped"
+        ) from error
 
 
 def on_work_pools(names: Sequence[str]) -> list[str]:
@@ -133,6 +151,16 @@ def _guard(server: subprocess.Popen[Any]) -> list[subprocess.Popen[bytes]]:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _is_loss(error: httpx.HTTPError) -> bool:
+    try:
+        ours = error.request.headers.get("User-Agent", "").startswith("prefect/")
+    except RuntimeError:
+        # It belongs to no request.
+        return False
+    failed = isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500
+    return ours and (failed or isinstance(error, httpx.TransportError))
 
 
 def _check(address: str) -> None:

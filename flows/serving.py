@@ -23,15 +23,22 @@ FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model":
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:
     """Return a deployment for each recipe, named after it, and one for each stage; if experience
-    can be gathered alone, also one that gathers and one that trains. Raises `ConfigError`.
+    can be gathered alone, also one that gathers and one that trains. Raises `ConfigError`, also for
+    two recipes of one name.
     """
     paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
     if not paths:
         raise ConfigError(f"there is no recipe in {RECIPES}; name the recipes to serve")
-    made = []
+    made, named = [], dict[str, Path]()
     for path in paths:
         recipe = config.load(path)
         kind = method_of(recipe).flow
+        # On a server, the second would silently take the place of the first.
+        if (other := named.setdefault(f"{kind}/{recipe.name}", path)) is not path:
+            raise ConfigError(
+                f"{other} and {path} are both named {recipe.name}, and so would be their deployments; give one of them "
+                "another name"
+            )
         halves = [collect_only, improve] if kind == "flywheel" and plan_of(recipe, 1).gathering else []
         made += [
             flow.to_deployment(

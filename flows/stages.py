@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import Flow, flow
@@ -16,6 +17,7 @@ from pydantic import Field
 from agentr_core.methods.table import all_stages
 from tasks import reporting, runs, stages
 from tasks.wiring import RunRef, usual_workspace
+from tasks.workspaces import stored_recipe
 
 RunId = Annotated[str, Field(min_length=1)]
 Iteration = Annotated[int, Field(ge=0)]
@@ -37,6 +39,8 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
     async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> Any:
         run = _reference(run_id, workspace)
+        # The lock would make the folder of a workspace that is none.
+        stored_recipe(Path(run.workspace), run.run_id)
         with runs.locked(run):
             return await stages.perform(run, iteration, name)
 

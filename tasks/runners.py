@@ -21,14 +21,16 @@ _MODULES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 class Cluster:
     """A task runner, and a function that connects to it once it is entered.
 
-    `lost` is what a future raises if its worker was lost more often than the cluster tolerates.
-    `empty` returns whether the cluster has no worker at all; it blocks.
+    `lost` is what a future raises if its worker was lost more often than the cluster tolerates,
+    `gone` if the cluster itself was. `empty` returns whether the cluster has no worker at all; it
+    blocks.
     """
 
     runner: TaskRunner[Any]
     connect: Callable[[], object]
     lost: tuple[type[Exception], ...]
     empty: Callable[[], bool] = lambda: False
+    gone: tuple[type[Exception], ...] = ()
 
 
 def check(scale: ScaleConfig) -> None:
@@ -82,7 +84,7 @@ def _patient() -> AbstractContextManager[object]:
 
 
 def _dask(scale: ScaleConfig) -> Cluster:
-    from distributed import KilledWorker
+    from distributed import CancelledError, KilledWorker
     from prefect_dask.task_runners import DaskTaskRunner
 
     # One shard at a time keeps a worker busy: its batches are full, and it holds one model.
@@ -91,7 +93,11 @@ def _dask(scale: ScaleConfig) -> Cluster:
         own["n_workers"] = scale.workers
     runner = DaskTaskRunner(address=scale.address) if scale.address else DaskTaskRunner(cluster_kwargs=own)
     return Cluster(
-        runner, lambda: runner.client, (KilledWorker,), empty=lambda: not runner.client.scheduler_info()["workers"]
+        runner,
+        lambda: runner.client,
+        (KilledWorker,),
+        empty=lambda: not runner.client.scheduler_info()["workers"],
+        gone=(CancelledError,),
     )
 
 

@@ -72,7 +72,8 @@ async def spread(
 
     Raises:
         ConfigError: the cluster does not answer, or has no workers, or its extra is not installed.
-        WorkerLost: a shard was given to one worker after another, and each was lost.
+        WorkerLost: a shard was given to one worker after another, and each was lost; or the whole
+            cluster was.
         Transient: an error that a worker met, after the retries of its task.
     """
     loop = asyncio.get_running_loop()
@@ -98,6 +99,12 @@ async def spread(
                 raise WorkerLost(
                     f"workers were lost again and again at the same shard ({error}); look at the workers' logs, "
                     "give them more memory, or make scale.shard_size smaller"
+                ) from error
+            except cluster.gone as error:
+                where = recipe.scale.address or "this machine"
+                raise WorkerLost(
+                    f"the cluster at {where} was lost with all its shards; see that its scheduler runs, and the same "
+                    "command goes on where it stopped"
                 ) from error
             pending.remove(future)
             yield batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,15 @@ def read_yaml(text: str) -> Any:
         raise ConfigError(f"a value in it cannot be read ({error})") from None
     finally:
         loader.dispose()
+
+
+def quoted(text: str) -> str:
+    """Return a text as YAML, in quotes on one line.
+
+    JSON would not do: YAML does not join the halves into which its escapes take an emoji.
+    """
+    written: str = yaml.safe_dump(text, default_style='"', width=math.inf)
+    return written.rstrip("\n")
 
 
 def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -148,10 +147,11 @@ def evaluate(
     refuse_given("belongs to --answers", "opening")
     quiet_prefect()
     with importing():
+        from agentr_core.recipes.yaml_text import quoted
         from flows.local import evaluate_recipe
 
-    # As JSON, a path of digits is a text in YAML, too. A run to go on from would bring its own.
-    this = () if model is None else (f"model.path={json.dumps(str(model), ensure_ascii=False)}", "model.from_run=''")
+    # In quotes, a path of digits is a text, too. A run to go on from would bring its own.
+    this = () if model is None else (f"model.path={quoted(str(model))}", "model.from_run=''")
     click.echo(evaluate_recipe(recipe, (*overrides, *this), states))
 
 

@@ -33,11 +33,8 @@ def answer(
     if bool(query) == bool(named):
         raise ConfigError("give one question: QUERY, or --example NAME")
     store = open_store(workspace, must_exist=True)
-    if (
-        output is not None
-        and output.resolve().name.startswith(store.path.name)
-        and output.parent.resolve() == store.path.parent.resolve()
-    ):
+    file = None if output is None else output.resolve()
+    if file and file.name.startswith(store.path.name) and file.parent == store.path.parent.resolve():
         raise ConfigError(f"{output} is the store itself, which is only read; name another file")
     form = form or _form_of(output)
     if form == PARQUET and output is None:

@@ -50,6 +50,23 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing_half(
     assert list(page.parent.iterdir()) == [page]
 
 
+def test_a_device_a_pipe_or_a_link_is_written_into_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe, link, page = tmp_path / "pipe", tmp_path / "latest.csv", tmp_path / "page.csv"
+    os.mkfifo(pipe)
+    page.write_text("old")
+    link.symlink_to(page)
+    heard: list[str] = []
+    reader = Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
+    reader.start()
+
+    for place in (pipe, link):
+        write_text(place, "new")
+
+    reader.join(60)
+    assert (heard, pipe.is_fifo()) == (["new"], True)
+    assert (link.is_symlink(), page.read_text()) == (True, "new")
+
+
 def test_a_full_disk_while_a_dataset_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "datasets" / "d.parquet"
 

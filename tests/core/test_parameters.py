@@ -48,6 +48,7 @@ def test_what_is_set_is_what_the_recipe_says() -> None:
     assert (recipe.instances.train_limit, recipe.instances.draw) == (7, "fixed")
     assert (recipe.training.learning_rate, recipe.training.per_device_train_batch_size) == (2e-5, 2)
     assert (recipe.model.dtype, recipe.scale.runner) == ("float32", "local")
+    assert load(RECIPE, changes(Settings(workspace="/tmp/é 😀"), None)).workspace == "/tmp/é 😀"
     assert load(RECIPE, changes(Settings(), None)) == load(RECIPE, changes(None, [])) == plain
 
 

@@ -132,11 +132,16 @@ def test_the_command_lists_and_asks_them_in_every_format(workspace: Path, tmp_pa
         (["select 1", "--example", "pairs"], "give one question"),
         (["select 1", "--output", "{workspace}/store.duckdb"], "is the store itself"),
         (["select 1", "--output", "{workspace}/store.duckdb.wal"], "is the store itself"),
+        (["select 1", "--output", "{link}"], "is the store itself"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused(workspace: Path, words: list[str], says: str) -> None:
+def test_a_question_that_cannot_be_answered_is_refused(
+    workspace: Path, tmp_path: Path, words: list[str], says: str
+) -> None:
     before = (workspace / "store.duckdb").read_bytes()
-    named = [word.format(workspace=workspace) for word in words]
+    link = tmp_path / "link.csv"
+    link.symlink_to(workspace / "store.duckdb")
+    named = [word.format(workspace=workspace, link=link) for word in words]
     with pytest.raises(ConfigError, match=says):
         CliRunner().invoke(cli, ["sql", *named, "-w", str(workspace)], catch_exceptions=False)
     assert (workspace / "store.duckdb").read_bytes() == before

@@ -18,7 +18,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings.models.flows import FlowsSettings
 
-from agentr_core.methods.table import plan_of
+from agentr_core.methods.table import SHIPPED, method_named, plan_of
 from agentr_core.recipes import load
 from tasks import events
 
@@ -67,9 +67,8 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
 
 
 def test_each_stage_has_a_deployment() -> None:
-    wanted = {"collect", "critique", "splice", "demonstrate", "think", "explore", "prefer"}
-    wanted |= {"evolve", "select_rft", "dataset", "train", "reinforce", "evaluate", "report"}
-    assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == wanted
+    wanted = {stage.name for method in SHIPPED for stage in method_named(method).stages}
+    assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == {*wanted, "report"}
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -15,10 +16,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from readme import ROOT
 from wheel import PATIENCE, agentr, sentence, started, wait_for
 
+from agentr_core.errors import ConfigError
 from agentr_core.store import Store
+from flows.base_model import make_base_from
 from flows.cli import PREFECT_DEFAULTS, cli
+from flows.flywheel import flywheel
+from flows.serving import deployments
 from tasks import runners, workspaces
 
 Answer = Callable[..., str]
@@ -59,8 +65,9 @@ def test_a_wrong_field_is_named(refusal: Answer, recipe: Path, override: str, sa
 
 def test_an_option_names_the_workspace_of_a_recipe(refusal: Answer, recipe: Path) -> None:
     assert "workspace /dev/null cannot be used" in refusal("run", recipe, "-w", "/dev/null", "-o", "seed=1")
-    planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", "12"])
-    assert planned.output.splitlines()[0].endswith(" in 12")
+    for name in ("12", "runs é 😀"):
+        planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", name])
+        assert planned.output.splitlines()[0].endswith(f" in {name}")
 
 
 def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> None:
@@ -74,6 +81,17 @@ def test_a_resumed_run_says_which_change_it_would_ignore(refusal: Answer, recipe
     said = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
 
     assert "-o search.width=2 has no effect" in said
+
+
+def test_a_recipe_that_makes_a_model_belongs_to_its_own_flow(refusal: Answer) -> None:
+    base, other = (ROOT / f"deployments/recipes/textcraft-{name}.yaml" for name in ("tiny-base", "tiny"))
+
+    assert refusal("run", base, "--more", "1").startswith("--more adds iterations, and recipe textcraft-tiny-base")
+    for more in (None, 1):
+        with pytest.raises(ConfigError, match=r"^recipe textcraft-tiny-base makes a model; run it with `agentr run`"):
+            asyncio.run(flywheel.fn(str(base), more=more))
+    with pytest.raises(ConfigError, match=r"textcraft-tiny\.yaml is of method agent-r and makes no base model"):
+        asyncio.run(make_base_from.fn(str(other)))
 
 
 def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:
@@ -268,6 +286,13 @@ def test_serving_without_a_server(refusal: Answer, recipe: Path) -> None:
         said = refusal("serve", recipe)
 
     assert "start one with `prefect server start`" in said
+
+
+def test_two_recipes_of_one_name_are_not_served(recipe: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copy(recipe, tmp_path / "other.yaml"))
+
+    with pytest.raises(ConfigError, match=f"^{recipe} and {other} are both named door, and so would be"):
+        deployments([recipe, other])
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from agentr_core.store.codec import dataset_rows, iteration_rows
 from agentr_core.store.tables import merge
+from flows import local
 from flows.cli import cli
 from flows.collecting import collect_only, improve
 from flows.flywheel import flywheel
@@ -132,6 +133,18 @@ def test_training_that_samples_for_itself_is_not_taken_apart(tmp_path: Path, doo
         with pytest.raises(ConfigError, match=r"iteration 1 of recipe groups .* gathers nothing before it trains"):
             asyncio.run(half(str(file)))
     assert [each.flow_name for each in deployments([file])][:2].count("collect-only") == 0
+
+
+def test_the_command_that_is_told_can_be_copied(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaced = recipe.rename(recipe.with_name("my door.yaml"))
+    done = {"new": 1, "trajectories": 2, "iteration": 1, "run_id": "r", "table": "", "report": ""}
+    monkeypatch.setattr(local, "_run", lambda *_, **__: done)
+
+    gathered = local.collect_recipe(spaced, ["seed=2"], limit=None, enough=1).splitlines()[-1]
+    trained = local.run_recipe(spaced, ["workspace=my runs"]).splitlines()[-1]
+
+    assert shlex.split(gathered) == ["train", "agentr", "improve", str(spaced), "-o", "seed=2"]
+    assert shlex.split(trained)[-2:] == ["-w", "my runs"]
 
 
 def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:

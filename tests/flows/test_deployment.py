@@ -11,6 +11,7 @@ import pytest
 from servers import PREFECT, served, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
+from agentr_core.errors import StoreError
 from agentr_core.store import Store
 from flows import stages
 from tasks.wiring import RunRef
@@ -51,6 +52,7 @@ def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.Monkey
         asked.append(run.workspace)
 
     monkeypatch.setattr("tasks.stages.perform", perform)
+    monkeypatch.setattr(stages, "stored_recipe", lambda workspace, run_id: None)
     monkeypatch.chdir(tmp_path)
     stage = stages.of("train").fn
     monkeypatch.delenv("AGENTR_WORKSPACE", raising=False)
@@ -59,3 +61,9 @@ def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.Monkey
     asyncio.run(stage("aaaa000000000001", 1))
     asyncio.run(stage("aaaa000000000001", 1, "mine"))
     assert asked == ["runs", "disk/runs", "mine"]
+
+
+def test_a_stage_makes_no_workspace(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store at"):
+        asyncio.run(stages.of("train").fn("aaaa000000000001", 1, str(tmp_path / "misspelt")))
+    assert list(tmp_path.iterdir()) == []

@@ -71,8 +71,14 @@ def test_three_nights_are_three_iterations(tmp_path: Path, door_model: Path, mon
 
 def test_where_a_run_ends_is_said_once(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
-    with pytest.raises(ConfigError, match=r"iterations and more: .*; give only one"):
-        asyncio.run(flywheel(str(file), iterations=3, more=1))
+    said: list[tuple[dict[str, Any], str]] = [
+        ({"iterations": 3, "more": 1}, "iterations and more"),
+        ({"more": 1, "overrides": ["seed=1", "iterations=3"]}, "more and override iterations=3"),
+        ({"iterations": 2, "overrides": ["iterations=3"]}, "iterations and override iterations=3"),
+    ]
+    for given, names in said:
+        with pytest.raises(ConfigError, match=f"^{names}: .*; give only one$"):
+            asyncio.run(flywheel(str(file), **given))
     asked = CliRunner().invoke(cli, ["run", str(file), "--more", "1", "-o", "iterations=3"])
     assert isinstance(asked.exception, ConfigError)
     assert str(asked.exception) == "--more 1 and -o iterations=3 both say how far the run goes; give one of them"

@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 
+import httpx
 import psutil
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from wheel import PATIENCE, launched
 
-from agentr_core.errors import ConfigError
-from flows import server
+from agentr_core.errors import ConfigError, ServerLost
+from agentr_core.recipes import Recipe, parse
+from flows import local, server
 from flows.serving import serve_recipes
 
 pytestmark = pytest.mark.slow
@@ -139,6 +142,25 @@ def test_a_terminated_flow_is_an_interrupted_one(serving_env: dict[str, str]) ->
     with launched([sys.executable, "-c", TERMINATED], env={**serving_env, "PYTHONPATH": path}) as process:
         out, err = process.communicate(timeout=PATIENCE / 10)
         assert (process.returncode, out) == (0, "interrupted\nTrue\n"), err
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_server_that_goes_away_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    """Whose error it is can be told apart: another one is no fault of Prefect's server."""
+
+    async def lost(recipe: Recipe) -> None:
+        async with get_client() if ours else httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
+            await (client.hello() if isinstance(client, PrefectClient) else client.get("/hello"))
+
+    monkeypatch.setattr(local, "check", lambda recipe, trains: None)
+    monkeypatch.setattr(server, "reach", lambda: None)
+    settings = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    said = r"^Prefect's server at http://127\.0\.0\.1:9 answers no longer \(.*\); start it again, and then the same "
+    with (
+        temporary_settings(settings),
+        pytest.raises(ServerLost if ours else httpx.ConnectError, match=said if ours else None),
+    ):
+        local._run(lost, parse({"name": "lost", "model": {"path": "nowhere"}}))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

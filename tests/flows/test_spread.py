@@ -129,6 +129,23 @@ def test_a_cluster_without_workers_is_told_and_given_up(
     ]
 
 
+def test_a_cluster_that_is_lost_is_told_and_may_heal(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_env: dict[str, str]
+) -> None:
+    if recipe.scale.runner != "dask":
+        pytest.skip("Ray's scheduler ends with its last process")
+    monkeypatch.setattr(work, "LOOK_EVERY", 0.5)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    far = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": address}})
+    scheduler = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+
+    with launched(scheduler, env=process_env) as process:
+        # That no worker is there is told once the shards are.
+        monkeypatch.setattr(work, "tell", lambda line: process.kill())
+        with pytest.raises(WorkerLost, match=f"^the cluster at {address} was lost with all its shards; see that"):
+            asyncio.run(gather(far, Echo(texts=("a", "b"), folder=tmp_path).split(1)))
+
+
 def test_a_cluster_that_does_not_answer(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     if recipe.scale.runner != "dask":
         pytest.skip("Ray waits for minutes")

@@ -4,6 +4,7 @@ error repeats the key.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time
@@ -179,8 +180,7 @@ def retry_after(error: Exception) -> float | None:
 
 def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfig) -> AgentrError:
     status = error.status_code
-    said = " ".join(error.message.removeprefix(f"Error code: {status}").removeprefix(" - ").split())
-    said = where.redacted(said)[:500] or "without a word"
+    said = where.redacted(" ".join(_said(error.body).split()))[:500] or "without a word"
     if error.code == _NO_CREDIT:
         return EndpointError(f"the account at {where.url} has no credit left: {said}; top it up, and resume the run")
     if status in _HEALING or status >= 500:
@@ -197,7 +197,16 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
         )
     # The list cannot be complete: a refusal in other words is a fault, which costs its episode and
     # ends no path.
-    told = {error.code, error.type} & set(_CONTEXT_CODES)
+    told = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
     if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
         return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
     return ModelFault(f"{where.url} refused the request ({status}): {said}")
+
+
+def _said(body: object) -> str:
+    """Return what the body of an error says. The client's own message has it in OpenAI's form only,
+    but many servers answer with a plain text, or have one under another name.
+    """
+    if isinstance(body, Mapping) and isinstance(body.get("message"), str):
+        return str(body["message"])
+    return body if isinstance(body, str) else "" if body is None else json.dumps(body, ensure_ascii=False)
