@@ -15,7 +15,7 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.errors import RunBusy
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes import SearchConfig, parse, resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store import Store, Writer
@@ -54,6 +54,9 @@ def run(tmp_path: Path) -> RunRef:
 def test_a_stage_by_itself_holds_the_lock_of_its_run(run: RunRef, name: str) -> None:
     lock = Path(run.workspace) / "locks" / run.run_id
     lock.parent.mkdir(parents=True)
+    config = resolved(parse({"name": "x", "model": {"path": "m"}}))
+    row = run_rows("r", recipe="x", method="agent-r", config=config, versions={}, workspace="ws")
+    Store(Path(run.workspace) / STORE_FILE).write(row)
     with lock.open("a+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(RunBusy, match="run r is already under way"):
