@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Measured, Row, Table
+from agentr_core.reports.document import Cell, Column, Row, Table
 from agentr_core.reports.records import Estimate
 
 
@@ -34,11 +34,6 @@ def beside_table(scores: Sequence[BesideScore], measure: Literal["success", "rew
 
 
 def _row(score: BesideScore, found: Mapping[str, Estimate], worlds: Sequence[str]) -> Row:
-    cells: list[Cell] = [
-        Measured(wording.percent(found[name].value), wording.interval(found[name]))
-        if name in found
-        else wording.NOTHING
-        for name in worlds
-    ]
+    cells: list[Cell] = [wording.measured(found[name]) if name in found else wording.NOTHING for name in worlds]
     whole = fmean(found[name].value for name in worlds) if len(found) == len(worlds) else None
     return Row((wording.iteration(score.iteration), score.mode, *cells, wording.percent(whole)))

@@ -9,7 +9,7 @@ from functools import partial
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Listing, Measured, Paragraph, Row, Section, Table, Whisker
 from agentr_core.reports.records import Estimate, IterationScore
-from agentr_core.reports.runs import difference
+from agentr_core.reports.score_tables import gain
 
 BASE = "base"
 """The name, in tables, of the model that all arms begin with."""
@@ -196,7 +196,7 @@ def paired_differences(found: Sequence[Difference]) -> Table:
     """Return one row for each pair of models, with a column for each set."""
     names = dict.fromkeys(name for one in found for name in one.sets)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
-    rows = (Row((one.arm, one.other, *(difference(one.sets.get(name)) for name in names))) for one in found)
+    rows = (Row((one.arm, one.other, *(gain(one.sets.get(name)) for name in names))) for one in found)
     return Table(columns, tuple(rows))
 
 

@@ -10,8 +10,8 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Measured
 from agentr_core.reports.records import Estimate
+from agentr_core.reports.score_tables import gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +107,10 @@ def _scores(scores: tuple[CardScore, ...]) -> str:
     if not scores:
         return "It was not evaluated."
     rows = [
-        f"| {score.name} ({score.split}) | {_success(score.success)} | {_gain(score.gain)} | {score.success.n} |"
+        f"| {score.name} ({score.split}) | {wording.measured(score.success)} | {gain(score.gain)} | {score.success.n} |"
         for score in scores
     ]
     return "\n".join(["| set | success % | gain over base | episodes |", "|---|---|---|---|", *rows])
-
-
-def _success(success: Estimate) -> Measured:
-    return Measured(wording.percent(success.value), wording.interval(success))
-
-
-def _gain(gain: Estimate | None) -> str:
-    if gain is None:
-        return wording.NOTHING
-    return str(Measured(wording.points(gain.value), wording.points_interval(gain)))
 
 
 def _facts(card: Card) -> str:

@@ -12,7 +12,6 @@ from agentr_core.reports.document import (
     Figure,
     Legend,
     Link,
-    Measured,
     Row,
     RowTone,
     Section,
@@ -81,7 +80,7 @@ def curves(title: str, series: Mapping[str, Sequence[tuple[int, Estimate]]]) -> 
 
 
 def _measured(estimate: Estimate | None) -> Cell:
-    return None if estimate is None else Measured(wording.percent(estimate.value), wording.interval(estimate))
+    return wording.measured(estimate) if estimate else None
 
 
 def _funnels(reports: Sequence[IterationReport]) -> Section:

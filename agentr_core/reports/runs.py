@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentr_core.reports import addresses, wording
-from agentr_core.reports.document import Cell, Column, Link, Measured, Paragraph, Row, Section, Table, Whisker
+from agentr_core.reports.document import Cell, Column, Link, Paragraph, Row, Section, Table, Whisker
 from agentr_core.reports.records import Estimate, IterationScore
 from agentr_core.reports.run_page import curves, of_sets
+from agentr_core.reports.score_tables import gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +112,16 @@ def paired_table(report: RunsReport) -> Table:
 
 def _paired(one: PairedScore, *, first: bool) -> tuple[Cell, ...]:
     value = one.success
-    own = (Measured(wording.percent(value.value), wording.interval(value)), Whisker(value.low, value.value, value.high))
+    own = (wording.measured(value), Whisker(value.low, value.value, value.high))
     if first:
         return (*own, *(wording.NOTHING,) * 3, wording.count(value.n))
     return (
         *own,
-        difference(one.difference),
+        gain(one.difference),
         wording.count(one.won),
         wording.count(one.lost),
         wording.count(one.shared),
     )
-
-
-def difference(found: Estimate | None) -> Cell:
-    """Return a difference in points with its interval, or a dash."""
-    return wording.NOTHING if found is None else Measured(wording.points(found.value), wording.points_interval(found))
 
 
 def _unshared(report: RunsReport) -> list[Paragraph]:
@@ -144,7 +140,7 @@ def _depths(report: RunsReport) -> list[Section]:
     if not depths:
         return []
     rows = [
-        Row((one.name, label(report, place), *(difference(dict(one.depths).get(depth)) for depth in depths)))
+        Row((one.name, label(report, place), *(gain(dict(one.depths).get(depth)) for depth in depths)))
         for place, run in enumerate(report.runs)
         for one in run.sets
         if one.depths

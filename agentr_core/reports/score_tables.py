@@ -182,7 +182,7 @@ def _mean(estimates: Sequence[Estimate | None]) -> float | None:
 
 def _measured(estimate: Estimate | None) -> Cell:
     """Return a share with its interval in one cell: in two, this table is wider than a page."""
-    return Measured(wording.percent(estimate.value), wording.interval(estimate)) if estimate else wording.NOTHING
+    return wording.measured(estimate) if estimate else wording.NOTHING
 
 
 def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:

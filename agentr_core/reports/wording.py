@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from agentr_core.reports.document import TurnPart
+from agentr_core.reports.document import Measured, TurnPart
 from agentr_core.reports.records import BASE, Estimate
 from agentr_core.texts import visible as visible
 
@@ -57,6 +57,11 @@ def interval(estimate: Estimate | None) -> str:
     between them; or only a dash.
     """
     return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
+
+
+def measured(share: Estimate) -> Measured:
+    """Return a share in percent with its interval, for one cell."""
+    return Measured(percent(share.value), interval(share))
 
 
 def points(difference: float) -> str:

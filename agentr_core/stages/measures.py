@@ -226,10 +226,11 @@ def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
     over clusters; where all rewards are equal, with Wilson's.
     """
     independent = len(set(clusters))
-    found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
-    if independent == len(clusters) or not math.isfinite(found.low):
-        independent, found = len(rewards), metrics.mean_reward(rewards)
-    return metrics.with_width(found, independent)
+    if independent < len(clusters):
+        found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
+        if math.isfinite(found.low):
+            return metrics.with_width(found, independent)
+    return metrics.with_width(metrics.mean_reward(rewards), len(rewards))
 
 
 def _reward_within(episodes: Sequence[Episode]) -> Measures:

@@ -195,6 +195,14 @@ class Store:
         present = {identifier for (identifier,) in known}
         return [identifier for identifier in ids if identifier not in present]
 
+    def version(self) -> int:
+        """Return the version of the schema, which is not brought up to date; 0 for an empty
+        database. Raises as `reading`.
+        """
+        self._must_exist()
+        with self._read(time.monotonic() + self.wait_s) as con:
+            return migrations.version(con, self.path)
+
     def checkpoint(self) -> None:
         """Fold the log into the database file, so that the one file is the whole store and can be
         copied.

@@ -18,7 +18,7 @@ from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.training.checkpoints import Manifest, publish
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
-from agentr_core.training.packing import packing_faults, trained_tokens
+from agentr_core.training.packing import trained_tokens
 from agentr_core.training.parent import load_parent, text_config
 from agentr_core.training.plan import Plan, plan
 from agentr_core.training.planned import last_checkpoint, samples_per_step
@@ -89,9 +89,9 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     """Return the rows of the dataset, checked against the vocabulary and the context of the
     model, whose layers must be able to train on them.
     """
-    model_config = text_config(job.model_dir)
-    if faults := packing_faults(model_config, job.config) or mixing_faults(job.model_dir, job.config):
+    if faults := mixing_faults(job.model_dir, job.config):
         raise TrainingFault("; ".join(faults))
+    model_config = text_config(job.model_dir)
     rows: Sequence[Any] = job.objective.read(
         job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings
     )

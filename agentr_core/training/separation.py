@@ -16,6 +16,8 @@ from transformers import masking_utils
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.adapters import skeleton
+from agentr_core.training.packing import packing_faults
+from agentr_core.training.parent import text_config
 
 
 class _Asked(Exception):
@@ -26,6 +28,8 @@ def mixing_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     """Return why samples of the model in a directory cannot share rows, one sentence each. Raises
     `ModelDirectoryError` when the directory does not give the shape of a model.
     """
+    if faults := packing_faults(text_config(model_dir), config):
+        return faults
     # FlashAttention needs no mask: it is given the positions themselves.
     if not config.packing or config.attn_implementation.startswith("flash_attention"):
         return []

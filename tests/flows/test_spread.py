@@ -106,6 +106,13 @@ def test_what_may_heal_is_tried_again_and_what_may_not_is_told(recipe: Recipe, t
     assert str(fault) == "broken"
 
 
+def cluster_of_its_own() -> tuple[str, Recipe, list[str]]:
+    """Return the address of a Dask cluster, a recipe for it, and the command of its scheduler."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    recipe = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": address}})
+    return address, recipe, [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+
+
 def test_a_cluster_without_workers_is_told_and_given_up(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_env: dict[str, str]
 ) -> None:
@@ -115,9 +122,7 @@ def test_a_cluster_without_workers_is_told_and_given_up(
     monkeypatch.setattr(work, "WITHOUT_WORKERS", 1.0)
     told: list[str] = []
     monkeypatch.setattr(work, "tell", told.append)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    lonely = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": address}})
-    scheduler = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+    address, lonely, scheduler = cluster_of_its_own()
 
     with (
         launched(scheduler, env=process_env),
@@ -135,9 +140,7 @@ def test_a_cluster_that_is_lost_is_told_and_may_heal(
     if recipe.scale.runner != "dask":
         pytest.skip("Ray's scheduler ends with its last process")
     monkeypatch.setattr(work, "LOOK_EVERY", 0.5)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    far = parse({"name": "r", "model": {"path": "m"}, "scale": {"runner": "dask", "address": address}})
-    scheduler = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+    address, far, scheduler = cluster_of_its_own()
 
     with launched(scheduler, env=process_env) as process:
         # That no worker is there is told once the shards are.

@@ -100,8 +100,8 @@ def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) ->
         )
         apart = [one - other for one, other in pairs if one is not None and other is not None]
         cells = (
-            Measured(wording.percent(same.value), wording.interval(same)),
-            Measured(wording.percent(near.value), wording.interval(near)),
+            wording.measured(same),
+            wording.measured(near),
             wording.signed(fmean(apart)) if apart else None,
             wording.count(len(apart)),
             wording.count(len(pairs)),
@@ -169,4 +169,4 @@ def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iter
     for name, pick in compared.items():
         pairs = [pick(one) for one in _known(name, paths)]
         same = rate([one == other for one, other in pairs]) if pairs else None
-        yield None if same is None else Measured(wording.percent(same.value), wording.interval(same))
+        yield None if same is None else wording.measured(same)

@@ -20,6 +20,7 @@ from agentr_core.models.stopping import StopWatch, cut_at_stop
 from agentr_core.types import Generation, Message, Request, Sampling
 
 if TYPE_CHECKING:
+    from agentr_core.models.local.decoding import Decoder
     from agentr_core.models.local.grid import Reply
     from agentr_core.models.local.loading import LoadedModel
 
@@ -114,8 +115,7 @@ class TransformersModel:
         chat template refuses or with a token that the model cannot read, and `ModelFault` after
         `close` or when the computation breaks.
         """
-        if self._decoder is None:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        self._opened()
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._generate, tuple(requests))
 
     def count_tokens(self, request: Request) -> int:
@@ -133,8 +133,7 @@ class TransformersModel:
         """Replace the weights in place with those of a safetensors file. Raises `ModelFault` when
         the file does not have the same parameters, or after `close`.
         """
-        if self._decoder is None:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        self._opened()
         await asyncio.get_running_loop().run_in_executor(self._worker, self._reload, weights)
 
     async def close(self) -> None:
@@ -151,17 +150,18 @@ class TransformersModel:
             gc.collect()
             torch.cuda.empty_cache()
 
+    def _opened(self) -> Decoder:
+        if self._decoder is None:
+            raise ModelFault(f"model {self.name} is closed; load it again")
+        return self._decoder
+
     def _reload(self, weights: Path) -> None:
         from safetensors.torch import load_file
 
-        if self._decoder is None:
-            raise ModelFault(f"model {self.name} is closed; load it again")
-        self._decoder.take_weights(load_file(weights))
+        self._opened().take_weights(load_file(weights))
 
     def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
-        decoder = self._decoder
-        if decoder is None:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        decoder = self._opened()
         texts, replies = self._asked_for(requests)
         wanted: list[list[int]] = [[] for _ in texts]
         for index, reply in enumerate(replies):

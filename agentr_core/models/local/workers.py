@@ -102,8 +102,7 @@ class Worker:
         """Return the replies. Raises as `TransformersModel.generate`, and `ModelUnavailable` if the
         process died.
         """
-        if self._closed:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        self._must_be_open()
         return await asyncio.get_running_loop().run_in_executor(self._speaker, self._ask, tuple(requests))
 
     async def reload(self, weights: Path) -> None:
@@ -111,8 +110,7 @@ class Worker:
 
         Raises as `TransformersModel.reload`, and `ModelFault` if the process died.
         """
-        if self._closed:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        self._must_be_open()
         self._weights = weights
         await asyncio.get_running_loop().run_in_executor(self._speaker, self._send_weights)
 
@@ -135,6 +133,10 @@ class Worker:
         self._speaker.shutdown()
         self._stop()
         self._log.close()
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise ModelFault(f"model {self.name} is closed; load it again")
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import CorruptStore, StoreError
-from agentr_core.store import lock, migrations
+from agentr_core.store import lock
 from agentr_core.store.care.rewriting import Rewritten, attached, copy_rows, rewrite
-from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 
@@ -60,23 +59,13 @@ def _up_to_date(other: Store) -> None:
     )
     try:
         # A database without tables would be migrated to a store, too.
-        if not _version(other):
+        if not other.version():
             raise no_store
         with other.reading():
             pass
     except CorruptStore as error:
         # Its advice is for one's own store.
         raise no_store from error
-
-
-def _version(store: Store) -> int:
-    deadline = time.monotonic() + store.wait_s
-    with (
-        lock.held(store.path, exclusive=False, deadline=deadline),
-        storage_faults(store.path),
-        connected(store.path, deadline, read_only=True) as con,
-    ):
-        return migrations.version(con, store.path)
 
 
 def _take(con: Any, path: Path) -> None:
