@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
-from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
+from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe
 from flows.flywheel import iterate, prepare, turn
@@ -40,7 +40,8 @@ async def compare(
     anything.
     """
     parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
-    check(parsed)
+    for one in (parsed, *makers_of_samples(parsed)):
+        check(one)
     return await run_arms(parsed)
 
 
@@ -73,8 +74,8 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             await prepare(pool, recipe)
             if plan_of(recipe, 1).stages:
                 await iterate(pool, recipe, 1)
-            arms = arms_of(recipe, pool.run_id)
-            failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm)) is not None]
+            arms, made = arms_of(recipe, pool.run_id), set[str]()
+            failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, made)) is not None]
             report, table = await reporting.compared(pool)
             if failed:
                 tell(table)
@@ -89,23 +90,35 @@ def _title(arm: Arm) -> str:
     return f"arm {arm.name}, seed {arm.seed}"
 
 
-async def _fault_of(arm: Arm) -> Exception | None:
-    """Make an arm; return the fault of its data or training that prevented it, or None."""
+async def _fault_of(arm: Arm, made: set[str]) -> Exception | None:
+    """Make an arm; return the fault of its data or training that prevented it, or None. `made` are
+    the runs of samples that are complete.
+    """
     try:
-        await _learn(arm)
+        await _learn(arm, made)
     except (DataFault, TrainingFault, ErrorBudgetSpent) as fault:
         tell(f"{_title(arm)} cannot be made, the others continue: {fault}")
         return fault
     return None
 
 
-async def _learn(arm: Arm) -> None:
-    run = reference(arm.recipe)
-    tell(f"{_title(arm)}: run {run.run_id}")
+async def _learn(arm: Arm, made: set[str]) -> None:
+    tell(f"{_title(arm)}: run {reference(arm.recipe).run_id}")
     if arm.whole:
         await turn(arm.recipe)
         return
+    if arm.samples is not None and (maker := reference(arm.samples).run_id) not in made:
+        tell(f"{_title(arm)}: its samples are made in run {maker}")
+        await _iterate_once(arm.samples)
+        made.add(maker)
+    await _iterate_once(arm.recipe)
+
+
+async def _iterate_once(recipe: Recipe) -> None:
+    """Run the one iteration of a run that goes on from the comparison's first model."""
+    run = reference(recipe)
     with runs.locked(run):
-        await steps.start(run, arm.recipe)
+        await steps.start(run, recipe)
         async with runs.recorded(run):
-            await iterate(run, arm.recipe, 1)
+            await steps.end(run, 0)
+            await iterate(run, recipe, 1)

@@ -29,9 +29,11 @@ class CompareConfig:
     tokens or for `training.max_seconds`."""
 
     arms: dict[ArmName, tuple[str, ...]] = field(default_factory=dict)
-    """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`.
-    Its `data.use` says what it is trained on. With method `compare-runs` an arm is a whole run: it
-    names its `method` and may change any field that collects or trains."""
+    """What each arm changes, as `section.field=value`: fields of `data`, `training` and `eto.dpo`;
+    where it is trained on samples of trees, also of `critique`, `pairs` and `splice`, with which
+    the same trees make samples of its own. Its `data.use` says what it is trained on. With method
+    `compare-runs` an arm is a whole run: it names its `method` and may change any field that
+    collects or trains."""
     seeds: tuple[Natural, ...] = (0, 1, 2)
     """Each arm is trained once with each of these seeds; the pool is collected with the recipe's
     own seed, a whole run with that of its arm.
@@ -41,6 +43,10 @@ class CompareConfig:
     `efficiency`; metrics of a further set are written `set:name`, such as
     `renamed:success_clustered`."""
     pool: str = ""
-    """The comparison whose samples the run of an arm is trained on. Comparisons set it; recipes do
-    not.
+    """The comparison that the run of an arm belongs to, and whose samples it is trained on.
+    Comparisons set it; recipes do not.
+    """
+    samples: str = later("")
+    """The run whose samples it is trained on instead, where it judges, pairs or splices unlike the
+    comparison. Comparisons set it; recipes do not.
     """

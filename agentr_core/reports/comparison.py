@@ -216,7 +216,7 @@ def budget(report: ComparisonReport) -> Table:
         Row(
             (
                 arm.name,
-                wording.label(arm.trains_on),
+                arm.trains_on,
                 wording.count(round(_mean([run.rows for run in arm.runs]))),
                 wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
                 wording.decimal(_mean([run.passes for run in arm.runs]), 1),

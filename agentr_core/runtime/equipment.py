@@ -75,14 +75,18 @@ class Equipment:
         """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
         return fingerprint("iteration", self.run_id, iteration)
 
-    def source_id(self, iteration: int) -> str:
-        """Return the id of the iteration whose samples an iteration trains on: its own, or for an
-        arm the pool's.
+    def source_run(self, iteration: int) -> str:
+        """Return the id of the run whose samples an iteration trains on: its own, or for an arm of
+        a comparison that of the pool.
 
-        The arms of a comparison begin with the pool's model, so their iteration 0 is the pool's
-        too.
+        All arms begin with the model of the comparison, so its iteration 0 is theirs, too.
         """
-        return fingerprint("iteration", self.recipe.compare.pool or self.run_id, iteration)
+        compare = self.recipe.compare
+        return (compare.samples if iteration else "") or compare.pool or self.run_id
+
+    def source_id(self, iteration: int) -> str:
+        """Return the id of the iteration whose samples an iteration trains on."""
+        return fingerprint("iteration", self.source_run(iteration), iteration)
 
     def worlds(self) -> AbstractContextManager[Worlds]:
         """Yield the recipe's worlds, which are closed after the block."""

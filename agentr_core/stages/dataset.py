@@ -215,7 +215,7 @@ def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str 
         plan = place.plan(iteration)
         wanted = f" for {place.recipe.name} ({plan.phase})" if plan.takes else ""
         raise DataFault(
-            f"iteration {iteration} of run {place.recipe.compare.pool or place.run_id} has no sample to train on"
+            f"iteration {iteration} of run {place.source_run(iteration)} has no sample to train on"
             f"{wanted}; `select * from v_funnel` and `select * from v_rejections` show where they were lost"
         )
     if stored_hash is not None and stored_hash != content:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentr_core import estimates
 from agentr_core.estimates import GIB
-from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, shown
 from agentr_core.runtime.description import Training
@@ -50,6 +50,8 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     counts = _counts(recipe)
     train, test = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     if method.flow == "compare":
+        for one in makers_of_samples(recipe):
+            faults_of(one, asks=False).tell()
         return "\n".join(_of_comparison(recipe, train, test, plain))
     asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
     paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
@@ -90,7 +92,8 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
     done = f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings"
-    named = [f"  {name}: {' '.join(changes)}" for name, changes in recipe.compare.arms.items()]
+    own = {arm.name: f" (samples of its own, in run {run_id_of(arm.samples)})" for arm in arms if arm.samples}
+    named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
     if not made:
         return [head, f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds", *named, done]
     sections = dict.fromkeys(section for stage in made for section in stage.reads)

@@ -16,7 +16,7 @@ from door import Door
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.comparison import pool_stages
-from agentr_core.methods.comparison.arms import Arm, arms_of, chosen
+from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel
@@ -246,6 +246,56 @@ async def test_what_an_arm_was_trained_on_is_settled_in_the_pool(site: Callable[
 
 
 @pytest.mark.slow
+async def test_arms_with_other_splices_take_them_from_the_same_trees(site: Callable[..., Site]) -> None:
+    arms = {
+        "revision": ["data.use=revision"],
+        "direct": ["data.use=revision", "splice.mode=direct", "splice.impossible=keep"],
+    }
+    one = await site(arms=arms).collected()
+    revision, direct = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
+    assert (revision.samples, direct.recipe.compare.samples) == (None, run_id_of(direct.samples or one.pool.recipe))
+    asked = one.asked
+    with pytest.raises(DataFault, match=rf"iteration 1 of run {direct.recipe.compare.samples} has no sample"):
+        await one.built(direct)
+
+    maker = one.place(direct.samples or one.pool.recipe)
+    await start(maker)
+    await begin(maker, 1)
+    for stage in maker.plan(1).stages:
+        await stage.work(maker, 1)
+    assert one.asked == asked, "trees are taken over, and in mode direct nothing is judged"
+    used = "select distinct s.iteration_id, c.pair_id is not null from dataset d join dataset_row using (dataset_id) "
+    used += "join sample s using (sample_id) left join critique c using (pair_id) where d.iteration_id = ?"
+    for arm, origin, judged in ((revision, one.pool, True), (direct, maker, False)):
+        place, made = await one.built(arm)
+        assert set(made["samples"]) == {"revision"}
+        assert one.ask(used, place.iteration_id(1)) == [(origin.iteration_id(1), judged)]
+    assert one.ask("select distinct comparison_id, arm from v_arms order by arm") == [
+        (one.pool.run_id, "direct"),
+        (one.pool.run_id, "revision"),
+    ]
+    assert [stage.name for stage in settled(maker, 1)] == ["collect", "critique", "splice"]
+    assert one.ask("select * from v_orphans") == []
+
+
+@pytest.mark.slow
+async def test_trees_that_an_arm_spliced_anew_are_settled(site: Callable[..., Site]) -> None:
+    arms = {"best": ["data.use=good", "pairs.alpha=[1.0]"]}
+    one = await site(arms=arms).collected()
+    assert [stage.name for stage in one.pool.plan(1).stages] == ["collect"]
+    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
+    maker = one.place(arm.samples or one.pool.recipe)
+    await start(maker)
+    await begin(maker, 1)
+    for stage in maker.plan(1).stages:
+        await stage.work(maker, 1)
+    assert settled(one.pool, 1) == []
+    await one.learned(arm)
+    assert [stage.name for stage in settled(one.pool, 1)] == ["collect"]
+    assert build_comparison(one.pool).arms[0].trains_on == "good, pairs.alpha=[1.0]"
+
+
+@pytest.mark.slow
 async def test_every_model_goes_on_from_the_same_failures(site: Callable[..., Site]) -> None:
     one = await site(arms={"good": ["data.use=good"]}).collected()
     cuts = (
@@ -423,6 +473,12 @@ def test_a_pool_has_what_its_arms_need() -> None:
         (["eto.phases=[dpo]"], "eto.phases: has no use in a comparison"),
         (["eto.preferences.level=step"], "eto.preferences.level: a comparison takes trajectory"),
         (["compare.pool=abc"], "compare.pool: comparisons set it"),
+        (["compare.samples=abc"], "compare.samples: comparisons set it"),
+        (
+            ["compare.arms.rft=[data.use=rft, pairs.beta=0.1]"],
+            "'pairs.beta=0.1' is about samples of trees",
+        ),
+        (["compare.arms.good=[data.use=good, splice.prune=true]"], "compare.arms.good: splice.prune: works only in"),
         (["compare.arms.rft=[search.width=9]"], "compare.arms.rft: 'search.width=9' is the same for all arms"),
         (["compare.arms.rft=[data.windowed=reject]"], "compare.arms.rft: 'data.windowed=reject' is the same for all"),
         (["compare.arms.rft=[training.max_tokens=9]"], "compare.arms.rft: 'training.max_tokens=9' is the same"),
@@ -451,6 +507,23 @@ def test_a_comparison_that_would_not_be_one_is_refused(overrides: list[str], sai
 def test_fields_that_belong_elsewhere_are_refused(data: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse({"name": "r", "model": {"path": "m"}, **data})
+
+
+def test_samples_are_made_once_for_all_arms_that_splice_alike(tiny_model_dir: Path) -> None:
+    arms = {
+        "as-it-is": ["splice.mode=blind"],
+        "direct": ["data.use=revision", "splice.mode=direct"],
+        "direct-both": ["splice.mode=direct"],
+        "best": ["data.use=good", "pairs.alpha=[1.0]"],
+    }
+    wanted = recipe(arms=arms, model=tiny_model_dir)
+    found = {arm.name: arm.samples for arm in arms_of(wanted)}
+    assert found["as-it-is"] is None
+    assert [(one.splice.mode, one.pairs.alpha) for one in makers_of_samples(wanted)] == [
+        ("direct", wanted.pairs.alpha),
+        (wanted.splice.mode, (1.0,)),
+    ]
+    assert len({arm.recipe.compare.samples for arm in arms_of(wanted, "pool")}) == 3, "and for all seeds"
 
 
 def test_only_arms_that_are_there_can_be_chosen() -> None:

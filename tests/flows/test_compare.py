@@ -221,15 +221,19 @@ def test_a_comparison_is_served_as_one(compared: Compared) -> None:
 
 
 def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Compared) -> None:
-    arms = "compare.arms={short: [data.use=good, data.max_length=8], fewer: [data.use=good, data.good_per_tree=1]}"
+    best = "[data.use=good, 'pairs.alpha=[1.0]']"
+    arms = f"compare.arms={{short: [data.use=good, data.max_length=8], best: {best}}}"
     with pytest.raises(ArmsFailed) as raised:
         asyncio.run(compare(str(compared.recipe), overrides=[arms], seeds=[1]))
 
     said = str(raised.value)
     assert said.startswith("1 of 2 runs of the comparison could not be made (arm short, seed 1: ")
     assert "the same command tries these again" in said
-    runs = compared.ask("select arm, status, run_id from v_arms where arm in ('fewer', 'short') order by arm")
-    assert runs[["arm", "status"]].values.tolist() == [["fewer", "finished"], ["short", "failed"]]
+    runs = compared.ask("select arm, status, run_id from v_arms where arm in ('best', 'short') order by arm")
+    assert runs[["arm", "status"]].values.tolist() == [["best", "finished"], ["short", "failed"]]
+    grown = compared.ask("select count(*) n from tree where copied_from is null")["n"][0]
+    assert grown == compared.pool["tree_id"].nunique(), "the arm with samples of its own took over the trees"
+    assert compared.ask("select distinct status from iteration where iteration = 0")["status"].tolist() == ["finished"]
     page = next(Path(word) for word in said.split() if word.endswith("comparison.html")).with_suffix(".md")
     made, failed = (f"`{run}`" in page.read_text("utf-8") for run in runs["run_id"])
     assert made

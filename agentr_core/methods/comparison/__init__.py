@@ -61,18 +61,24 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 def pool_stages(recipe: Recipe) -> tuple[Stage, ...]:
     """Return the stages that make the pool on which a comparison trains its arms, in order."""
-    return stages_for(recipe, {arm.recipe.data.use for arm in arms_of(recipe)})
+    arms = arms_of(recipe)
+    uses = {arm.recipe.data.use for arm in arms if arm.samples is None}
+    return stages_for(recipe, uses, lends_trees=any(arm.samples for arm in arms))
 
 
-def stages_for(recipe: Recipe, uses: Collection[str]) -> tuple[Stage, ...]:
-    """Return the stages that make what the arms of some uses train on, in order."""
+def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> tuple[Stage, ...]:
+    """Return the stages that make what the arms of some uses train on, in order.
+
+    Args:
+        lends_trees: whether other runs make samples of its trees.
+    """
     made = recipe.eto.preferences
     paired = made.source if "preferences" in uses else None
     searched = not OF_TREES.isdisjoint(uses)
     judged = recipe.data.use != "good"
     cloned = not {"expert", "rft"}.isdisjoint(uses) or (paired == "exploration" and made.against == "expert")
     wanted = {
-        COLLECT: searched or (paired == "trees" and not made.trees),
+        COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
         splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),

@@ -1,8 +1,9 @@
 """The arms of a comparison: a recipe for each arm and seed, and what the pool must hold for them.
 
 The arms of method `compare` take their samples from one pool: the comparison's own run, in which
-they were made once. So the arms differ only in what they are trained on and how. Those of method
-`compare-runs` collect for themselves, each in a run with a method of its own.
+they were made once. So the arms differ only in what they are trained on and how. An arm that
+judges, pairs or splices in another way takes them from a pool of its own, which has the same trees.
+Those of method `compare-runs` collect for themselves, each in a run with a method of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ OPEN = ("data.", "training.", "eto.dpo.")
 """The beginnings of the fields that an arm may change: none decides what the pool holds or how the
 arm is evaluated.
 """
+OF_SAMPLES = ("critique.", "pairs.", "splice.")
+"""The beginnings of the fields that make samples of trees. An arm that changes one has samples of
+its own, made of the trees of the pool.
+"""
 OF_POOL = ("data.windowed",)
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
@@ -42,6 +47,10 @@ class Arm:
     seed: int
     recipe: Recipe
     whole: bool = False
+    samples: Recipe | None = None
+    """The recipe of the run that makes its samples of the trees of the pool; None: they are in the
+    pool.
+    """
 
 
 def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
@@ -59,18 +68,18 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
     faults = [*_faults_of_seeds(recipe), *_faults(recipe)]
     arms: list[Arm] = []
     for name, changes in recipe.compare.arms.items():
-        strange = [one for one in changes if not one.startswith(OPEN) or one.startswith((*BUDGET, *OF_POOL))]
+        strange = [
+            one for one in changes if not one.startswith((*OPEN, *OF_SAMPLES)) or one.startswith((*BUDGET, *OF_POOL))
+        ]
         faults += [
             f"compare.arms.{name}: {change!r} is the same for all arms; an arm changes fields of data, training and "
-            "eto.dpo, and not the budget"
+            "eto.dpo, or of critique, pairs and splice, and not the budget"
             for change in strange
         ]
         if strange:
             continue
         try:
-            arms += [
-                Arm(name=name, seed=seed, recipe=_trained(recipe, name, seed, pool)) for seed in recipe.compare.seeds
-            ]
+            arms += _of_each_seed(recipe, name, pool)
         except ConfigError as error:
             faults.append(str(error))
     uses = {arm.name: arm.recipe.data.use for arm in arms}
@@ -85,6 +94,17 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
+def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
+    """Return the recipes of the runs that make samples for some arms of a comparison, each once.
+    Raises `ConfigError` as `arms_of`.
+    """
+    found: list[Recipe] = []
+    for arm in arms_of(recipe):
+        if arm.samples and not any(_alike(arm.samples, one) for one in found):
+            found.append(arm.samples)
+    return tuple(found)
+
+
 def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
     """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does
     not have.
@@ -97,11 +117,48 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))
 
 
-def _trained(recipe: Recipe, name: str, seed: int, pool: str) -> Recipe:
-    plain = resolved(recipe)
-    plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown"}}
-    plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
-    return settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
+def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
+    """Return an arm with each seed. Raises `ConfigError`."""
+    samples, run = _spliced(recipe, name), ""
+    if samples is not None:
+        run = _run_id(samples) if pool else "unknown"
+    arms = []
+    for seed in recipe.compare.seeds:
+        plain = resolved(recipe)
+        plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown", "samples": run}}
+        plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
+        own = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
+        arms.append(Arm(name=name, seed=seed, recipe=own, samples=samples))
+    return arms
+
+
+def _spliced(recipe: Recipe, name: str) -> Recipe | None:
+    """Return the recipe of the run that makes the samples of an arm; None where they are in the
+    pool. Raises `ConfigError` for an arm that is not trained on samples of trees.
+    """
+    changes = recipe.compare.arms[name]
+    own = [change for change in changes if change.startswith(OF_SAMPLES)]
+    if not own:
+        return None
+    rest = [change for change in changes if change not in own]
+    plain = resolved(recipe) | {"compare": {"arms": {name: rest}, "seeds": [recipe.seed]}}
+    made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
+    use = arms_of(made)[0].recipe.data.use
+    if use not in OF_TREES:
+        raise ConfigError(f"compare.arms.{name}: {own[0]!r} is about samples of trees, and data.use {use} has none")
+    return None if _alike(made, recipe) else made
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    """Return whether two recipes make the same samples of the same trees."""
+    return (one.critique, one.pairs, one.splice) == (other.critique, other.pairs, other.splice)
+
+
+def _run_id(recipe: Recipe) -> str:
+    # It needs DuckDB, which the parsing of a recipe does without.
+    from agentr_core.runtime.start import run_id_of
+
+    return run_id_of(recipe)
 
 
 def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
@@ -147,8 +204,11 @@ def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
 def _faults_of_seeds(recipe: Recipe) -> list[str]:
     """Return what is wrong with names and seeds, in a comparison of either kind."""
     compare, faults = recipe.compare, []
-    if compare.pool:
-        faults.append("compare.pool: comparisons set it for their arms; leave it out")
+    faults += [
+        f"compare.{field}: comparisons set it for their arms; leave it out"
+        for field in ("pool", "samples")
+        if getattr(compare, field)
+    ]
     if not compare.arms:
         faults.append("compare.arms: name at least one")
     if BASE in compare.arms:

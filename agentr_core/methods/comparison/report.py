@@ -14,9 +14,9 @@ import yaml
 
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
-from agentr_core.methods.comparison.arms import RUNS, Arm, arms_of
+from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
 from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
-from agentr_core.recipes import parse, shown
+from agentr_core.recipes import Recipe, parse, shown
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
@@ -49,7 +49,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     begun = list(_begun(place, arms))
     made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
     by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
-    uses = {arm.name: arm.recipe.method if arm.whole else arm.recipe.data.use for arm in arms}
+    uses = {arm.name: arm.recipe.method if arm.whole else _taken(recipe, arm) for arm in arms}
     board = _board_of_base(place, begun)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
     return ComparisonReport(
@@ -71,6 +71,14 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         differences=_differences([one for one, _ in made]),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
+
+
+def _taken(recipe: Recipe, arm: Arm) -> str:
+    """Return what an arm trains on as its report names it, with what makes its samples unlike those
+    of the pool.
+    """
+    own = recipe.compare.arms[arm.name] if arm.samples else ()
+    return ", ".join([arm.recipe.data.use, *(change for change in own if change.startswith(OF_SAMPLES))])
 
 
 def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:

@@ -113,15 +113,29 @@ def configs_on_pool(store: Store, pool: str) -> dict[str, str]:
 
 
 def uses_of_pool(store: Store, pool: str) -> list[str]:
-    """Return what the runs with a dataset of a comparison's pool train on, as `data.use` names
+    """Return what the runs with a dataset of the samples of a pool train on, as `data.use` names
     it.
     """
     rows = store.rows(
         "select distinct r.config->>'$.data.use' from run r join iteration using (run_id) "
-        "join dataset using (iteration_id) where (r.config->>'$.compare.pool') = ?",
+        "join dataset using (iteration_id) "
+        "where coalesce(nullif(r.config->>'$.compare.samples', ''), r.config->>'$.compare.pool') = ?",
         pool,
     )
     return [use for (use,) in rows]
+
+
+def spliced_anew(store: Store, pool: str) -> bool:
+    """Return whether a run of a comparison has a dataset whose samples were made of the trees of
+    the comparison's pool, but in a run of their own.
+    """
+    return bool(
+        store.count(
+            "select count(*) from run r join iteration using (run_id) join dataset using (iteration_id) "
+            "where (r.config->>'$.compare.pool') = ? and (r.config->>'$.compare.samples') <> ''",
+            pool,
+        )
+    )
 
 
 def configs_of_all(store: Store) -> dict[str, str]:
