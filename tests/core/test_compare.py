@@ -124,6 +124,16 @@ class Site:
         await end(self.pool, 1)
         return self
 
+    async def spliced(self, arm: Arm) -> Workplace:
+        """Return the workplace of the run that made an arm's samples, as the flow does."""
+        assert arm.samples is not None
+        maker = self.place(arm.samples)
+        await start(maker)
+        await begin(maker, 1)
+        for stage in maker.plan(1).stages:
+            await stage.work(maker, 1)
+        return maker
+
     async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
         """Return the workplace of an arm with its dataset, and what that is made of."""
         place = self.place(arm.recipe)
@@ -253,16 +263,13 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(site: Calla
     }
     one = await site(arms=arms).collected()
     revision, direct = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
-    assert (revision.samples, direct.recipe.compare.samples) == (None, run_id_of(direct.samples or one.pool.recipe))
+    assert revision.samples is None
     asked = one.asked
     with pytest.raises(DataFault, match=rf"iteration 1 of run {direct.recipe.compare.samples} has no sample"):
         await one.built(direct)
 
-    maker = one.place(direct.samples or one.pool.recipe)
-    await start(maker)
-    await begin(maker, 1)
-    for stage in maker.plan(1).stages:
-        await stage.work(maker, 1)
+    maker = await one.spliced(direct)
+    assert maker.run_id == direct.recipe.compare.samples
     assert one.asked == asked, "trees are taken over, and in mode direct nothing is judged"
     used = "select distinct s.iteration_id, c.pair_id is not null from dataset d join dataset_row using (dataset_id) "
     used += "join sample s using (sample_id) left join critique c using (pair_id) where d.iteration_id = ?"
@@ -275,6 +282,9 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(site: Calla
         (one.pool.run_id, "revision"),
     ]
     assert [stage.name for stage in settled(maker, 1)] == ["collect", "critique", "splice"]
+    assert one.ask("select recipe from v_runs order by recipe") == [
+        (name,) for name in ("doors", "doors.direct", "doors.revision", "doors.samples")
+    ]
     assert one.ask("select * from v_orphans") == []
 
 
@@ -284,11 +294,7 @@ async def test_trees_that_an_arm_spliced_anew_are_settled(site: Callable[..., Si
     one = await site(arms=arms).collected()
     assert [stage.name for stage in one.pool.plan(1).stages] == ["collect"]
     arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    maker = one.place(arm.samples or one.pool.recipe)
-    await start(maker)
-    await begin(maker, 1)
-    for stage in maker.plan(1).stages:
-        await stage.work(maker, 1)
+    await one.spliced(arm)
     assert settled(one.pool, 1) == []
     await one.learned(arm)
     assert [stage.name for stage in settled(one.pool, 1)] == ["collect"]

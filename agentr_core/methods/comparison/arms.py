@@ -141,7 +141,8 @@ def _spliced(recipe: Recipe, name: str) -> Recipe | None:
     if not own:
         return None
     rest = [change for change in changes if change not in own]
-    plain = resolved(recipe) | {"compare": {"arms": {name: rest}, "seeds": [recipe.seed]}}
+    plain = resolved(recipe)
+    plain |= {"name": f"{recipe.name}.samples", "compare": {"arms": {name: rest}, "seeds": [recipe.seed]}}
     made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
     use = arms_of(made)[0].recipe.data.use
     if use not in OF_TREES:
