@@ -50,3 +50,7 @@ class CompareConfig:
     """The run whose samples it is trained on instead, where it judges, pairs or splices unlike the
     comparison. Comparisons set it; recipes do not.
     """
+    trees: str = later("")
+    """The comparison whose trees such a run makes its samples of. Comparisons set it; recipes do
+    not.
+    """

@@ -39,12 +39,13 @@ class Workplace(Equipment):
     """The most trees, episodes or questions that a gathering stage begins; None: all."""
 
     def started_at(self) -> datetime | None:
-        """Return the moment whose date chat templates print: the start of the run, or for an arm
-        the start of its pool.
+        """Return the moment whose date chat templates print: the start of the run, or for what
+        belongs to a comparison the start of its pool.
 
         None before the run is stored.
         """
-        return started_at(self.store, self.recipe.compare.pool or self.run_id)
+        compare = self.recipe.compare
+        return started_at(self.store, compare.pool or compare.trees or self.run_id)
 
     @property
     def method(self) -> Method:

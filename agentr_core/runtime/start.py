@@ -197,12 +197,13 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     or that takes those of a pool.
     """
     recipe = place.recipe
-    if recipe.compare.pool or place.started_at() is not None:
+    if recipe.compare.pool or run_state(place.store, place.run_id) is not None:
         return []
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
+    begun = place.started_at() or now
     known = input_ids(
-        recipe, asked_for(recipe), weights=weights, files=input_files(recipe), prompts=prompt_files(recipe), at=now
+        recipe, asked_for(recipe), weights=weights, files=input_files(recipe), prompts=prompt_files(recipe), at=begun
     )
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]

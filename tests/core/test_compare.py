@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.comparison import pool_stages
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.comparison.report import build_comparison
-from agentr_core.methods.table import plan_of
+from agentr_core.methods.table import method_named, plan_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import Recipe, TrainingConfig, parse, resolved
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
@@ -289,6 +291,22 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(site: Calla
 
 
 @pytest.mark.slow
+async def test_samples_made_another_day_are_of_the_same_trees(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a chat template prints the date, trees of another day would be others."""
+    monkeypatch.setattr("agentr_core.runtime.inputs.prints_date", lambda path: True)
+    one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
+    with monkeypatch.context() as earlier:
+        new_year = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone))
+        earlier.setattr("agentr_core.runtime.start.datetime", new_year)
+        await one.collected()
+    asked = one.asked
+    await one.spliced(arms_of(one.pool.recipe, one.pool.run_id)[0])
+    assert one.asked == asked > 0
+
+
+@pytest.mark.slow
 async def test_trees_that_an_arm_spliced_anew_are_settled(site: Callable[..., Site]) -> None:
     arms = {"best": ["data.use=good", "pairs.alpha=[1.0]"]}
     one = await site(arms=arms).collected()
@@ -480,6 +498,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
         (["eto.preferences.level=step"], "eto.preferences.level: a comparison takes trajectory"),
         (["compare.pool=abc"], "compare.pool: comparisons set it"),
         (["compare.samples=abc"], "compare.samples: comparisons set it"),
+        (["compare.trees=abc"], "compare.trees: comparisons set it"),
         (
             ["compare.arms.rft=[data.use=rft, pairs.beta=0.1]"],
             "'pairs.beta=0.1' is about samples of trees",
@@ -495,7 +514,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
 )
 def test_a_comparison_that_would_not_be_one_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        arms_of(recipe(*overrides))
+        method_named("compare").settle(recipe(*overrides))
     assert str(caught.value).startswith("recipe doors: ")
     assert said in str(caught.value)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
+from agentr_core.errors import ConfigError
 from agentr_core.methods.catalogue import (
     CLONE,
     COLLECT,
@@ -124,6 +125,8 @@ def _faults(recipe: Recipe) -> list[str]:
 
 
 def _settle(recipe: Recipe) -> None:
+    if recipe.compare.trees:
+        raise ConfigError(f"recipe {recipe.name}: compare.trees: comparisons set it for their samples; leave it out")
     arms_of(recipe)
 
 

@@ -100,7 +100,7 @@ def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
     """
     found: list[Recipe] = []
     for arm in arms_of(recipe):
-        if arm.samples and not any(_alike(arm.samples, one) for one in found):
+        if arm.samples and not any(_alike(arm.samples, one) and arm.samples.data == one.data for one in found):
             found.append(arm.samples)
     return tuple(found)
 
@@ -119,7 +119,7 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
     """Return an arm with each seed. Raises `ConfigError`."""
-    samples, run = _spliced(recipe, name), ""
+    samples, run = _spliced(recipe, name, pool), ""
     if samples is not None:
         run = _run_id(samples) if pool else "unknown"
     arms = []
@@ -132,26 +132,32 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
     return arms
 
 
-def _spliced(recipe: Recipe, name: str) -> Recipe | None:
-    """Return the recipe of the run that makes the samples of an arm; None where they are in the
-    pool. Raises `ConfigError` for an arm that is not trained on samples of trees.
+def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
+    """Return the recipe of the run that makes the samples of an arm of the trees of a pool; None
+    where they are in the pool. Raises `ConfigError` for an arm that is not trained on samples of
+    trees.
     """
     changes = recipe.compare.arms[name]
     own = [change for change in changes if change.startswith(OF_SAMPLES)]
     if not own:
         return None
     rest = [change for change in changes if change not in own]
-    plain = resolved(recipe)
-    plain |= {"name": f"{recipe.name}.samples", "compare": {"arms": {name: rest}, "seeds": [recipe.seed]}}
+    plain = resolved(recipe) | {"name": f"{recipe.name}.samples"}
+    plain["compare"] = {"arms": {name: rest}, "seeds": [recipe.seed], "trees": pool}
     made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
     use = arms_of(made)[0].recipe.data.use
     if use not in OF_TREES:
         raise ConfigError(f"compare.arms.{name}: {own[0]!r} is about samples of trees, and data.use {use} has none")
-    return None if _alike(made, recipe) else made
+    if _alike(made, recipe):
+        return None
+    # Where only good trajectories are taken, nobody needs to be judged.
+    return replace(made, data=dataclasses.replace(made.data, use="good")) if use == "good" else made
 
 
 def _alike(one: Recipe, other: Recipe) -> bool:
-    """Return whether two recipes make the same samples of the same trees."""
+    """Return whether two recipes make the same samples of the same trees, where they make any of a
+    kind.
+    """
     return (one.critique, one.pairs, one.splice) == (other.critique, other.pairs, other.splice)
 
 

@@ -103,7 +103,7 @@ union select 'i' || v.iteration_id, t.maker from old.rl_validation v join played
 union select 'i' || f.iteration_id, m.maker from old.family f join made_by m using (checkpoint_id)
 union select 'r' || s.run_id, t.maker from old.revision_state s join played t using (trajectory_id)
 union select 'r' || r.run_id, 'i' || i.iteration_id from old.run r join old.iteration i
-    on i.run_id in (r.config->>'$.compare.pool', r.config->>'$.compare.samples',
+    on i.run_id in (r.config->>'$.compare.pool', r.config->>'$.compare.samples', r.config->>'$.compare.trees',
         r.config->>'$.evaluation.revision_test.states')
 """
 """Pairs of a thing and one that it needs: iterations (`i` and id), runs (`r`), checkpoints that no
