@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Unit, record
+from agentr_core.recipes.fields import Count, Natural, Repeats, Unit, record
 from agentr_core.recipes.instances import InstancesConfig, instances_faults
 
 TranscriptKind = Literal["own", "native"]
@@ -56,7 +56,7 @@ class WorldExploreConfig:
     """The fields of section `eto.explore` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
-    repeats: Natural | None = later(None)
+    repeats: Repeats | None = later(None)
 
 
 @record
@@ -64,7 +64,7 @@ class WorldEvaluationConfig:
     """The fields of section `evaluation` that differ in a world; None: no difference."""
 
     max_steps: Count | None = None
-    repeats: Natural | None = None
+    repeats: Repeats | None = None
 
 
 @record

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Positive, Temperature, Unit, record, repeats_faults
+from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Temperature, Unit, record
 from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
 
 Phase = Literal["sft", "rft", "dpo"]
@@ -68,7 +68,7 @@ class ExploreConfig(SamplingFields):
     top_p: TopP = 1.0
     max_steps: Count = 40
     max_new_tokens: Count = 512
-    repeats: Natural = later(0)
+    repeats: Repeats = later(0)
     """As `evaluation.repeats`: an episode that repeats itself ends early, and lost."""
 
 
@@ -175,7 +175,6 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         faults.append("eto.explore: without greedy and samples nothing is explored; set one of them")
     if eto.explore.samples and eto.explore.temperature == 0:
         faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
-    faults += repeats_faults("eto.explore.repeats", eto.explore.repeats)
     if not eto.expert.thoughts.enabled and eto.expert.thoughts != ThoughtsConfig():
         faults.append("eto.expert.thoughts: has no use unless enabled; enable it, or leave it out")
     faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Temperature, record, repeats_faults
+from agentr_core.recipes.fields import Count, Natural, Repeats, Temperature, record
 from agentr_core.recipes.sampling import SamplingFields
 
 TEST, REVISION = "test", "revision_test"
@@ -69,7 +69,7 @@ class EvaluationConfig(SamplingFields):
     """The reward that an episode ending in a disaster counts as in a report's mean: published means
     for ScienceWorld count a wrong focus as -1. In data and in the search it is always 0.
     """
-    repeats: Natural = later(0)
+    repeats: Repeats = later(0)
     """An episode ends without success once the model has given the same reply in the same state
     this many times (stop reason `repeats`); 0 never ends it this way. Only for environments that
     report their state.
@@ -102,7 +102,7 @@ def development_faults(evaluation: EvaluationConfig, *, readers: Sequence[str]) 
 
 def evaluation_faults(evaluation: EvaluationConfig) -> list[str]:
     """Return what is wrong with the section `evaluation` of a recipe, one sentence each."""
-    faults = repeats_faults("evaluation.repeats", evaluation.repeats)
+    faults = []
     if evaluation.episodes > 1 and evaluation.temperature == 0:
         faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
     for name, chosen in evaluation.sets.items():

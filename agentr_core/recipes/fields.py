@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
@@ -23,16 +23,18 @@ def in_iteration(values: Sequence[T], iteration: int) -> T:
     return values[min(iteration, len(values)) - 1]
 
 
-def repeats_faults(field: str, repeats: int) -> list[str]:
-    """Return what is wrong with the number of repeated replies that ends an episode."""
-    told = f"{field}: 1 would end every episode at its first reply; give 2 or more, or 0 for never"
-    return [told] if repeats == 1 else []
+def _not_one(repeats: int) -> int:
+    if repeats == 1:
+        raise ValueError("1 would end every episode at its first reply; give 2 or more, or 0 for never")
+    return repeats
 
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Repeats = Annotated[Natural, AfterValidator(_not_one)]
+"""The number of repeated replies that ends an episode; 0: it goes on."""
 Temperature = Annotated[float, Field(ge=0, le=5)]
 CutReplies = Literal["keep", "reject"]
 """What becomes of samples with a trained reply that was cut off at its token limit."""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.data import DataConfig
-from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record, repeats_faults
+from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Unit, record
 from agentr_core.recipes.sampling import SamplingFields, filter_faults
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 
@@ -73,7 +73,7 @@ class GrpoConfig(SamplingFields):
     counts the other groups."""
     max_steps: Count = 40
     max_new_tokens: Count = 512
-    repeats: Natural = 0
+    repeats: Repeats = 0
     """As `evaluation.repeats`: an episode ends once a reply has been given this many times in one
     state.
     """
@@ -120,7 +120,7 @@ SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_ratio")
 
 def group_faults(grpo: GrpoConfig) -> list[str]:
     """Return what is wrong with the section `grpo` of a recipe, one sentence each."""
-    faults = [*filter_faults("grpo", grpo), *repeats_faults("grpo.repeats", grpo.repeats)]
+    faults = filter_faults("grpo", grpo)
     if grpo.curriculum == "uniform" and grpo.memory != GrpoConfig().memory:
         faults.append("grpo.memory: a uniform curriculum remembers no episodes; leave it out, or set contrast")
     if grpo.curriculum == "uniform" and grpo.expert_share:

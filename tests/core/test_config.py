@@ -314,12 +314,17 @@ def test_evaluation_sets_are_checked() -> None:
         "evaluation.sets.test={split: rest}",
         "evaluation.sets.many={split: rest, episodes: 8}",
         "evaluation.sets.same={split: train}",
-        "evaluation.repeats=1",
     )
     assert "evaluation.sets.test: every recipe has an evaluation of this name" in wrong
     assert "evaluation.sets.many.episodes: more than one episode at temperature 0" in wrong
     assert "evaluation.sets.same.split: 'train' is the split that is trained on" in wrong
-    assert "evaluation.repeats: 1 would end every episode at its first reply" in wrong
+
+
+@pytest.mark.parametrize("section", ["evaluation", "grpo", "eto.explore", "environments.tables.evaluation"])
+def test_no_reply_is_a_repeated_one_the_first_time(section: str) -> None:
+    worlds = {"environments": {"tables": {"name": "textcraft"}}} if section.startswith("environments") else {}
+    wrong = faults({**LEAST, **worlds}, f"{section}.repeats=1")
+    assert f"{section}.repeats: 1 would end every episode at its first reply; give 2 or more, or 0 for never" in wrong
 
 
 SERVED = {"backend": "vllm", "path": "m"}

@@ -191,6 +191,9 @@ def test_the_plan_names_the_pool_and_the_arms(compared: Compared) -> None:
     assert "each arm: 60 trained tokens, 2 seeds, then 6 held-out episodes" in text
     assert "  eto: data.use=preferences" in text
     assert "already done: 4 of 4 trainings" in text
+    best = describe(compared.recipe, ["compare.arms={best: [data.use=good, 'pairs.alpha=[1.0]']}"])
+    assert "the pool: collect on 6 instances, once" in best
+    assert "  best: data.use=good pairs.alpha=[1.0] (samples of its own, in run " in best
 
 
 def test_what_cannot_be_compared_is_said_in_one_sentence(compared: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
