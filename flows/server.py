@@ -30,6 +30,7 @@ def reach() -> None:
     if address:
         _check(address)
         return
+    _check_home()
     try:
         _use_a_server_of_its_own_session()
         get_client(sync_client=True)
@@ -161,6 +162,20 @@ def _is_loss(error: httpx.HTTPError) -> bool:
         return False
     failed = isinstance(error, httpx.HTTPStatusError) and error.response.status_code >= 500
     return ours and (failed or isinstance(error, httpx.TransportError))
+
+
+def _check_home() -> None:
+    """Raise `ConfigError` when a server could keep nothing: it would be waited for until Prefect
+    gives up, after minutes.
+    """
+    home = get_current_settings().home
+    with suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True)
+    if not (home.is_dir() and os.access(home, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"Prefect's own server keeps its data in {home}, which cannot be made or written to; set PREFECT_HOME to "
+            "another folder"
+        )
 
 
 def _check(address: str) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_HOME, temporary_settings
 from wheel import PATIENCE, launched
 
 from agentr_core.errors import ConfigError, ServerLost
@@ -164,6 +164,16 @@ def test_a_server_that_goes_away_is_told_in_one_sentence(monkeypatch: pytest.Mon
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_server_that_could_keep_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    with (
+        temporary_settings({PREFECT_HOME: file / "prefect"}, restore_defaults={PREFECT_API_URL}),
+        pytest.raises(ConfigError, match="which cannot be made or written to; set PREFECT_HOME to another folder"),
+    ):
+        server.reach()
+
+
 def test_a_deployment_of_a_work_pool_is_not_served_away_from_it(prefect_server: None) -> None:
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name="machines", type="process"))
