@@ -117,6 +117,15 @@ def kill_when(file: Path, env: dict[str, str], reached: Callable[[], bool]) -> N
         kill_group(process)
 
 
+def kill_before(file: Path, step: int, env: dict[str, str]) -> None:
+    """Run the training to where it kills itself: before it trains on a step."""
+    command = [sys.executable, "-m", "groups", str(file), str(step)]
+    # With this variable it starts from what is imported already.
+    with launched(command, env=env | {"HF_HUB_OFFLINE": "1"}) as process:
+        said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL, said
+
+
 def count(file: Path, question: str) -> int:
     store = store_of(file)
     return int(store.query(f"select count(*) n from {question}")["n"][0]) if store.path.exists() else 0
@@ -132,9 +141,7 @@ def whole_and_cut(folder: Path, model: Path, env: dict[str, str], *, more: str, 
     """
     whole, cut = (groups.write(folder / name, model, more=more) for name in ("whole", "cut"))
     asyncio.run(groups.trained(whole))
-    with launched([sys.executable, "-m", "groups", str(cut), str(killed_at)], env=env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
+    kill_before(cut, killed_at, env)
     asyncio.run(groups.trained(cut))
     assert weights_of(cut) == weights_of(whole)
     return whole, cut
@@ -157,9 +164,7 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     file = groups.write(tmp_path, door_model)
-    with launched([sys.executable, "-m", "groups", str(file), "3"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
+    kill_before(file, 3, process_env)
     (draft,) = (tmp_path / "runs" / "checkpoints").glob(".*")
     output = draft.with_name(draft.name[1:].rpartition(".")[0])
     left = list(Path("/dev/shm").glob(f"agentr-weights-{fingerprint(str(output))}"))
@@ -318,8 +323,7 @@ def test_a_validation_that_is_stored_is_not_played_again(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = groups.write(tmp_path, door_model, more=groups.WATCHED)
-    with launched([sys.executable, "-m", "groups", str(file), "4"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
+    kill_before(file, 4, process_env)
     stored = all_rows(store_of(file))
     played = []
     validate = Rollouts.validate
