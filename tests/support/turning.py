@@ -10,22 +10,25 @@ from pathlib import Path
 
 from agentr_core.runtime.start import begin, end, finish, start
 from agentr_core.store import Store
-from tasks.reporting import write_reports
+from flows.preflight.checks import check
+from tasks.reporting import score_table, write_reports
 from tasks.wiring import load_recipe, quiet_workplace, reference
 
 
 @dataclass(frozen=True)
 class Turned:
-    """A run that is over, and its last report."""
+    """A run that is over, its last report, and its scores as a table."""
 
     run_id: str
     store: Store
     report: Path
+    table: str
 
 
 async def turn(file: Path, *overrides: str) -> Turned:
-    """Run the recipe in a file to its end and its reports."""
+    """Check the recipe in a file, and run it to its end and its reports."""
     recipe = load_recipe(file, overrides)
+    check(recipe)
     run = reference(recipe)
     place = quiet_workplace(run, recipe)
     await start(place)
@@ -37,4 +40,4 @@ async def turn(file: Path, *overrides: str) -> Turned:
         await end(place, iteration)
     await finish(place, "finished")
     *_, report, _ = write_reports(place.root, run.run_id)
-    return Turned(run.run_id, place.store, report)
+    return Turned(run.run_id, place.store, report, score_table(run))
