@@ -26,15 +26,14 @@ COLLECTED = "agentr.trajectories.collected"
 
 
 @contextmanager
-def told(place: Workplace, iteration: int) -> Iterator[None]:
+def told(place: Workplace, iteration: int, before: Published) -> Iterator[None]:
     """Tell Prefect what the block published of an iteration: a dataset, a checkpoint, its end.
 
-    What was published before is not told again. Iteration 0 publishes nothing, since its model
+    What was published `before` is not told again. Iteration 0 publishes nothing, since its model
     exists already.
     """
-    before = _published(place, iteration)
     yield
-    after = _published(place, iteration)
+    after = published_by(place, iteration)
     if after.dataset_id is not None and before.dataset_id is None:
         more = {
             "dataset_id": after.dataset_id,
@@ -69,7 +68,8 @@ def collected(
     _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
 
 
-def _published(place: Workplace, iteration: int) -> Published:
+def published_by(place: Workplace, iteration: int) -> Published:
+    """Return what an iteration has published so far."""
     return published(place.store, place.iteration_id(iteration)) if iteration else Published()
 
 

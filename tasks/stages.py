@@ -24,6 +24,7 @@ from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
+from agentr_core.store.snapshot import snapshot
 from tasks import events
 from tasks.options import OPTIONS
 from tasks.progress import stage_progress, tell
@@ -51,7 +52,7 @@ async def begin(run: RunRef, iteration: int) -> None:
 async def end(run: RunRef, iteration: int) -> None:
     """Record that an iteration is finished, and tell Prefect."""
     place = quiet_workplace(run)
-    with events.told(place, iteration):
+    with events.told(place, iteration, events.published_by(place, iteration)):
         await starting.end(place, iteration)
 
 
@@ -76,19 +77,25 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
     """
-    plan = plan_of(stored_recipe(Path(run.workspace), run.run_id), iteration)
+    recipe = stored_recipe(Path(run.workspace), run.run_id)
+    plan = plan_of(recipe, iteration)
     stage = plan.stage(name)
-    place = quiet_workplace(run)
+    place = quiet_workplace(run, recipe)
     if iteration > 1:
         place.trained(iteration - 1)
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
-    elif not has_begun(place, iteration):
-        raise ConfigError(f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before")
-    if stage in settled(place, iteration):
+    with snapshot(place.store) as state:
+        now = replace(place, store=state)
+        if not has_begun(now, iteration):
+            raise ConfigError(
+                f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before"
+            )
+        over, before = stage in settled(now, iteration), events.published_by(now, iteration)
+    if over:
         tell(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
         return None
-    with events.told(place, iteration):
+    with events.told(place, iteration, before):
         return await _task(name, stage.needs)(run, iteration, limit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -54,10 +55,16 @@ def environment(package: str) -> Environment:
 
 
 def _render(template: str, **values: object) -> str:
-    templates = environment("agentr_core.reports")
-    templates.globals.update(page_of=addresses.page_of)
-    templates.filters.update(inline_svg=_inline_svg, mark=_mark, kind=lambda block: type(block).__name__)
-    return templates.get_template(template).render(**values)
+    return _templates().get_template(template).render(**values)
+
+
+# To compile the templates takes longer than to render a page, and an environment keeps them.
+@cache
+def _templates() -> Environment:
+    made = environment("agentr_core.reports")
+    made.globals.update(page_of=addresses.page_of)
+    made.filters.update(inline_svg=_inline_svg, mark=_mark, kind=lambda block: type(block).__name__)
+    return made
 
 
 def _finalize(value: object) -> object:

@@ -299,10 +299,10 @@ def test_two_recipes_of_one_name_are_not_served(recipe: Path, tmp_path: Path) ->
 def test_a_run_is_alone_can_be_interrupted_and_goes_on(
     recipe: Path, serving_env: dict[str, str], served_env: dict[str, str]
 ) -> None:
-    words = ("run", recipe, "-o", "environment.options.pause=0.1")
+    words = ("run", recipe)
     store = Store(recipe.parent / "runs" / "store.duckdb")
     # The first run has a Prefect server of its own, which must end with it.
-    with started(*words, env=serving_env) as first:
+    with started(*words, env=serving_env | {"DOOR_PAUSE": "0.1"}) as first:
         # The lock is older than the store.
         wait_for(first, store.path.exists)
         second = agentr(*words, env=served_env)

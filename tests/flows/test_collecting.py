@@ -26,8 +26,8 @@ from agentr_core.store.tables import merge
 from flows import local
 from flows.cli import cli
 from flows.collecting import collect_only, improve
-from flows.flywheel import flywheel
 from flows.serving import deployments
+from flows.stages import of
 from tasks.experience import collected
 from tasks.wiring import RunRef
 
@@ -79,7 +79,7 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     assert store.rows("select iteration, status from iteration order by 1") == [(0, "finished"), (1, "finished")]
     assert store.rows("select status from run") == [("finished",)]
 
-    asyncio.run(flywheel(str(recipe), iterations=1))
+    assert asyncio.run(of("collect")(first["run_id"], 1, str(store.path.parent))) is None
     assert store.rows(TREES) == [(1, 4)], "what has a dataset is complete"
     assert not asyncio.run(improve(str(recipe)))["trained"], "nothing was gathered since"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import curricula
 import groups
 import pytest
+from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched, wait_for
 
 from agentr_core.errors import ConfigError
@@ -22,14 +23,8 @@ from agentr_core.recipes import load
 from agentr_core.store import Store
 from agentr_core.store.codec import load_trajectories
 from flows.commands.plan import describe
-from flows.flywheel import flywheel
-from flows.preflight.checks import check
 
-pytestmark = [
-    pytest.mark.slow,
-    # Prefect leaves the sockets of its event clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.slow
 _CHOICE = "select * exclude (iteration_id, created_at) from selection order by instance_id"
 BRANCHING = {"branching": {"initial_rollouts": 2, "branch_probability": 0.9}}
 _GROUPS = (
@@ -47,15 +42,13 @@ def store_of(file: Path) -> Store:
     return Store(file.parent / "runs" / "store.duckdb")
 
 
-@pytest.mark.usefixtures("prefect_server")
 def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: Path) -> None:
     own = {"judge": {"path": str(model), "device": "cpu", "dtype": "float32", "max_batch": 32, "workers": 1}}
     file = curricula.write(tmp_path, model, et_agent={"behaviour": {"votes": 2, "nudge": True}}, models=own)
     assert "an iteration rl plays 8 questions 4 times each, chooses at most 4 of them" in describe(file, [])
-    check(load(file))
-    done = asyncio.run(flywheel(str(file)))
+    done = asyncio.run(turn(file))
 
-    store = store_of(file)
+    store = done.store
     told = store.query("select * from v_selection order by iteration, instance_id")
     assert told.groupby("iteration")["instance_id"].count().tolist() == [8, 8]
     assert set(told["reason"]) >= {"chosen", "alike"}
@@ -72,7 +65,7 @@ def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: P
     assert store.query("select * from v_orphans").empty
     _measures(store)
     asyncio.run(_votes_are_asked_again_where_they_are_missing(file))
-    page = Path(done["report"]).read_text(encoding="utf-8")
+    page = done.report.read_text(encoding="utf-8")
     for title in (
         "Selected questions",
         "Reinforcement learning by step",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from families import FAMILY, MATH, RIVER, answers_of, begun, cast
+from turning import turn
 from wheel import PATIENCE, all_rows, launched
 
 from agentr_core.errors import ConfigError
@@ -16,16 +17,10 @@ from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.et_agent.stages.select_rft import select_rft
 from agentr_core.recipes import load
 from agentr_core.runtime.place import Workplace
-from agentr_core.store import Store
 from flows.commands.plan import describe
-from flows.flywheel import flywheel
 from flows.preflight.checks import check
 
-pytestmark = [
-    pytest.mark.slow,
-    # Prefect leaves the sockets of its event clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.slow
 RECIPE = """\
 name: family
 method: et-agent
@@ -58,15 +53,14 @@ def write(folder: Path, model: Path, more: str = "{}") -> Path:
     return file
 
 
-@pytest.mark.usefixtures("prefect_server", "door_installed")
+@pytest.mark.usefixtures("door_installed")
 def test_an_iteration_rft_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: Path) -> None:
     file = write(tmp_path, door_model)
     planned = describe(file, [])
     assert "a flywheel of 2 rounds (expand-all) on 6 questions" in planned
-    check(load(file))
-    done = asyncio.run(flywheel(str(file)))
+    done = asyncio.run(turn(file))
 
-    store = Store(tmp_path / "runs" / "store.duckdb")
+    store = done.store
     assert store.query("select * from v_orphans").empty
     families = store.query("select members, rounds, ended_by from family")
     assert len(families) == 6
@@ -85,7 +79,7 @@ def test_an_iteration_rft_runs_from_its_plan_to_its_report(tmp_path: Path, door_
     assert lineage["parent_id"].tolist() == lineage["checkpoint_in"].tolist()
     assert not lineage["dataset_id"].isna().any()
     assert store.query("select max(iteration) as newest from v_evaluations")["newest"].tolist() == [1]
-    page = Path(done["report"]).read_text(encoding="utf-8")
+    page = done.report.read_text(encoding="utf-8")
     assert "The flywheel by operator" in page
     assert "C0 a fresh one beside a right one" in page
 

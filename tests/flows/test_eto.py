@@ -1,4 +1,4 @@
-"""ETO under Prefect: own successes, then pairs and DPO, to a report; and again, with nothing left
+"""ETO: own successes, then pairs and DPO, to a report; and again under Prefect, with nothing left
 to do.
 """
 
@@ -10,21 +10,22 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from turning import turn
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import plan_of
 from agentr_core.recipes import parse
 from agentr_core.store import Store
+from flows import local
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
 from flows.flywheel import flywheel
-from flows.local import run_recipe
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    pytest.mark.usefixtures("door_installed"),
     # Prefect leaves the sockets of its event clients to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -74,16 +75,15 @@ class Turned:
         self.recipe = folder / "door-eto.yaml"
         self.root = folder / "runs"
         self.recipe.write_text(RECIPE.format(workspace=self.root, model=model), encoding="utf-8")
-        self.result: dict[str, Any] = asyncio.run(flywheel(str(self.recipe)))
+        done = asyncio.run(turn(self.recipe))
+        self.run_id, self.report = done.run_id, done.report
 
     def ask(self, sql: str) -> pd.DataFrame:
         return Store(self.root / "store.duckdb").query(sql)
 
 
 @pytest.fixture(scope="module")
-def turned(
-    prefect_server: None, door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Turned:
+def turned(door_installed: None, door_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Turned:
     return Turned(tmp_path_factory.mktemp("eto"), door_model)
 
 
@@ -121,17 +121,18 @@ def test_a_preference_checkpoint_leads_back_to_episodes_and_seeds(turned: Turned
 
 def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
     steps = turned.ask("select * from training_step where reward_accuracy is not null order by step")
-    page = Path(turned.result["report"]).with_suffix(".md").read_text(encoding="utf-8")
+    page = turned.report.with_suffix(".md").read_text(encoding="utf-8")
 
     assert steps["loss"][0] == pytest.approx(0.6931, abs=1e-3), "policy and reference begin as one"
     assert steps["chosen_rewards"].iloc[-1] > steps["rejected_rewards"].iloc[-1]
     assert "## Preference pairs" in page
     assert "Reward accuracy" in page
-    assert 'stroke-dasharray="4 3"' in Path(turned.result["report"]).read_text(encoding="utf-8")
+    assert 'stroke-dasharray="4 3"' in turned.report.read_text(encoding="utf-8")
 
 
 @pytest.mark.long
-def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
+@pytest.mark.usefixtures("prefect_server")
+def test_a_flow_that_finds_all_done_does_nothing_new(turned: Turned) -> None:
     growing = ("trajectory", "sample", "preference", "dataset", "checkpoint", "training_step", "episode")
 
     def state() -> dict[str, Any]:
@@ -141,17 +142,20 @@ def test_the_same_flow_again_does_nothing_new(turned: Turned) -> None:
         }
 
     before = state()
-    assert asyncio.run(flywheel(str(turned.recipe))) == turned.result
+    done = asyncio.run(flywheel(str(turned.recipe)))
+    assert (done["run_id"], done["report"]) == (turned.run_id, str(turned.report))
     assert state() == before
 
 
-def test_the_command_line_suggests_to_ask_for_pairs(turned: Turned) -> None:
-    question = run_recipe(turned.recipe, []).splitlines()[-1].split('"')[1]
+def test_the_command_line_suggests_to_ask_for_pairs(turned: Turned, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = {"run_id": turned.run_id, "table": "", "report": ""}
+    monkeypatch.setattr(local, "_run", lambda *_, **__: done)
+    question = local.run_recipe(turned.recipe, []).splitlines()[-1].split('"')[1]
     assert len(turned.ask(question)) == min(10, turned.ask("select count(*) n from preference")["n"][0])
 
 
 def test_pairs_are_exported(turned: Turned, tmp_path: Path) -> None:
-    run = turned.result["run_id"]
+    run = turned.run_id
     with pytest.raises(ConfigError, match="turns within the sides of pairs carry none, and a trainer masks the prompt"):
         export_folder(turned.root, run, tmp_path / "trl", "trl")
     export_folder(turned.root, run, tmp_path / "trl", "trl", without_mask=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import groups
 import pyarrow.parquet as pq
 import pytest
+from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
 from agentr_core.errors import ConfigError, EnvironmentFault
@@ -26,14 +27,9 @@ from agentr_core.runtime.place import Checkpoint
 from agentr_core.store import Store
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
-from flows.flywheel import flywheel
 from flows.preflight.checks import check
 
-pytestmark = [
-    pytest.mark.slow,
-    # Prefect leaves the sockets of its event clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.slow
 STEPS, SIZE = 4, 4
 
 
@@ -47,15 +43,14 @@ def weights_of(file: Path) -> list[str]:
     return [str(found) for found in hashes["weights_sha256"]]
 
 
-@pytest.mark.usefixtures("prefect_server", "door_installed")
+@pytest.mark.usefixtures("door_installed")
 def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
     planned = describe(file, [])
     assert "each iteration: 4 steps of 3 groups of 4 episodes of 6 instances" in planned
-    check(load(file))
-    done = asyncio.run(flywheel(str(file)))
+    done = asyncio.run(turn(file))
 
-    store = store_of(file)
+    store = done.store
     steps = store.query("select * from rl_step order by step")
     assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert (steps["sampled_tokens"] > 0).all()
@@ -80,14 +75,14 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     assert lineage["parent_id"].tolist() == lineage["checkpoint_in"].tolist()
     assert lineage["dataset_id"].isna().all()
     assert store.query("select max(iteration) as newest from v_evaluations")["newest"].tolist() == [1]
-    page = Path(done["report"]).read_text(encoding="utf-8")
+    page = done.report.read_text(encoding="utf-8")
     assert "Reinforcement learning by step" in page
     assert "groups with contrast" in page
     assert "KL to sampler" in page
     # Without a penalty for it, there is nothing to tell.
     assert "KL to start" not in page
 
-    export_folder(file.parent / "runs", done["run_id"], tmp_path / "verl", "verl")
+    export_folder(file.parent / "runs", done.run_id, tmp_path / "verl", "verl")
     rows = pq.read_table(tmp_path / "verl" / "train.parquet").to_pylist()
     played = store.query("select distinct instance_id from rl_group")["instance_id"]
     assert sorted(row["extra_info"]["instance_id"] for row in rows) == sorted(played)
@@ -95,7 +90,7 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
         house = f"Door {row['extra_info']['index']} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
     with pytest.raises(ConfigError, match="is of group RL, which has no dataset; only --format verl takes it"):
-        export_folder(file.parent / "runs", done["run_id"], tmp_path / "trl", "trl")
+        export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +112,15 @@ def kill_when(file: Path, env: dict[str, str], reached: Callable[[], bool]) -> N
         kill_group(process)
 
 
+def kill_before(file: Path, step: int, env: dict[str, str]) -> None:
+    """Run the training to where it kills itself: before it trains on a step."""
+    command = [sys.executable, "-m", "groups", str(file), str(step)]
+    # With this variable it starts from what is imported already.
+    with launched(command, env=env | {"HF_HUB_OFFLINE": "1"}) as process:
+        said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL, said
+
+
 def count(file: Path, question: str) -> int:
     store = store_of(file)
     return int(store.query(f"select count(*) n from {question}")["n"][0]) if store.path.exists() else 0
@@ -132,9 +136,7 @@ def whole_and_cut(folder: Path, model: Path, env: dict[str, str], *, more: str, 
     """
     whole, cut = (groups.write(folder / name, model, more=more) for name in ("whole", "cut"))
     asyncio.run(groups.trained(whole))
-    with launched([sys.executable, "-m", "groups", str(cut), str(killed_at)], env=env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
+    kill_before(cut, killed_at, env)
     asyncio.run(groups.trained(cut))
     assert weights_of(cut) == weights_of(whole)
     return whole, cut
@@ -157,9 +159,7 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     file = groups.write(tmp_path, door_model)
-    with launched([sys.executable, "-m", "groups", str(file), "3"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == -signal.SIGKILL
+    kill_before(file, 3, process_env)
     (draft,) = (tmp_path / "runs" / "checkpoints").glob(".*")
     output = draft.with_name(draft.name[1:].rpartition(".")[0])
     left = list(Path("/dev/shm").glob(f"agentr-weights-{fingerprint(str(output))}"))
@@ -318,8 +318,7 @@ def test_a_validation_that_is_stored_is_not_played_again(
     calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = groups.write(tmp_path, door_model, more=groups.WATCHED)
-    with launched([sys.executable, "-m", "groups", str(file), "4"], env=process_env) as process:
-        process.communicate(timeout=PATIENCE)
+    kill_before(file, 4, process_env)
     stored = all_rows(store_of(file))
     played = []
     validate = Rollouts.validate

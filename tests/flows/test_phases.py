@@ -7,6 +7,7 @@ from pathlib import Path
 
 import groups
 import pytest
+from turning import turn
 from wheel import write_recipe
 
 from agentr_core.errors import ConfigError
@@ -17,7 +18,7 @@ from tasks.wiring import load_recipe
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("prefect_server", "door_installed"),
+    pytest.mark.usefixtures("door_installed"),
     # Prefect leaves the sockets of its event clients to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -34,6 +35,7 @@ FURTHER = (
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_model: Path) -> None:
     first = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model))))
     store = Store(tmp_path / "runs" / "store.duckdb")
@@ -96,9 +98,9 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     groups_of = "{steps: 2, groups: 3, num_generations: 4, max_steps: 3, max_new_tokens: 6, learning_rate: 2.0e-3}"
     further = ["iterations=2", "agent_r.phases=[sft, rl]", f"grpo={groups_of}"]
     further += ["instances.train_limit=4", "instances.from_iteration={2: {mix: {dev: 0.5}}}"]
-    done = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), further))
+    done = asyncio.run(turn(write_recipe(tmp_path, door_model), *further))
 
-    store = Store(tmp_path / "runs" / "store.duckdb")
+    store = done.store
     (base, *_), (taught, parent, dataset), (_, went_on_from, none) = store.rows(
         "select checkpoint_out, parent_id, c.dataset_id from iteration "
         "join checkpoint c on checkpoint_out = checkpoint_id order by iteration"
@@ -116,7 +118,7 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     assert max(rates) <= 2.0e-3
     assert store.query("select * from v_orphans").empty
 
-    first, last = (Path(done["report"]).with_name(f"iteration-0{number}.html").read_text("utf-8") for number in (1, 2))
+    first, last = (done.report.with_name(f"iteration-0{number}.html").read_text("utf-8") for number in (1, 2))
     assert "Reinforcement learning by step" in last
     assert "Reinforcement learning by step" not in first
     assert "groups with contrast" in last

@@ -8,19 +8,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from turning import turn
 
 from agentr_core.store import Store
-from flows.flywheel import flywheel
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("prefect_server"),
-    # Prefect leaves the sockets of its event clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
-
+pytestmark = pytest.mark.slow
 
 SMALL = (
     "instances.train_limit=4",
@@ -34,9 +28,10 @@ SMALL = (
 def run(name: str, folder: Path, *overrides: str) -> Store:
     """Run a recipe that comes along to its report; return its store."""
     recipe = ROOT / "deployments" / "recipes" / f"{name}.yaml"
-    result = asyncio.run(flywheel(str(recipe), [*SMALL, f"workspace={folder / 'runs'}", *overrides]))
-    assert Path(result["report"]).is_file()
-    return Store(folder / "runs" / "store.duckdb")
+    changes = [*SMALL, f"workspace={folder / 'runs'}", *overrides]
+    done = asyncio.run(turn(recipe, *changes))
+    assert done.report.is_file()
+    return done.store
 
 
 def test_the_quick_recipe_runs_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

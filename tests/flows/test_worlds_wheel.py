@@ -11,22 +11,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from turning import turn
 
 from agentr_core.recipes import load, resolved
-from agentr_core.store import Store
 from flows.cli import cli
 from flows.commands.plan import describe
-from flows.flywheel import flywheel
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deployments" / "recipes" / "two-worlds-quick.yaml"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("prefect_server"),
-    # Prefect leaves the sockets of its event clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.slow
 SMALL = [
     "environments.textcraft.instances.train_limit=3",
     "environments.textcraft.instances.test_limit=2",
@@ -66,8 +60,8 @@ def test_two_worlds_run_to_their_report_and_stand_beside_one_each(
         f"model.path={model}",
         "data.max_length=8192",
     ]
-    result = asyncio.run(flywheel(str(RECIPE), [*SMALL, *places]))
-    store = Store(tmp_path / "runs" / "store.duckdb")
+    done = asyncio.run(turn(RECIPE, *SMALL, *places))
+    store = done.store
 
     assert store.query("select status from run")["status"].tolist() == ["finished"]
     rows = store.query(
@@ -81,18 +75,18 @@ def test_two_worlds_run_to_their_report_and_stand_beside_one_each(
     assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]
     assert store.query("select * from v_orphans").empty
     assert store.query("select * from event").empty
-    page = Path(result["report"]).with_suffix(".md").read_text(encoding="utf-8")
+    page = done.report.with_suffix(".md").read_text(encoding="utf-8")
     assert "textcraft, webshop" in page
-    assert "mean of worlds" in result["table"]
+    assert "mean of worlds" in done.table
     if not beside:
         return
 
-    runs = [result["run_id"]]
+    runs = [done.run_id]
     worlds = resolved(load(RECIPE, [*SMALL, *places]))["environments"]
     for name, world in worlds.items():
         alone = f"environments={json.dumps({name: world | {'share': 0}})}"
         shared = [change for change in [*SMALL, *places] if not change.startswith("environments.")]
-        runs.append(asyncio.run(flywheel(str(RECIPE), [*shared, alone]))["run_id"])
+        runs.append(asyncio.run(turn(RECIPE, *shared, alone)).run_id)
     words = ["report", runs[0], "--beside", ",".join(runs[1:]), "-w", str(tmp_path / "runs")]
     told = CliRunner().invoke(cli, words, catch_exceptions=False).output
     reward, success = told.split("\n\n")

@@ -14,9 +14,14 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-PROGRAMS = ("agentr_core.training.worker", "agentr_core.models.local.worker")
+PROGRAMS = ("agentr_core.training.worker", "agentr_core.models.local.worker", "agentr_core.base_model.worker")
 """What a fork may run: modules whose imports take many times as long as what a test has for
 them to do.
+"""
+THAT_KILL_THEMSELVES = ("curricula", "groups")
+"""Programs of the tests that a fork may run, too, when they are told where to kill themselves. One
+that is killed from outside must be a process of its own: of a fork, the process that stands for it
+is gone a moment earlier.
 """
 LONGEST = 1 << 17
 """Bytes of a message, at most."""
@@ -29,7 +34,9 @@ def take_place() -> None:
     """Have a fork of the warm process run the program that this process was started for, and end as
     it does. Return where it cannot.
     """
-    if sys.orig_argv[2] not in PROGRAMS or not _as_the_warm_process():
+    program, *words = sys.orig_argv[2:]
+    forked = program in PROGRAMS or (program in THAT_KILL_THEMSELVES and len(words) == 2)
+    if not forked or not _as_the_warm_process():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as warm:
         try:

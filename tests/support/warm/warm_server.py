@@ -8,6 +8,7 @@ its standard input does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -27,6 +28,8 @@ from typing import Any, NoReturn
 from warm_client import LONGEST
 
 IMPORTED = (
+    "agentr_core.base_model.pretrain",
+    "agentr_core.base_model.publish",
     "agentr_core.models.local.loading",
     "agentr_core.models.local.transformers",
     "agentr_core.training.dpo",
@@ -95,7 +98,9 @@ def _forked(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelec
     forks.append(fork)
     chosen.register(fork.end, selectors.EVENT_READ, fork)
     chosen.register(asker, selectors.EVENT_READ, fork)
-    asker.send(str(pid).encode())
+    # Who asked may have been killed meanwhile; the end of its socket is then the next to be read.
+    with contextlib.suppress(BrokenPipeError):
+        asker.send(str(pid).encode())
     return None
 
 
