@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.imports import (
     EXPERT,
@@ -87,7 +88,7 @@ def _place(environment: str, options: Mapping[str, Any], split: str) -> Place:
         raise ConfigError("instances are of an environment; name it with --environment")
     env = named_environment(environment, options)
     try:
-        instances = env.instances(split)
+        instances = answers.instances(env, split)
         known = frozenset(instances) if len(instances) <= MAX_SERVED else None
         return Place(world=World(env.name, environment), split=split, known=known)
     finally:
