@@ -28,7 +28,7 @@ _PARAMETERS = """
 Args:
     run_id: the id of a run, as `agentr runs` lists it.
     iteration: counted from 1; 0 is what comes before the first one.
-    workspace: the folder of the store; None: what AGENTR_WORKSPACE names where it runs, else `runs`.
+    workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
 """
 
 
@@ -62,7 +62,7 @@ async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = Non
     Args:
         run_id: the id of a run, as `agentr runs` lists it.
         iteration: counted from 1.
-        workspace: the folder of the store; None: what AGENTR_WORKSPACE names where it runs, else `runs`.
+        workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
     """
     return await reporting.report(_reference(run_id, workspace), iteration)
 
