@@ -86,6 +86,10 @@ def _for_agents(desk: Desk) -> list[Route]:
         call = await _read(request, ChatCall)
         if call.model != MODEL:
             raise Refused(404, f"there is no model {call.model[:60]!r} here; ask for {MODEL!r}", "model_not_found")
+        if call.messages[-1].role == "assistant":
+            # The policy could not answer it, and the episode would be lost.
+            why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
+            raise Refused(400, why, "invalid_request")
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         reply = await desk.ask(key, call.turns(), again=again)
         if call.stream:
