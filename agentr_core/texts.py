@@ -67,3 +67,8 @@ def cause(error: BaseException) -> str:
     nearest = [frame for frame in theirs if frame.filename == theirs[0].filename][-1:]
     where = "".join(f", {Path(frame.filename).name} line {frame.lineno}" for frame in nearest)
     return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 record` or `1,200 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
