@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, IllTypedAnswer, ModelFault
 from agentr_core.protocols import Asking, Environment, Identifying, Resuming
-from agentr_core.texts import lone_surrogate
+from agentr_core.texts import cause, lone_surrogate
 from agentr_core.types import Answer, Generation, Instance, Question, Request, Step, ToolCall, Transition
 
 MOST_TOKENS = 2**31 - 1
@@ -23,6 +24,27 @@ MOST_TOKENS = 2**31 - 1
 _SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
 HIGHEST_LOGPROB = 0.01
 """The largest accepted log-probability: rounding may lift that of a certain token above 0."""
+
+
+def instances(env: Environment, split: str) -> Sequence[Instance]:
+    """Return all instances of a split. Raises `ConfigError` when the environment has no such split
+    or the split is empty, and `IllTypedAnswer` when they are no sequence of `Instance`.
+    """
+    with _own_code(env, f"its instances of split {split}"):
+        try:
+            given = env.instances(split)
+        except LookupError as error:
+            if split in (known := env.splits()):
+                raise
+            raise ConfigError(f"environment {env.name} has no split {split!r}; it has {', '.join(known)}") from error
+        what = f"{env.name}: the instances of split {split}"
+        if not isinstance(given, Sequence):
+            raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence, such as a list")
+        if not len(given):
+            raise ConfigError(f"split {split} of environment {env.name} is empty; name another one")
+        if not isinstance(given[0], Instance):
+            raise IllTypedAnswer(f"{what} begin with {shown(given[0])}; each must be a types.Instance")
+    return given
 
 
 def reset(env: Environment, instance: Instance) -> str:
@@ -93,16 +115,18 @@ def identity(env: Environment, instance: Instance) -> str:
 
     Raises `IllTypedAnswer` when it is not a text.
     """
-    if isinstance(env, Identifying):
-        return text(env.identity(instance), f"{env.name}: the identity of {instance.key}")
-    return reset(env, instance)
+    with _own_code(env, f"the beginning of {instance.key}"):
+        if isinstance(env, Identifying):
+            return text(env.identity(instance), f"{env.name}: the identity of {instance.key}")
+        return reset(env, instance)
 
 
 def depth(env: Environment, instance: Instance) -> int | None:
     """Return the difficulty class of an instance. Raises `IllTypedAnswer` when it is not a small
     whole number.
     """
-    given = env.depth(instance)
+    with _own_code(env, f"the depth of {instance.key}"):
+        given = env.depth(instance)
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, numbers.Integral) or abs(int(given)) > MOST_TOKENS:
@@ -116,7 +140,8 @@ def expert(env: Environment, instance: Instance) -> tuple[str, ...] | None:
     """Return the replies of the environment's expert. Raises `IllTypedAnswer` when they are not
     texts.
     """
-    given = env.expert(instance)
+    with _own_code(env, f"the expert's replies to {instance.key}"):
+        given = env.expert(instance)
     if given is None:
         return None
     what = f"{env.name}: the expert's replies to {instance.key}"
@@ -156,6 +181,21 @@ def transition(given: Any, where: str) -> Transition:
         flag(truncated, f"{where}: truncated"),
         checked,
     )
+
+
+@contextmanager
+def _own_code(env: Environment, what: str) -> Iterator[None]:
+    """Turn an exception of an environment's own code into an `EnvironmentFault` that says where it
+    was raised. Calls of an episode are not treated so: their exceptions become events.
+    """
+    try:
+        yield
+    except AgentrError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(
+            f"environment {env.name} cannot tell {what} ({cause(error)}); correct the environment"
+        ) from error
 
 
 def _tool_calls(given: Any, what: str) -> tuple[ToolCall, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 # Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
 # be encoded. Tabs and line feeds are left alone; so are format characters that are drawn, such as
@@ -17,6 +19,9 @@ _UNSEEN = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     "]"
 )
+
+_OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/")
+"""Files whose lines are never the cause: these packages, and what imports modules."""
 
 
 def visible(text: str) -> str:
@@ -50,3 +55,20 @@ def quoted(text: str, limit: int) -> str:
     counting escapes, in quotation marks.
     """
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def cause(error: BaseException) -> str:
+    """Return an exception of somebody else's code as one line: its class, what it says, and the
+    line of theirs that led to it, if there is one.
+    """
+    said = " ".join(str(error).split())
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OURS.match(frame.filename)]
+    # The first file is the one that we called; what it called in turn may be anybody's.
+    nearest = [frame for frame in theirs if frame.filename == theirs[0].filename][-1:]
+    where = "".join(f", {Path(frame.filename).name} line {frame.lineno}" for frame in nearest)
+    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 record` or `1,200 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -15,8 +15,13 @@ from tasks.wiring import load_recipe
 
 @flow(name="base-model", flow_run_name="{recipe}")
 async def make_base_from(recipe: str, overrides: list[str] | None = None) -> str:
-    """Train the base model of a recipe file and return the path of its directory. Raises
-    `ConfigError` for a recipe of another method, whose section `base` nobody wrote.
+    """Train the base model of a recipe file and return the path of its directory.
+
+    Args:
+        recipe: path of the recipe file.
+        overrides: any field of the recipe, each as `section.field=value`.
+
+    Raises `ConfigError` for a recipe of another method, whose section `base` nobody wrote.
     """
     parsed = load_recipe(Path(recipe), overrides or [])
     method = method_of(parsed)

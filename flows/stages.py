@@ -21,9 +21,15 @@ from tasks.workspaces import stored_recipe
 
 RunId = Annotated[str, Field(min_length=1)]
 Iteration = Annotated[int, Field(ge=0)]
-"""0 is what comes before the first one."""
 Workspace = Annotated[str | None, Field(min_length=1)]
-"""The folder of the store; None: the one that AGENTR_WORKSPACE names where it runs, else `runs`."""
+# Prefect's form explains a parameter with its words in the docstring, and with nothing else.
+_PARAMETERS = """
+
+Args:
+    run_id: the id of a run, as `agentr runs` lists it.
+    iteration: counted from 1; 0 is what comes before the first one.
+    workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
+"""
 
 
 def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
@@ -45,13 +51,19 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
             return await stages.perform(run, iteration, name)
 
     stage_flow.__name__ = stage_flow.__qualname__ = name
-    stage_flow.__doc__ = all_stages()[name].about
+    stage_flow.__doc__ = all_stages()[name].about + _PARAMETERS
     return flow(name=name, flow_run_name=f"{name}-{{iteration}}")(stage_flow)
 
 
 @flow(name="report", flow_run_name="report-{iteration}")
 async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> str:
-    """Write the report of an iteration and its artifacts."""
+    """Write the report of an iteration and its artifacts; return the path of its page.
+
+    Args:
+        run_id: the id of a run, as `agentr runs` lists it.
+        iteration: counted from 1.
+        workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
+    """
     return await reporting.report(_reference(run_id, workspace), iteration)
 
 

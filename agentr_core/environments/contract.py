@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from agentr_core import answers
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
-from agentr_core.errors import IllTypedAnswer
+from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
 from agentr_core.protocols import Environment, Graded
+from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 
 MAX_STEPS = 60
+MAX_COMPARED = 100_000
 NONSENSE = "florble the quux"
 ANSWER = "There is nothing to say about that."
 
@@ -31,10 +33,11 @@ def check(make: Callable[[], Environment], *, instances_per_split: int | None = 
 
     By default, three instances of each split are played, or one if the environment's calls block.
 
-    The checks cover names and texts; splits, which must not be empty, nor overlap by first
-    observation, or by `identity` if there is one; determinism across objects; rewards, in [0, 1] or
-    negative for a disaster, and success flags; nonsense, which must be answered, not raise;
-    snapshots; and the expert, whose replies must parse and, unless a grader decides, succeed.
+    The checks cover names and texts; splits, which must not be empty, have an instance twice, nor
+    overlap by first observation, or by `identity` if there is one; determinism across objects;
+    rewards, in [0, 1] or negative for a disaster, and success flags; nonsense, which must be parsed
+    and answered, not raise; snapshots; and the expert, whose replies must parse, meet no disaster
+    and, unless a grader decides, succeed.
     """
     one, other = make(), make()
     try:
@@ -53,15 +56,18 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
     for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
         if not getattr(one, field):
             yield Violation(rule="texts", detail=f"{field} is empty")
-    if one.step_limit < 1:
-        yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit}")
+    if not isinstance(one.step_limit, int) or one.step_limit < 1:
+        yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit!r}")
     if not {"train", "test"} <= set(one.splits()):
         yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(one.splits())}")
     seen: dict[str, Instance] = {}
     for split in one.splits():
-        instances = one.instances(split)
-        if not len(instances):
-            yield Violation(rule="splits", detail=f"split {split} is empty")
+        try:
+            instances = answers.instances(one, split)
+        except ConfigError as fault:
+            yield Violation(rule="splits", detail=str(fault))
+            continue
+        yield from _misnamed(one, split, instances)
         for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
             try:
                 known = answers.identity(one, instance)
@@ -70,11 +76,25 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
                 seen[known] = instance
                 yield from _episode(one, other, instance)
             except IllTypedAnswer as fault:
-                yield Violation(rule="transition", detail=f"{instance.key}: {fault}")
+                yield Violation(rule="types", detail=f"{instance.key}: {fault}")
+            except AgentrError:
+                raise
+            except Exception as error:
+                yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
+
+
+def _misnamed(env: Environment, split: str, instances: Sequence[Instance]) -> Iterator[Violation]:
+    first = instances[0]
+    if (first.environment, first.split) != (env.name, split):
+        yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
+    if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
+        yield Violation(rule="instances", detail=f"split {split} has an instance twice")
 
 
 def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
     answers.depth(one, instance)
+    for reply in ("", NONSENSE):
+        answers.action_in(one, reply)
     replies = answers.expert(one, instance)
     actions = [NONSENSE, ""] if replies is None else [answers.action_in(one, reply) for reply in replies]
     if replies is not None and not all(actions):
@@ -96,6 +116,12 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
             one.restore(before)
             if _step(one, action)[:4] != last[:4]:
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
+        if replies is not None and last.reward < 0:
+            detail = (
+                f"{instance.key}: step {position} has reward {last.reward:g}, and one below 0 ends an episode as lost"
+            )
+            yield Violation(rule="expert", detail=detail)
+            return
         if last.terminated or last.truncated:
             break
     # In a graded world, the grader decides about success.

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from agentr_core.environments.native import native
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment
+from agentr_core.texts import cause
 
 GROUP = "agentr.environments"
 
@@ -99,7 +100,13 @@ def _kind(name: str) -> Any:
     # are opened at once.
     if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
         with _told(name):
-            _KINDS[name] = next(iter(found)).load()
+            kind = next(iter(found)).load()
+        if not callable(kind):
+            raise EnvironmentFault(
+                f"environment {name} cannot be made: its entry point {next(iter(found)).value} names a "
+                f"{type(kind).__name__}, no class; correct it in the package's pyproject.toml"
+            )
+        _KINDS[name] = kind
     return _KINDS.get(name)
 
 
@@ -111,7 +118,6 @@ def _told(name: str) -> Iterator[None]:
     except AgentrError:
         raise
     except (Exception, SystemExit) as error:
-        said = " ".join(str(error).split())
         raise EnvironmentFault(
-            f"environment {name} cannot be made ({type(error).__name__}: {said}); fix or uninstall what provides it"
+            f"environment {name} cannot be made ({cause(error)}); fix or uninstall what provides it"
         ) from error

@@ -7,12 +7,14 @@ them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
+from agentr_core.texts import cause
 
 if TYPE_CHECKING:
     from agentr_core.recipes import Recipe
@@ -63,20 +65,37 @@ def plans_of(recipe: Recipe) -> list[Plan]:
     return [plan_of(recipe, iteration) for iteration in recipe.distinct_iterations()]
 
 
+def importable() -> list[Method]:
+    """Return the methods that can be imported. A broken package of somebody else must not stop the
+    runs of other methods; it is told once its method is asked for.
+    """
+    found: list[Method] = []
+    for name in names():
+        with suppress(ConfigError):
+            found.append(method_named(name))
+    return found
+
+
 def all_stages() -> dict[str, Stage]:
-    """Return the stages of all methods by name."""
-    return {stage.name: stage for name in names() for stage in method_named(name).stages}
+    """Return the stages of all methods that can be imported, by name."""
+    return {stage.name: stage for method in importable() for stage in method.stages}
 
 
 @cache
 def _installed(name: str) -> Method:
+    from agentr_core.runtime.description import Method
+
     for entry in entry_points(group=GROUP, name=name):
         try:
-            found: Method = entry.load()
+            found = entry.load()
         except Exception as error:
-            said = " ".join(str(error).split())
             raise ConfigError(
-                f"method {name} cannot be imported ({type(error).__name__}: {said}); fix or uninstall what provides it"
+                f"method {name} cannot be imported ({cause(error)}); fix or uninstall what provides it"
             ) from error
+        if not isinstance(found, Method):
+            raise ConfigError(
+                f"method {name}: its entry point {entry.value} names a {type(found).__name__}, no Method; correct it "
+                "in the package's pyproject.toml"
+            )
         return found
     raise ConfigError(f"there is no method {name!r}; installed are {', '.join(names())}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -46,12 +47,23 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     config = recipe.instances.of(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
     parts = [replace(config, train=split, train_limit=limit) for split, limit in config.training_splits.items()]
-    return tuple(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))
+    return _distinct(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))
+
+
+def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
+    """Return instances as they are. Raises `IllTypedAnswer` for one that is there twice."""
+    all_ = tuple(found)
+    if len(set(all_)) < len(all_):
+        twice = Counter(all_).most_common(1)[0][0]
+        raise IllTypedAnswer(
+            f"environment {twice.environment} lists instance {twice.key} twice; `instances` must return each once"
+        )
+    return all_
 
 
 def _drawn(config: InstancesConfig, env: Environment, rng: random.Random) -> tuple[Instance, ...]:
     """Return `train_limit` instances of the split `train`."""
-    listed = _named(env.instances(config.train), config)
+    listed = _named(answers.instances(env, config.train), config)
     if config.depths or config.expert_steps:
         return _suitable(listed, config, env, rng)
     if not config.train_limit or config.train_limit >= len(listed):
@@ -131,12 +143,14 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     over it. Raises `ConfigError` for a whole split that is too large.
     """
     config = recipe.instances
-    return _some(env.instances(config.test), config.test, config.test_limit, "instances.test_limit", spread=True)
+    listed = answers.instances(env, config.test)
+    return _distinct(_some(listed, config.test, config.test_limit, "instances.test_limit", spread=True))
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
-    return _some(env.instances(chosen.split), chosen.split, chosen.limit, "limit of the set", spread=chosen.spread)
+    listed = answers.instances(env, chosen.split)
+    return _distinct(_some(listed, chosen.split, chosen.limit, "limit of the set", spread=chosen.spread))
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:

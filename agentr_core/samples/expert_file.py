@@ -61,7 +61,7 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     if not replies or spoken[0].role != "user":
         raise DataFileError(
             f"{where}: after the first {opening} turns there must be the turn of the problem and then replies; "
-            "set eto.expert.opening to the number of turns before the problem's"
+            "set eto.expert.opening, or --opening, to the number of turns before the problem's"
         )
     reward = number_of(record, "reward", where)
     return Demonstration(instance=instance, replies=replies, reward=1.0 if reward is None else reward, where=where)

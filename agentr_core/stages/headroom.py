@@ -17,7 +17,7 @@ from agentr_core.evaluation.episodes import episode_plans
 from agentr_core.evaluation.headroom import Headroom, Prospect
 from agentr_core.evaluation.pass_rates import Tried, pass_rates
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.methods.table import method_named, names
+from agentr_core.methods.table import importable
 from agentr_core.recipes.evaluation import TEST as EVERY_TEST
 from agentr_core.runtime.description import Acting
 from agentr_core.runtime.instances import foreseen_instances, held_out
@@ -166,5 +166,4 @@ def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: 
 
 def _prospects(place: Workplace, known: Headroom) -> tuple[Prospect, ...]:
     """Return the prospect of each method that forecasts one, with the settings of this recipe."""
-    methods = [method_named(name) for name in names()]
-    return tuple(method.prospect(place.recipe, known) for method in methods if method.prospect)
+    return tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)

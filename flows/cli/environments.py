@@ -35,10 +35,10 @@ def env_list() -> None:
 @_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
-    """Check whether one environment, or each, keeps the contract, and say what is missing or
-    broken.
+    """Check whether one environment, or each, keeps the contract.
 
-    Exits with 1 if one is broken, or if the named one does not work.
+    Says what is missing or broken. Exits with 1 if one is broken, or if the named one does not
+    work.
     """
     from flows.commands.environments import diagnose, options_of
 
@@ -58,8 +58,9 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 @click.option("--split", default="train", show_default=True)
 @click.option("--index", type=int, help="The instance; by default, the first one of the split.")
 def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> None:
-    """Play an instance yourself: type actions; an empty line, or the end of the input, ends the
-    episode.
+    """Play an instance yourself.
+
+    Type actions; an empty line, or the end of the input, ends the episode.
     """
     from flows.commands.environments import options_of
     from flows.commands.environments import play as play_by_hand
@@ -78,8 +79,9 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
 @click.option("--split", default="train", show_default=True)
 @click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="How many examples.")
 def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, count: int) -> None:
-    """Write episodes of the environment's expert to a new file, for environment.prompt of a
-    recipe.
+    """Write episodes of the environment's expert to a new file.
+
+    A recipe takes it as environment.prompt.examples_file.
     """
     from flows.commands.environments import examples, options_of
 
@@ -115,7 +117,10 @@ def env_serve(
     idle_minutes: float,
     max_environments: int,
 ) -> None:
-    """Serve an environment over HTTP, in the protocol of AgentGym's servers, until interrupted."""
+    """Serve an environment over HTTP, until interrupted.
+
+    The protocol is that of AgentGym's servers.
+    """
     from flows.commands.environments import options_of
     from flows.commands.environments import serve as serve_environment
 
@@ -135,10 +140,11 @@ def env_serve(
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one.")
 def gateway(host: str, port: int) -> None:
-    """Let agents in their own processes play the episodes of runs, until interrupted.
+    """Let agents in their own processes play the episodes of runs.
 
-    An agent takes an episode with POST /episodes, uses the base_url from the reply as OpenAI's, and
-    ends with POST /episodes/ID/reward. Runs reach it as environment `gateway`.
+    Serves until interrupted. An agent takes an episode with POST /episodes, uses the base_url from
+    the reply as OpenAI's, and ends with POST /episodes/ID/reward. Runs reach it as environment
+    `gateway`.
     """
     from flows.commands.environments import serve_gateway
 

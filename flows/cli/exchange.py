@@ -30,13 +30,13 @@ def export(source: str, folder: Path, form: str, iteration: int | None, without_
     appears once it is complete.
 
     \b
-    parquet        for `datasets.load_dataset`, with a card and the ids behind each row
-    trl            messages with token ids and labels; prompt and completion; preferences for pairs
+    parquet        for `datasets.load_dataset`, with a card and the ids of rows
+    trl            messages with token ids and labels; for pairs, preferences
     sharegpt       turns, each with a flag `train`
     llama-factory  a line for each trained turn, and dataset_info.json
     agenttraj      as AgentTraj-L of AgentGym, with `loss` of each turn
-    atif           a file for each trajectory, in the agent trajectory interchange format
-    verl           the prompt of each instance for reinforcement learning, also of a run of group RL
+    atif           trajectories in the agent trajectory interchange format
+    verl           prompts for reinforcement learning, also of group RL
     """
     from flows.commands.exporting import export_folder
 
@@ -72,13 +72,13 @@ def import_records(
     opening: int,
     skip_bad: bool,
 ) -> None:
-    """Check the records of SOURCE, a file from another program or a folder of such files, and write
-    them to TARGET for recipes.
+    """Check the records of another program and write them for recipes.
 
-    A file is JSON lines or one array: conversations of AgentTraj, ETO, ShareGPT or OpenAI, or
-    trajectories in ATIF. Each unsound record is reported with its line, and then nothing is
-    written. A recipe takes TARGET as eto.expert.file (several demonstrations of an instance are
-    fine), eto.preferences.file or data.general.file.
+    SOURCE is a file or a folder of files, TARGET the new file. A file is JSON lines or one array:
+    conversations of AgentTraj, ETO, ShareGPT or OpenAI, or trajectories in ATIF. Each unsound
+    record is reported with its line, and then nothing is written. A recipe takes TARGET as
+    eto.expert.file (several demonstrations of an instance are fine), eto.preferences.file or
+    data.general.file.
     """
     from flows.commands.environments import options_of
     from flows.commands.importing import import_file

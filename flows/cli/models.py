@@ -33,7 +33,7 @@ def _use_environment(folder: Path | None) -> None:
 @_vllm_env
 @_device
 def models_install(environment: Path | None, device: str) -> None:
-    """Make the environment that vLLM runs in; do nothing where it is complete."""
+    """Make the environment that vLLM runs in, unless it is complete."""
     from flows.commands.models import install
 
     _use_environment(environment)
@@ -57,8 +57,10 @@ def models_serve(
     device: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Serve a model with vLLM until interrupted; runs replace its weights between iterations. Where
-    vLLM's environment does not exist, it is first made as by `agentr models install`.
+    """Serve a model with vLLM until interrupted.
+
+    Runs replace its weights between iterations. Where vLLM's environment does not exist, it is
+    first made as by `agentr models install`.
 
     Change settings of a recipe with -o, such as -o model.vllm.kv_cache_gib=4.
     """

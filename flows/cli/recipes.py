@@ -20,7 +20,10 @@ from flows.cli.prefect_settings import quiet_prefect
     "--more", type=click.IntRange(1, 10_000), metavar="N", help="Add N iterations to those that the run has finished."
 )
 def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int | None) -> None:
-    """Run a recipe from start to end; the same command again goes on where it stopped."""
+    """Run a recipe from start to end.
+
+    The same command again goes on where it stopped.
+    """
     quiet_prefect()
     with importing():
         from flows.local import run_recipe
@@ -44,11 +47,11 @@ def run(recipe: Path, overrides: tuple[str, ...], resume: str | None, more: int 
     help="Trajectories that are enough for a training.",
 )
 def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough: int) -> None:
-    """Gather experience with the policy of a recipe's run, for its next iteration, and train
-    nothing.
+    """Gather experience for a run's next iteration; train nothing.
 
-    The same command again goes on where the last one stopped. `agentr improve` trains on what was
-    gathered; `agentr run` gathers what is missing first.
+    The policy of the recipe's run gathers it. The same command again goes on where the last one
+    stopped. `agentr improve` trains on what was gathered; `agentr run` gathers what is missing
+    first.
     """
     quiet_prefect()
     with importing():
@@ -67,8 +70,9 @@ def collect(recipe: Path, overrides: tuple[str, ...], limit: int | None, enough:
     help="Do nothing unless this many trajectories were gathered since the last training.",
 )
 def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
-    """Train the next iteration of a recipe's run on what was gathered for it, evaluate and report
-    it. Nothing is gathered.
+    """Train a run's next iteration on what was gathered for it.
+
+    It is evaluated and reported, too. Nothing is gathered.
     """
     quiet_prefect()
     with importing():
@@ -88,11 +92,10 @@ def improve(recipe: Path, overrides: tuple[str, ...], enough: int) -> None:
     help="Use this seed instead of the recipe's; may be repeated.",
 )
 def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], seeds: tuple[int, ...]) -> None:
-    """Train each arm of a recipe on one pool with an equal budget, over several seeds, and show one
-    table.
+    """Train each arm of a recipe on one pool with an equal budget.
 
-    The same command again goes on where it stopped; other arms, seeds and budgets use the same
-    pool.
+    One table shows the arms over several seeds. The same command again goes on where it stopped;
+    other arms, seeds and budgets use the same pool.
     """
     quiet_prefect()
     with importing():
@@ -112,8 +115,9 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     help="Memory of a GPU, in GiB.",
 )
 def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
-    """Show what a recipe would run, the tokens and memory it needs, and which fields affect which
-    stage.
+    """Show what a recipe would run, and what it needs.
+
+    This covers the tokens and the memory, and which fields affect which stage. Nothing is run.
     """
     from flows.commands.plan import describe
 
@@ -133,7 +137,7 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
 def evaluate(
     recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str | None, answers: Path | None, opening: int
 ) -> None:
-    """Evaluate the model of a recipe, or another one, on the held-out instances.
+    """Evaluate a recipe's model, or another, on held-out instances.
 
     With --answers no model is asked: the replies in the file are played in the environment, and
     their scores stand beside those of the recipe's run on the same instances.
@@ -169,12 +173,12 @@ def evaluate(
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances: int, form: str) -> None:
-    """Say what the model of a recipe can learn from its own experience, before anything is trained.
+    """Say what a recipe's model can learn from its own experience.
 
-    Samples episodes of training and held-out instances: pass@k and greedy success by difficulty,
-    the share of instances always, sometimes and never won, how many pairs, good paths and mixed
-    groups an iteration would make, and which method can learn from that. A later call for more
-    episodes or instances adds to those already played.
+    Nothing is trained. Samples episodes of training and held-out instances: pass@k and greedy
+    success by difficulty, the share of instances always, sometimes and never won, how many pairs,
+    good paths and mixed groups an iteration would make, and which method can learn from that. A
+    later call for more episodes or instances adds to those already played.
     """
     quiet_prefect()
     from flows.commands.headroom import shown
@@ -189,8 +193,10 @@ def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances:
 @click.command()
 @click.argument("recipes", nargs=-1, type=NamedPath(path_type=Path))
 def serve(recipes: tuple[Path, ...]) -> None:
-    """Serve a Prefect deployment for each recipe (all shipped ones if none is named) until
-    interrupted.
+    """Serve a Prefect deployment for each recipe, until interrupted.
+
+    Without RECIPES, all in deployments/recipes are served. A server must run: `prefect server
+    start`.
     """
     from flows.serving import serve_recipes
 

@@ -12,15 +12,16 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath
 
 @click.group()
 def store() -> None:
-    """The store of a workspace: its sizes, soundness and backups; merging and removing runs."""
+    """The store of a workspace: sizes, checks, backups, merging."""
 
 
 @store.command()
 @click.argument("file", type=NamedPath(path_type=Path, dir_okay=False))
 @WORKSPACE
 def backup(file: Path, workspace: Path) -> None:
-    """Write the whole store to one sound FILE, even while a run is writing. With the name
-    store.duckdb, it makes its folder a workspace.
+    """Write the whole store to one sound FILE, even during a run.
+
+    With the name store.duckdb, the file makes its folder a workspace.
     """
     from flows.commands.stores import back_up
 
@@ -30,10 +31,9 @@ def backup(file: Path, workspace: Path) -> None:
 @store.command("check")
 @WORKSPACE
 def store_check(workspace: Path) -> None:
-    """Look for rows that point nowhere or contradict each other, such as trees that two processes
-    wrote.
+    """Look for rows that point nowhere or contradict each other.
 
-    Exits with 1 if there are any.
+    Trees that two processes wrote are an example. Exits with 1 if there are such rows.
     """
     from flows.commands.stores import faults
 
@@ -48,7 +48,7 @@ def store_check(workspace: Path) -> None:
 @store.command()
 @WORKSPACE
 def sizes(workspace: Path) -> None:
-    """Show the rows and the size of each table, and the idle space in the file."""
+    """Show rows and size of each table, and idle space."""
     from flows.commands.stores import sizes_of
 
     click.echo(sizes_of(workspace), nl=False)
@@ -71,11 +71,11 @@ def compact(workspace: Path) -> None:
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=NamedPath(path_type=Path, exists=True))
 @WORKSPACE
 def merge(others: tuple[Path, ...], workspace: Path) -> None:
-    """Add the rows of other stores to that of the workspace, each row once.
+    """Add the rows of other stores to that of the workspace.
 
     OTHER is a workspace or the file of a store, such as a backup from another machine; it stays as
-    it is. Nothing is added if two stores have different rows under the same id. Weights, datasets
-    and reports stay where they are.
+    it is. Each row is added once, and nothing is added if two stores have different rows under the
+    same id. Weights, datasets and reports stay where they are.
     """
     from flows.commands.stores import merged
 
@@ -87,9 +87,10 @@ def merge(others: tuple[Path, ...], workspace: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go and stay.")
 @WORKSPACE
 def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
-    """Remove runs from the store; what other runs were made from stays, however far back.
+    """Remove runs from the store, but not what others need.
 
-    RUN is the beginning of a run's id, at least 6 characters of it.
+    What other runs were made from stays, however far back. RUN is the beginning of a run's id, at
+    least 6 characters of it.
 
     Weights, datasets and reports stay where they are; folders of weights that nothing in the store
     names any longer are listed.
@@ -102,7 +103,10 @@ def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
 @store.command()
 @click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
 def schema(folder: Path) -> None:
-    """Write a page of all tables, views and columns into FOLDER, with a picture."""
+    """Write a page of all tables and views into FOLDER.
+
+    It has their columns, too, and a picture.
+    """
     from flows.commands.schema import write_schema
 
     for path in write_schema(folder):

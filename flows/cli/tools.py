@@ -12,7 +12,7 @@ from flows.cli.options import NamedPath
 @click.command("doctor")
 @click.option("--attempts", is_flag=True, help="Also show each attempt to escape.")
 def machine_doctor(attempts: bool) -> None:
-    """Say how well the Python tool can confine a model's code on this machine.
+    """Say how well a model's Python code can be confined here.
 
     Environments have a doctor of their own, `agentr env doctor`. Exits with 2 if code cannot be
     confined at all.
@@ -62,10 +62,10 @@ def retrieve_serve(
     device: str,
     threads: int,
 ) -> None:
-    """Serve searches of a corpus, JSON lines with id, title and contents, until interrupted.
+    """Serve searches of a corpus, until interrupted.
 
-    POST /search takes {"query", "top_n", "return_score"}, /batch_search a list of queries in
-    "query"; GET /health tells whether it works.
+    CORPUS has JSON lines with id, title and contents. POST /search takes {"query", "top_n",
+    "return_score"}, /batch_search a list of queries in "query"; GET /health tells whether it works.
     """
     from flows.commands.retrieval import serve as serve_corpus
 

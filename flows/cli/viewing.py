@@ -33,10 +33,11 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 def view(
     workspace: Path, host: str, port: int, index: Path | None, folder: Path | None, run: str | None, pages: int
 ) -> None:
-    """Show a workspace in a browser, even while a run is writing, until interrupted.
+    """Show a workspace in a browser, even while a run is writing.
 
-    Runs, iterations and evaluations; trajectories, search trees, pairs, samples and groups, with
-    filters; what each was made from; and a search of all texts. Nothing in the store is changed.
+    It serves until interrupted. Runs, iterations and evaluations; trajectories, search trees,
+    pairs, samples and groups, with filters; what each was made from; and a search of all texts.
+    Nothing in the store is changed.
     """
     from flows.commands.viewing import serve, write
 

@@ -25,11 +25,10 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, standard_input, we
 )
 @WORKSPACE
 def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, workspace: Path) -> None:
-    """Write the reports of a run anew, a page for each iteration and one for the whole run, and
-    print their paths.
+    """Write the reports of a run anew, and print their paths.
 
-    For several runs: write one page that compares them with the first on the same episodes, and
-    print its table.
+    There is a page for each iteration and one for the whole run. For several runs: write one page
+    that compares them with the first on the same episodes, and print its table.
     """
     from tasks.reporting import compare_runs, compare_worlds, write_reports
 
@@ -65,11 +64,10 @@ def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, worksp
 def sql(
     query: str, workspace: Path, form: str | None, output: Path | None, example: str, examples: bool, files: bool
 ) -> None:
-    """Ask the store a question in SQL; it answers even while a run is writing.
+    """Ask the store a question in SQL, even while a run is writing.
 
-    QUERY - reads the question from standard input, as in `agentr sql - < question.sql`.
-    Nothing in the store can be changed. Numbers are shown with all their digits, bytes as
-    hexadecimal digits.
+    QUERY - reads the question from standard input, as in `agentr sql - < question.sql`. Nothing in
+    the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
     """
     from flows.commands.questions import answer, example_list
 
@@ -86,7 +84,9 @@ def sql(
 @WORKSPACE
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def trace(entity: str, workspace: Path, form: str) -> None:
-    """Show what something in the store was made from, back to the model that the run began with.
+    """Show what something in the store was made from.
+
+    The way leads back to the model that the run began with.
 
     ID is the beginning of the id of a checkpoint, dataset, sample, pair, preference, tree,
     trajectory or evaluation, or TREE#NUMBER for a node.
@@ -112,10 +112,10 @@ def runs(workspace: Path) -> None:
 @click.option("--license", "licence", default="", metavar="ID", help="A licence, such as apache-2.0, for the card.")
 @WORKSPACE
 def publish(checkpoint: str, folder: Path, base_model: str, licence: str, workspace: Path) -> None:
-    """Write a checkpoint into a new FOLDER to give away: weights, tokenizer, template, and a card.
+    """Write a checkpoint into a new FOLDER to give away.
 
-    The card is a README.md with the scores, the budget, the recipe and the lineage; paths on this
-    machine are left out of it.
+    It gets weights, tokenizer, template and a card. The card is a README.md with the scores, the
+    budget, the recipe and the lineage; paths on this machine are left out of it.
     """
     from flows.commands.publishing import publish_checkpoint
 

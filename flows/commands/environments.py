@@ -5,19 +5,20 @@ examples of its expert, serving one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentr_core import answers
 from agentr_core.environments import registry
-from agentr_core.environments.contract import check
+from agentr_core.environments.contract import Violation, check
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
 from agentr_core.recipes.yaml_text import read_yaml
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.texts import visible
+from agentr_core.texts import cause, visible
 from agentr_core.types import Instance, Message
 from agentr_core.writing import write_text
 from tasks.wiring import named_environment
@@ -78,7 +79,7 @@ def play(
     """
     env = named_environment(name, options)
     try:
-        instances = env.instances(split)
+        instances = answers.instances(env, split)
         named = Instance(environment=env.name, split=split, index=index) if index is not None else None
         wanted = instances[:1] if named is None else [named] if named in instances else []
         if not wanted:
@@ -109,7 +110,7 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
         raise ConfigError(f"{file} exists already; name a new file")
     env = named_environment(name, options)
     try:
-        played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
+        played = (expert_trajectory(env, instance) for instance in answers.instances(env, split)[:_LOOKED_AT])
         several = (one for one in played if one and one.success and len(one.steps) > 1)
         won = sorted(islice(several, _CHOICE * count), key=lambda one: len(one.steps))
         if len(won) < count:
@@ -204,7 +205,14 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
-        said = " ".join(str(error).split())
-        return {"name": name, "ok": False, "status": "broken", "detail": f"{type(error).__name__}: {said}"}
-    detail = "; ".join(f"{v.rule}: {v.detail}" for v in violations) or "keeps the contract"
+        return {"name": name, "ok": False, "status": "broken", "detail": cause(error)}
+    detail = "; ".join(_told(violations)) or "keeps the contract"
     return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}
+
+
+def _told(violations: Sequence[Violation]) -> Iterator[str]:
+    """Yield a sentence for each broken rule: the first case, and how many there are beside it."""
+    rules = Counter(violation.rule for violation in violations)
+    for rule, count in rules.items():
+        first = next(violation.detail for violation in violations if violation.rule == rule)
+        yield f"{rule}: {first}" + (f" (and {count - 1} more)" if count > 1 else "")

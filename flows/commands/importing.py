@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.imports import (
     EXPERT,
@@ -17,7 +18,9 @@ from agentr_core.exchange.imports import (
     import_experts,
     import_pairs,
 )
+from agentr_core.recipes.eto import ExpertConfig
 from agentr_core.samples.json_lines import World
+from agentr_core.texts import counted
 from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
@@ -65,7 +68,9 @@ def import_file(
         say(fault)
     if found.faults[_TOLD:]:
         say(f"and {len(found.faults) - _TOLD} more records are not sound")
-    return _written(found, source, target, skip_bad=skip_bad) + f"; a recipe takes them as {setting}"
+    # The turns are written as they were, so the recipe must skip as many.
+    also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
+    return _written(found, source, target, skip_bad=skip_bad) + f"; a recipe takes them as {setting}{also}"
 
 
 def _written(found: Imported, source: Path, target: Path, *, skip_bad: bool) -> str:
@@ -79,7 +84,7 @@ def _written(found: Imported, source: Path, target: Path, *, skip_bad: bool) -> 
         raise DataFileError(f"{source} has no sound record; there must be an object on each line, or one array of them")
     write_text(target, "".join(f"{line}\n" for line in found.lines))
     left_out = f", {count} left out" if count else ""
-    return f"{len(found.lines)} records in {target}{left_out}"
+    return f"{counted(len(found.lines), 'record')} in {target}{left_out}"
 
 
 def _place(environment: str, options: Mapping[str, Any], split: str) -> Place:
@@ -87,7 +92,7 @@ def _place(environment: str, options: Mapping[str, Any], split: str) -> Place:
         raise ConfigError("instances are of an environment; name it with --environment")
     env = named_environment(environment, options)
     try:
-        instances = env.instances(split)
+        instances = answers.instances(env, split)
         known = frozenset(instances) if len(instances) <= MAX_SERVED else None
         return Place(world=World(env.name, environment), split=split, known=known)
     finally:

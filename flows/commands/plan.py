@@ -20,6 +20,7 @@ from agentr_core.runtime.start import run_id_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.runs import count_finished_runs
+from agentr_core.texts import counted
 from agentr_core.training.objectives import GroupRelative
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
@@ -59,7 +60,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
     where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
     lines = [
-        f"recipe {recipe.name}: {method.title}, {recipe.iterations} iterations, {where}",
+        f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
         *method.describe(recipe, train, test),
         *(_world_line(name, *counts[name], share=world.share) for name, world in recipe.environments.items()),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
@@ -213,4 +214,4 @@ def _done(recipe: Recipe) -> str:
     store = open_store(Path(recipe.workspace))
     if not store.path.exists():
         return "nothing yet"
-    return f"{count_finished_iterations(store, run_id_of(recipe))} iterations"
+    return counted(count_finished_iterations(store, run_id_of(recipe)), "iteration")

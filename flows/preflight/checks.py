@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentr_core import answers
 from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
@@ -81,6 +82,7 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
     """
     env = make_environment(recipe)
     try:
+        answers.text(env.instruction, f"{env.name}: its instruction")
         if asks and isinstance(env, Served):
             env.reach()
         if recipe.evaluation.repeats:

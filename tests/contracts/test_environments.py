@@ -41,7 +41,7 @@ class Forgetful(TextCraft):
         self._game = type(self._game)(self._world)
 
 
-@pytest.mark.parametrize(("broken", "rule"), [(Leaky, "leakage"), (Generous, "transition"), (Forgetful, "snapshot")])
+@pytest.mark.parametrize(("broken", "rule"), [(Leaky, "leakage"), (Generous, "types"), (Forgetful, "snapshot")])
 def test_checker_catches(broken: type[TextCraft], rule: str) -> None:
     assert rule in {violation.rule for violation in check(broken)}
 

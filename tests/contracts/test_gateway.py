@@ -122,6 +122,7 @@ async def test_what_cannot_be_answered_is_refused_in_a_sentence(url: str) -> Non
             refusal(lambda: agent.says(HELLO, n=2)),
             refusal(lambda: agent.says(image)),
             refusal(lambda: agent.says()),
+            refusal(lambda: agent.says(HELLO, said("I begin with"))),
         ]
         agent.says(HELLO)
         too_much = agent.end(reward=2).json()["error"]["message"]
@@ -130,11 +131,16 @@ async def test_what_cannot_be_answered_is_refused_in_a_sentence(url: str) -> Non
 
     _, (names, refused, too_much, late, again), _ = await played(url, play)
     assert names == ["policy"]
-    for sentence, part in zip(
-        refused, ("there is no model 'gpt-4' here; ask for 'policy'", "n: ", "content", "messages: "), strict=True
-    ):
+    parts = (
+        "there is no model 'gpt-4' here; ask for 'policy'",
+        "n: Input should be 1; the gateway takes text, and one reply at a time",
+        "content",
+        "messages: ",
+        "messages: the last turn is the assistant's; end with one of the user, a tool or the system",
+    )
+    for sentence, part in zip(refused, parts, strict=True):
         assert part in sentence
-    assert "reward: Input should be less than or equal to 1" in too_much
+    assert too_much == "reward: Input should be less than or equal to 1"
     assert "is over: its reward was reported; take another one with POST /episodes" in late
     assert again == 410
 

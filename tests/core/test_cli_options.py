@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,3 +79,17 @@ def test_an_interrupted_query_is_an_interruption(
         flows.cli.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def _helps(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    yield context.command_path, command.get_help(context)
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _helps(each, click.Context(each, context, name, terminal_width=80, **each.context_settings))
+
+
+def test_help_fits_a_terminal_of_80_columns_and_cuts_no_summary() -> None:
+    for path, said in _helps(cli, click.Context(cli, None, "agentr", terminal_width=80)):
+        lines = said.splitlines()
+        assert not [line for line in lines if len(line) > 80], path
+        summaries = lines[lines.index("Commands:") :] if "Commands:" in lines else []
+        assert not [line for line in summaries if line.endswith("...")], path

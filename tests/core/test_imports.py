@@ -176,11 +176,20 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path) -> None:
 
     done = imported(*words, "--skip-bad")
     assert done.exit_code == 0
-    assert "1 records in " in done.output
+    assert "1 record in " in done.output
     assert "2 left out; a recipe takes them as eto.expert.file" in done.output
+    assert "eto.expert.opening" not in done.output, "the usual number of turns"
     assert json.loads(target.read_text("utf-8"))["id"] == first.key
     assert "is there already" in str(imported(*words).exception)
     assert "name it with --environment" in str(imported(file, tmp_path / "x", "--as", "pairs").exception)
+
+
+def test_an_import_with_another_opening_says_what_the_recipe_must_set(tmp_path: Path) -> None:
+    first = TextCraft().instances("train")[0]
+    record = {"id": first.index, "conversations": [{"from": "human", "value": "Goal"}, *spoken("a", "b")[1:]]}
+    words = ("--as", "expert", "--environment", "textcraft", "--opening", 0)
+    done = imported(write(tmp_path, json.dumps(record)), tmp_path / "o", *words)
+    assert done.output.endswith("; a recipe takes them as eto.expert.file, with eto.expert.opening: 0\n")
 
 
 def test_an_instance_of_another_split_is_no_unknown_one(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
+from agentr_core.models.openai.endpoint import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
 from agentr_core.recipes import ServerConfig
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn
@@ -218,3 +221,26 @@ def test_models_are_listed_with_the_length_of_their_context() -> None:
     assert read_models(json.dumps(listed).encode()) == {"a": 8, "b": None}
     with pytest.raises(MalformedReply, match="list of models is malformed: '<html>'"):
         read_models(b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("Unknown parameter: 'seed'", "'seed'; server.send_seed: false leaves it out"),
+        (
+            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+            "instead.; server.max_tokens_field: max_completion_tokens is the other name",
+        ),
+        ("Unknown parameter: 'kind'", "Unknown parameter: 'kind'"),
+    ],
+)
+def test_a_field_that_a_server_refuses_is_told_with_what_changes_it(said: str, remedy: str) -> None:
+    response: Any = httpx.Response(400, request=httpx.Request("POST", "http://localhost/v1"))
+    refusal = openai.BadRequestError("refused", response=response, body={"message": said})
+    # A key of one letter stands for none, and words keep theirs.
+    told = fault_of(refusal, Endpoint(url="http://localhost/v1", key="k"), ServerConfig(model="m"))
+    assert str(told).endswith(remedy)
+
+
+def test_a_key_is_not_repeated() -> None:
+    assert Endpoint(url="http://localhost/v1", key="sk-1").redacted("no sk-1 here") == "no *** here"

@@ -84,8 +84,7 @@ def _for_agents(desk: Desk) -> list[Route]:
     async def chat(request: Request) -> Response:
         key = request.path_params["key"]
         call = await _read(request, ChatCall)
-        if call.model != MODEL:
-            raise Refused(404, f"there is no model {call.model[:60]!r} here; ask for {MODEL!r}", "model_not_found")
+        _check_answerable(call)
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         reply = await desk.ask(key, call.turns(), again=again)
         if call.stream:
@@ -140,6 +139,17 @@ def _for_runs(desk: Desk) -> list[Route]:
         _post("/run/next", following),
         _post("/run/close", closed),
     ]
+
+
+def _check_answerable(call: ChatCall) -> None:
+    """Raise `Refused` for a call that the policy cannot answer; handed on, it would cost the
+    episode.
+    """
+    if call.model != MODEL:
+        raise Refused(404, f"there is no model {call.model[:60]!r} here; ask for {MODEL!r}", "model_not_found")
+    if call.messages[-1].role == "assistant":
+        why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
+        raise Refused(400, why, "invalid_request")
 
 
 async def _read(request: Request, kind: type[M]) -> M:

@@ -96,7 +96,8 @@ def sentence(error: ValidationError) -> str:
     """Return the error in a body as one sentence, without quoting the body."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
-    return f"{where}: {first['msg']}; the gateway takes text, and one reply at a time"
+    ours = where.startswith("messages.") or where == "n"
+    return f"{where}: {first['msg']}" + ("; the gateway takes text, and one reply at a time" if ours else "")
 
 
 def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:

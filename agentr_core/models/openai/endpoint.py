@@ -5,6 +5,7 @@ error repeats the key.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time
@@ -43,6 +44,11 @@ _CONTEXT_WORDS = (
     "`max_new_tokens` must be <=",
 )
 _NO_LIST = (404, 405, 501)
+_CHANGED_BY = {
+    "seed": "server.send_seed: false leaves it out",
+    "max_tokens": "server.max_tokens_field: max_completion_tokens is the other name",
+}
+"""What a recipe can do about a field that some servers refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +85,8 @@ class Endpoint:
         one.
         """
         # Shorter values are not secrets, and removing them would damage words.
-        values = [value for value in self.variables.values() if len(value) >= _SHORTEST_SECRET]
-        for secret in sorted(filter(None, (self.key, *values)), key=len, reverse=True):
+        secrets = [value for value in (self.key, *self.variables.values()) if len(value) >= _SHORTEST_SECRET]
+        for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, MASK)
         return text
 
@@ -200,7 +206,8 @@ def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfi
     told = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
     if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
         return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
-    return ModelFault(f"{where.url} refused the request ({status}): {said}")
+    remedy = next((f"; {way}" for name, way in _CHANGED_BY.items() if re.search(rf"\b{name}\b", said)), "")
+    return ModelFault(f"{where.url} refused the request ({status}): {said}{remedy}")
 
 
 def _said(body: object) -> str:
