@@ -159,7 +159,9 @@ def test_votes_on_conciseness() -> None:
     assert read_vote("<answer>yes</answer> no: <answer>no</answer>") is False
     assert read_vote("yes") is None
     assert is_concise([True, False])
-    assert is_concise([None] * 10)
+    assert read_vote("<answer>**No**</answer>") is False
+    assert is_concise([None] * 10) is None
+    assert is_concise([False, None])
     assert not is_concise([True, True, False, None])
 
 

@@ -30,7 +30,7 @@ class Attempt:
     one. `score` is the attempt's correctness in [0, 1]. `failed` counts calls whose status is not
     ok, `redundant` those that repeat an earlier one.
     `reasoning_tokens` excludes results; None where the number is unknown. `concise` is the outcome
-    of the votes, None without votes. `nudged_right` is whether a wrong answer became right when the
+    of the votes, None without any. `nudged_right` is whether a wrong answer became right when the
     policy was told to think on; None for right answers, and where the policy was not told to.
     """
 
