@@ -82,7 +82,7 @@ def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: P
     ):
         assert title in page
     assert "this iteration coloured, the base dashed" in page, "the radar"
-    assert page.count("P above the base, points") == 1, "no row without a value in the table of sources"
+    assert page.count("P above base, points") == 1, "no row without a value in the table of sources"
 
 
 def _measures(store: Store) -> None:
