@@ -1,13 +1,12 @@
 """Environments by name: the shipped ones and those that other packages add.
 
 A package adds one with an entry point in the group `agentr.environments` that names a class; the
-class takes the recipe's `environment.options` as keyword arguments; a value must have the type of
-its annotation. If a class has `variables`, a
-mapping of options to environment variables, an option that the recipe leaves out comes from its
-variable; a static method `variables_of` instead gives this mapping for some options. If it has a
-static method `version_of`, that method gives the version of the environment's
-texts for some options, which is part of a run's id. If it has a static method `files_of`, so are
-the contents of the files and folders that it names for some options.
+class takes the recipe's `environment.options` as keyword arguments, each with a value of the type
+of its annotation. If a class has `variables`, a mapping of options to environment variables, an
+option that the recipe leaves out comes from its variable; a static method `variables_of` instead
+gives this mapping for some options. If it has a static method `version_of`, that method gives the
+version of the environment's texts for some options, which is part of a run's id. If it has a static
+method `files_of`, so are the contents of the files and folders that it names for some options.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def _measures(store: Store) -> None:
         names = set(found[found["iteration"] == iteration]["name"])
         of_behaviour = {"performance", "efficiency", "tool_productivity", "reasoning_length", "exact_match", "f1"}
         assert {f"{of}{name}" for of in ("", "source-rivers-0/", "source-rivers-1/") for name in of_behaviour} <= names
-        assert {"conciseness", "nudged_right"} <= names
+        assert "nudged_right" in names
+        assert "conciseness" not in names, "this judge says neither yes nor no"
     votes = "select number, count(*) n from answer where purpose = 'conciseness' group by number order by number"
     assert store.query(votes)["n"].tolist() == [18, 18]
     played = store.query(
