@@ -479,6 +479,14 @@ def test_calls_are_counted_in_a_growing_turn_only() -> None:
         check_counts(replace(recipe, et_agent=replace(recipe.et_agent, curriculum=curriculum)), env, ())
 
 
+def test_a_cost_of_a_tool_that_there_is_not_is_named() -> None:
+    file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
+    world = registry.make("reasoning", {})
+    check_counts(load(file, ["et_agent.curriculum.call_costs={search: 3}"]), world, ())
+    with pytest.raises(ConfigError, match="reasoning has no tool pyhton; it has search and python"):
+        check_counts(load(file, ["et_agent.curriculum.call_costs={pyhton: 3}"]), world, ())
+
+
 def test_a_policy_does_not_judge_itself() -> None:
     file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
     asked = ["et_agent.behaviour.votes=3"]
