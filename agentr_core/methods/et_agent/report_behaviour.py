@@ -50,9 +50,9 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     counts = place.recipe.et_agent.curriculum.counts
     note = (
-        "Means with 95% intervals, clustered by question. P is the mean reward. Efficiency is the mean of the reward "
-        f"divided by the number of {counts} (by 1 without any), successful execution that divided by 1 + the failed "
-        f"{counts}. With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
+        "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
+        f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
+        f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
         "agentr_core/methods/et_agent/behaviour.py."
     )
     return (Section("behaviour", "Behaviour", tuple(_blocks(known, iteration)), note),)
