@@ -235,6 +235,12 @@ async def test_long_output_is_cut_and_says_so(tool: PythonTool) -> None:
     assert not (await tool.run("print('x' * 999)")).truncated
 
 
+async def test_threads_are_waited_for_as_at_the_end_of_any_program(tool: PythonTool) -> None:
+    late = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('late')){}).start()"
+    assert (await tool.run(late.format(""))).stdout == "late\n"
+    assert (await tool.run(late.format(", daemon=True"))).status is Status.EMPTY
+
+
 async def test_a_long_traceback_keeps_its_end(tool: PythonTool) -> None:
     outcome = await tool.run("def f(n): g(n)\ndef g(n): f(n)\nf(1)")
     assert outcome.truncated
