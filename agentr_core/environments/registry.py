@@ -1,12 +1,12 @@
 """Environments by name: the shipped ones and those that other packages add.
 
 A package adds one with an entry point in the group `agentr.environments` that names a class; the
-class takes the recipe's `environment.options` as keyword arguments. If a class has `variables`, a
-mapping of options to environment variables, an option that the recipe leaves out comes from its
-variable; a static method `variables_of` instead gives this mapping for some options. If it has a
-static method `version_of`, that method gives the version of the environment's
-texts for some options, which is part of a run's id. If it has a static method `files_of`, so are
-the contents of the files and folders that it names for some options.
+class takes the recipe's `environment.options` as keyword arguments, each with a value of the type
+of its annotation. If a class has `variables`, a mapping of options to environment variables, an
+option that the recipe leaves out comes from its variable; a static method `variables_of` instead
+gives this mapping for some options. If it has a static method `version_of`, that method gives the
+version of the environment's texts for some options, which is part of a run's id. If it has a static
+method `files_of`, so are the contents of the files and folders that it names for some options.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from agentr_core.environments.native import native
+from agentr_core.environments.option_types import option_faults
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment
 from agentr_core.texts import cause
@@ -41,7 +42,8 @@ def make(
     its actions are tool calls; see `environments.native`.
 
     Raises:
-        ConfigError: there is no environment with that name, or it has no such option.
+        ConfigError: there is no environment with that name, it has no such option, or an option has
+            a value of another type.
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = _kind(name)
@@ -53,6 +55,8 @@ def make(
         raise ConfigError(
             f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
         )
+    if faults := option_faults(kind, options):
+        raise ConfigError("; ".join(faults))
     named = _variables_of(kind, options)
     told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
     with _told(name):

@@ -90,6 +90,14 @@ def test_intervals_are_over_questions_not_attempts() -> None:
         assert one.low <= one.mean <= one.high
 
 
+def test_no_interval_leaves_the_range_of_its_metric() -> None:
+    won = attempt(question="won", calls=3, reasoning_tokens=9)
+    few = behaviour([won, replace(won, question="lost", score=0.0)])
+    assert (few.tool_productivity.low, few.tool_productivity.high) == (0, 100)
+    assert few.reasoning_length.low == 0
+    assert few.reasoning_length.high <= 1000
+
+
 def test_variants_of_a_question_are_no_independent_evidence() -> None:
     def asked(variants: int, score: float = 0.0) -> list[Attempt]:
         return [
@@ -159,7 +167,9 @@ def test_votes_on_conciseness() -> None:
     assert read_vote("<answer>yes</answer> no: <answer>no</answer>") is False
     assert read_vote("yes") is None
     assert is_concise([True, False])
-    assert is_concise([None] * 10)
+    assert read_vote("<answer>**No**</answer>") is False
+    assert is_concise([None] * 10) is None
+    assert is_concise([False, None])
     assert not is_concise([True, True, False, None])
 
 

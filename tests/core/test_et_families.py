@@ -63,6 +63,14 @@ def test_right_and_wrong_parents_have_operators_of_their_own() -> None:
     assert planned_children(family, 2, config, room=-1) == ()
 
 
+async def test_a_member_that_no_operator_is_for_is_passed_over() -> None:
+    config = FlywheelConfig(fresh=2, rounds=1, correct=(), incorrect=("I3",))
+    found, _ = await grown(config, {"0": 1.0})
+    assert names(found.members) == ["0", "1", "1.1I3"]
+    only_right, _ = await grown(config, {"0": 1.0, "1": 1.0})
+    assert (len(only_right.members), only_right.ended_by) == (2, "no-child")
+
+
 async def test_a_round_varies_one_member_or_every_one() -> None:
     one, _ = await grown(FlywheelConfig(rounds=2, incorrect=("I3",)), {})
     assert names(one.members) == ["0", "0.1I3", "0.1I3.2I3"]

@@ -29,6 +29,7 @@ INSTANCE = Instance(environment="reasoning", split="train", index=0)
         ("Step: none", None),
         ("Corrected Step: 3", None),
         ("Steps follow. Step: 4, then Step: 5", 4),
+        ("Step: " + "1" * 5000, 111111111),
         ("Step two", None),
         ("", None),
     ],

@@ -35,6 +35,7 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.splicing import splice
 from agentr_core.methods.et_agent.costs import well_formed
+from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.rft import fit_for_tuning
 from agentr_core.methods.et_agent.stages.evaluate import check_asking
 from agentr_core.methods.et_agent.stages.rollout import check_counts
@@ -477,6 +478,23 @@ def test_calls_are_counted_in_a_growing_turn_only() -> None:
     curriculum = replace(recipe.et_agent.curriculum, counts="steps")
     for env in turns:
         check_counts(replace(recipe, et_agent=replace(recipe.et_agent, curriculum=curriculum)), env, ())
+
+
+def test_a_cost_of_a_tool_that_there_is_not_is_named() -> None:
+    file = ROOT / "deployments" / "recipes" / "reasoning-et-agent-tiny.yaml"
+    world = registry.make("reasoning", {})
+    check_counts(load(file, ["et_agent.curriculum.call_costs={search: 3}"]), world, ())
+    with pytest.raises(ConfigError, match="reasoning has no tool pyhton; it has search and python"):
+        check_counts(load(file, ["et_agent.curriculum.call_costs={pyhton: 3}"]), world, ())
+    own, alone = load(file, ["et_agent.curriculum.call_costs={search: 3}"]), {"tools": ["python"]}
+    with pytest.raises(ConfigError, match="reasoning has no tool search; it has python"):
+        check_counts(own, registry.make("reasoning", alone), ())
+
+
+def test_no_hint_speaks_of_a_tool_that_there_is_not() -> None:
+    both, one = registry.make("reasoning", {}), registry.make("reasoning", {"tools": ["python"]})
+    domains = [[manner_of(env, instance).domain for instance in env.instances("train")] for env in (both, one)]
+    assert [set(found) for found in domains] == [{"math", "knowledge"}, {"math", "steps"}]
 
 
 def test_a_policy_does_not_judge_itself() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import process_time
 
 import numpy as np
 import pytest
 
 from agentr_core.errors import DataFault
+from agentr_core.methods.et_agent.report_selection import _fronts
 from agentr_core.methods.et_agent.selection import (
     Selection,
     crowding,
@@ -18,6 +20,7 @@ from agentr_core.methods.et_agent.selection import (
     reasons,
     select,
 )
+from agentr_core.store.codec import Selected
 
 IDS = ["A", "B", "C", "D"]
 CORRECTNESS = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], dtype=np.float64)
@@ -115,3 +118,20 @@ def test_a_hundred_thousand_questions_take_less_than_two_seconds() -> None:
     assert found.selected.sum() == 8000
     # Of processor time, so that a busy machine does not count. A quadratic sort takes an hour.
     assert seconds < 2, f"{seconds:.2f} s"
+
+
+def test_a_report_counts_fronts_as_the_store_does() -> None:
+    one = Selected(
+        instance_id="q",
+        episodes=4,
+        correctness=0.5,
+        cost=1.0,
+        s_corr=0.5,
+        s_tool=0.0,
+        front=0,
+        crowding=None,
+        selected=True,
+        reason="chosen",
+    )
+    found = [replace(one, front=front) for front in (9, 0, 5, None)]
+    assert [row.cells[0] for row in _fronts(found).rows] == ["0", "5", "6 and later", "none"]

@@ -235,6 +235,18 @@ async def test_long_output_is_cut_and_says_so(tool: PythonTool) -> None:
     assert not (await tool.run("print('x' * 999)")).truncated
 
 
+async def test_threads_are_waited_for_as_at_the_end_of_any_program(tool: PythonTool) -> None:
+    late = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('late')){}).start()"
+    assert (await tool.run(late.format(""))).stdout == "late\n"
+    assert (await tool.run(late.format(", daemon=True"))).status is Status.EMPTY
+
+
+async def test_a_long_traceback_keeps_its_end(tool: PythonTool) -> None:
+    outcome = await tool.run("def f(n): g(n)\ndef g(n): f(n)\nf(1)")
+    assert outcome.truncated
+    assert outcome.stderr.splitlines()[-1].startswith("RecursionError: ")
+
+
 async def test_the_environment_of_the_program_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTR_SECRET", "do not tell")
     own = "import os\nprint('AGENTR_SECRET' in os.environ)\nprint(b'SECRET' in open('/proc/self/environ', 'rb').read())"

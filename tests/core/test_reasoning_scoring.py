@@ -6,6 +6,7 @@ from time import process_time
 
 import pytest
 
+from agentr_core.environments.reasoning.grammar import final_answer
 from agentr_core.environments.reasoning.latex import normal_form
 from agentr_core.environments.reasoning.scoring import contains, correctness, exact_match, same_answer, word_f1
 
@@ -21,6 +22,9 @@ from agentr_core.environments.reasoning.scoring import contains, correctness, ex
         ("", "red", 0.0),
         ("the", "a", 0.0),
         ("redriver", "red river", 0.0),
+        ("A", "A", 1.0),
+        ("The The", "the the", 1.0),
+        ("!!!", "!!!", 1.0),
         ("ﬁve  sheep", "five sheep", 1.0),
     ],
 )
@@ -35,6 +39,8 @@ def test_exact_match_and_containment() -> None:
     assert contains("It is the Red River in spring", ["red river"])
     assert not contains("It is a red boat on a river", ["red river"])
     assert not contains("anything", ["the"])
+    assert exact_match("(A)", ["A"])
+    assert not exact_match("A", ["B"])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,12 @@ def test_exact_match_and_containment() -> None:
         (r"\left( 1,\! 2 \right)", "(1,2)"),
         (r"50\%", "50"),
         (r"7 \text{ cm}", "7"),
-        (r"\text{even}", r"\text{even}"),
+        (r"\text{even}", "even"),
+        (r"\textbf{(A)}", "(A)"),
+        (r"12\text{ cm}^2", "12"),
+        (r"\text{ cm}^{2}", "cm"),
+        ("3 1/2", r"3\frac{1}{2}"),
+        ("\N{MINUS SIGN}2", "-2"),
         ("x = 5", "5"),
         ("xyz=5", "xyz=5"),
         ("3 .", "3"),
@@ -84,6 +95,11 @@ def test_the_normal_form_of_latex(answer: str, form: str) -> None:
         ("(1/2, 3)", "(0.5,3.0)"),
         (r"3 \cdot 10^{2}", "300"),
         (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}"),
+        (r"3\frac{1}{2}", "7/2"),
+        ("-3 1/2", "-3.5"),
+        (r"2^3\frac{1}{2}", "4"),
+        (r"2\frac{3}{2}", "3"),
+        (r"\text{(E)}", "E"),
     ],
 )
 def test_equal_values(one: str, other: str) -> None:
@@ -104,6 +120,8 @@ def test_equal_values(one: str, other: str) -> None:
         ("1", "-1"),
         (r"\text{yes}", r"\text{no}"),
         ("", "0"),
+        (r"3\frac{1}{2}", "3/2"),
+        ("3 1/2", "31/2"),
         ("1/0", "2/0"),
         ("BADC", "ABCD"),
         ("1AB", "1BA"),
@@ -147,5 +165,6 @@ def test_no_answer_takes_long_or_runs(answer: str) -> None:
 def test_mathematics_is_right_or_wrong_and_knowledge_has_degrees() -> None:
     assert correctness(r"\boxed", ["1"], "math") == 0
     assert correctness("1/2", ["3", "0.5"], "math") == 1
+    assert correctness(final_answer(r"<answer>\boxed{\text{even}}</answer>"), [r"\text{even}"], "math") == 1
     assert correctness("river", ["sea", "Red River"], "knowledge") == pytest.approx(2 / 3)
     assert correctness("  ", ["1"], "math") == correctness("", [""], "knowledge") == 0

@@ -47,12 +47,23 @@ def loop() -> Iterator[LoopThread]:
     made.close()
 
 
+FRAME = 'Traceback (most recent call last):\n  File "<python>", line 1, in f\n    f()\n  [Previous line repeated]\n'
+
+
 @pytest.mark.parametrize(
     ("ran", "output"),
     [
         (Ran("ok", "42\n"), "42"),
         (Ran("empty"), "The code printed nothing."),
-        (Ran("exception", "1\n", "Traceback\n  File\nValueError: no\n"), "1\nValueError: no"),
+        (Ran("exception", "1\n", f"{FRAME}ValueError: no\n"), "ValueError: no\nBefore that, it printed:\n1"),
+        (Ran("exception", "", f"<python>:1: UserWarning: old\n{FRAME}E: two\n  lines\n"), "E: two\n  lines"),
+        (Ran("exception", "", '  File "<python>", line 1\n    x = (\n        ^\nSyntaxError: no'), "SyntaxError: no"),
+        (Ran("exception", "", "no solution\n", "exit status 2"), "no solution\nexit status 2"),
+        (Ran("exception", "", "", "exit status 2"), "The code failed.\nexit status 2"),
+        (
+            Ran("timeout", "a", "progress 5%\n", "more than 2 s"),
+            "The code took too long and was ended.\nmore than 2 s\nBefore that, it printed:\na",
+        ),
         (Ran("timeout"), "The code took too long and was ended."),
         (Ran("killed", cause="it had 40 tasks"), "The code was ended.\nit had 40 tasks"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning import Reasoning
 from agentr_core.environments.reasoning.grammar import strict_fault
+from agentr_core.environments.registry import make
 from agentr_core.episodes.replay import play
 from agentr_core.errors import ConfigError, SandboxError
 
@@ -58,5 +59,13 @@ def test_code_that_fails_is_answered(world: Reasoning) -> None:
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no tool saw; there are search, python"):
         Reasoning(tools=["saw"])
+    with pytest.raises(ConfigError, match="tools names a tool twice"):
+        Reasoning(tools=["search", "search"])
+    with pytest.raises(ConfigError, match="python_timeout_s is inf; give a number of seconds above 0"):
+        Reasoning(python_timeout_s=float("inf"))
+    with pytest.raises(ConfigError, match="document_chars is 0; it must be at least 1"):
+        Reasoning(document_chars=0)
+    with pytest.raises(ConfigError, match=r"environment\.options\.top_k: input should be a valid integer"):
+        make("reasoning", {"top_k": "3"})
     with pytest.raises(SandboxError, match="no level 'steel'"):
         Reasoning(tools=["python"], sandbox="steel").reach()

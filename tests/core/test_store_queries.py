@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from agentr_core.store import Store, queries
-from agentr_core.store.codec import event_rows
+from agentr_core.store.codec import event_rows, trajectory_rows
 from agentr_core.store.queries import catalogue
 from agentr_core.store.queries.funnels import EpisodeCounts
 from agentr_core.store.queries.groups import GroupCounts
 from agentr_core.store.queries.lineage import ORIGINS, ancestry
 from agentr_core.store.queries.listings import LISTINGS, Listed, choices, listed
-from agentr_core.store.queries.outcomes import ErrorCount, error_counts
+from agentr_core.store.queries.outcomes import ErrorCount, error_counts, refusals
 from agentr_core.store.queries.preferences import PreferenceCounts
 from agentr_core.store.queries.published import Published
 from agentr_core.store.queries.usage import RequestUse, TokenUse
+from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 Query = Callable[..., Any]
 NOTHING: tuple[Any, ...] = (
@@ -101,3 +102,14 @@ def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(
             event_rows(run_id="r", iteration_id="i", stage="collect", phase="step", subject=subject, error=fault)
         )
     assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]
+
+
+@pytest.mark.slow
+def test_a_refusal_is_known_by_three_words_without_its_tag(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    said = ("\n<result>\nNo such call is left.\n</result>\n", "\nThere is no call.", "No such  call, either", "")
+    steps = [Step(reply="r", action="a", observation=text, reward=0.0, valid=False) for text in said]
+    world = Instance(environment="w", split="train", index=0)
+    played = Trajectory.ended(world, "task", steps, StopReason.FAILURE)
+    store.write(trajectory_rows("t", played, source="rollout", iteration_id="i"))
+    assert refusals(store, "i", limit=8) == {"No such call": 1, "No such call,": 1, "There is no": 1, "": 1}

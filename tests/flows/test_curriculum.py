@@ -75,7 +75,7 @@ def test_two_stages_run_from_their_plan_to_their_report(tmp_path: Path, model: P
     ):
         assert title in page
     assert "this iteration coloured, the base dashed" in page, "the radar"
-    assert page.count("P above the base, points") == 1, "no row without a value in the table of sources"
+    assert page.count("P above base, points") == 1, "no row without a value in the table of sources"
 
 
 def _measures(store: Store) -> None:
@@ -88,7 +88,8 @@ def _measures(store: Store) -> None:
         names = set(found[found["iteration"] == iteration]["name"])
         of_behaviour = {"performance", "efficiency", "tool_productivity", "reasoning_length", "exact_match", "f1"}
         assert {f"{of}{name}" for of in ("", "source-rivers-0/", "source-rivers-1/") for name in of_behaviour} <= names
-        assert {"conciseness", "nudged_right"} <= names
+        assert "nudged_right" in names
+        assert "conciseness" not in names, "this judge says neither yes nor no"
     votes = "select number, count(*) n from answer where purpose = 'conciseness' group by number order by number"
     assert store.query(votes)["n"].tolist() == [18, 18]
     played = store.query(

@@ -28,6 +28,8 @@ _TOKEN = re.compile(
 )
 _TIMES = ("*", r"\cdot", r"\times")
 _OVER = ("/", r"\div")
+_PROPER = [r"\frac", "{", "}", "{", "}"]
+"""The tokens of a fraction around its two numbers."""
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
 
 
@@ -205,7 +207,8 @@ class _Parser:
     def _atom(self) -> Any:
         token = self._take()
         if token[0].isdigit():
-            return sympy.Rational(token)
+            number = sympy.Rational(token)
+            return number + self._atom() if self._is_mixed() else number
         if token in ("(", "[", "{"):
             return self._until(_CLOSING.get(token, "}"))
         if token == r"\frac":
@@ -225,6 +228,14 @@ class _Parser:
         if opening not in ("{", "("):
             raise _Unknown
         return self._until("}" if opening == "{" else ")")
+
+    def _is_mixed(self) -> bool:
+        """Return whether the number just taken begins a mixed one, such as 3\\frac{1}{2}."""
+        *before, number = self._tokens[max(0, self._position - 2) : self._position]
+        ahead = self._tokens[self._position : self._position + 7]
+        if not number.isdigit() or before in (["^"], ["**"]) or [*ahead[:2], *ahead[3:5], *ahead[6:]] != _PROPER:
+            return False
+        return ahead[2].isdigit() and ahead[5].isdigit() and int(ahead[2]) < int(ahead[5])
 
     def _until(self, closing: str) -> Any:
         value = self.sum()

@@ -20,8 +20,12 @@ _JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
 _RIGHT = re.compile(r"\bcorrect\b", re.IGNORECASE)
 _WRONG = re.compile(
-    r"\b(?:incorrect|wrong)\b|(?:\b(?:can)?not|n['\u2019]t)[\s*_]+(?:\w+\s+){0,2}[*_]*correct\b", re.IGNORECASE
+    r"\b(?:in-?correct|wrong)\b"
+    r"|(?:\b(?:cannot|not|never|neither|far from|differs? from|different from)|n['\u2019]t)\b"
+    r"(?:(?!\b(?:but|so)\b)[^.,;:!?\n])*correct\b",
+    re.IGNORECASE,
 )
+"""A word for wrong, or a negation and "correct" in one part of a sentence."""
 _THOUGHTS_END = "</think>"
 _QUESTION = """\
 You compare an answer with the right one.
@@ -80,8 +84,8 @@ class AnswerGrader:
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
         """Return a grade with reward 1 for a reply that says "correct", or the rule's reward for
-        one that says "incorrect", "wrong" or "not correct" anywhere after its thoughts. None if it
-        says neither.
+        one that says "incorrect", "wrong" or, in whatever words between, "not correct" anywhere
+        after its thoughts. None if it says neither.
         """
         said = reply.rpartition(_THOUGHTS_END)[2]
         # A judge that explains its verdict also names the correct answer, before it or after it.

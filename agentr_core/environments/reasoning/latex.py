@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 _DROPPED = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:>]|\\ |\^\{?\\circ\}?|\\degree|\\?[$%]|°|~")
-_UNITS = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}$")
+_UNITS = re.compile(r"\\(?:text|textbf|mbox|mathrm)\s*\{([^{}]*)\}(?:\^\{?[23]\}?)?$")
+_MIXED = re.compile(r"(?<![\d.,])(\d+)\s+([1-9]\d*)/(\d+)(?![\d.,])")
 _ASSIGNED = re.compile(r"^[A-Za-z]{1,2}=(?!=)")
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 _TOKEN = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[A-Za-z0-9])"
@@ -20,13 +21,13 @@ _RATIO = re.compile(r"^(-?)(\d+)/(\d+)$")
 
 def normal_form(answer: str) -> str:
     """Return an answer without spaces, bracket sizes, currency, per cent and degree signs, and
-    without units at its end; with braced arguments, and plain ratios as fractions.
+    without units at its end; with braced arguments, and plain ratios as fractions. An answer that
+    is a text as a whole, such as `\\text{even}`, is its words.
     """
-    text = _DROPPED.sub("", answer.strip().rstrip("."))
-    text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    unitless = _UNITS.sub("", text.strip())
-    # A unit alone is the answer, such as \text{even}.
-    text = re.sub(r"\s+", "", unitless or text)
+    text = _DROPPED.sub("", answer.strip().rstrip(".")).replace("\N{MINUS SIGN}", "-")
+    text = re.sub(r"\\[dt]frac", r"\\frac", text).strip()
+    text = _UNITS.sub("", text) or _UNITS.sub(r"\1", text)
+    text = re.sub(r"\s+", "", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
     text = _ASSIGNED.sub("", text)
     if _GROUPED.fullmatch(text):
         text = text.replace("{,}", "").replace(",", "")

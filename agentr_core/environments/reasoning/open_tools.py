@@ -103,6 +103,14 @@ def _check(settings: ToolSettings) -> None:
         raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
     if settings.searched not in _SEARCHED:
         raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
+    if len(set(settings.tools)) < len(settings.tools):
+        raise ConfigError("environment.options.tools names a tool twice; name each once")
+    if not 0 < settings.python_timeout_s < math.inf:
+        raise ConfigError(
+            f"environment.options.python_timeout_s is {settings.python_timeout_s}; give a number of seconds above 0"
+        )
+    if settings.document_chars < 1:
+        raise ConfigError(f"environment.options.document_chars is {settings.document_chars}; it must be at least 1")
     if settings.search_url and (settings.corpus or settings.searched == "web"):
         other = "corpus" if settings.corpus else "searched: web"
         raise ConfigError(

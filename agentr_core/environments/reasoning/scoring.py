@@ -55,7 +55,10 @@ def contains(prediction: str, golds: Sequence[str]) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles."""
+    """Return the words of a text in lower case, without punctuation and articles. A text that has
+    nothing else, such as the choice `A`, keeps them.
+    """
     plain = unicodedata.normalize("NFKC", text).lower()
     bare = "".join(character for character in plain if not unicodedata.category(character).startswith("P"))
-    return [word for word in bare.split() if word not in _ARTICLES]
+    found = bare.split() or plain.split()
+    return [word for word in found if word not in _ARTICLES] or found

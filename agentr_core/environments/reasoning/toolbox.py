@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import dropwhile
 from typing import Any, Protocol, TypeVar
 
 from agentr_core.environments.reasoning.grammar import PYTHON
@@ -112,12 +113,24 @@ def python_function(
 
 
 def _told(ran: RanCode) -> str:
-    """Return what a model is shown after code ran: what was printed, and what went wrong."""
+    """Return what a model is shown after code ran: what went wrong, then what was printed, which
+    may be cut.
+    """
     printed = ran.stdout.strip()
     if ran.status == "ok":
         return printed
     if ran.status == "empty":
         return _NOTHING
-    # The end of a traceback says what happened; the frames before it are of no use here.
-    wrong = ran.stderr.strip().rpartition("\n")[2] or _FAILED.get(str(ran.status), "The code failed.")
-    return "\n".join(filter(None, (printed, wrong, ran.cause)))
+    # What code that was ended wrote there before does not say why.
+    raised = _raised(ran.stderr) if ran.status == "exception" else ""
+    wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
+    return "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
+
+
+def _raised(stderr: str) -> str:
+    """Return the end of a traceback, which says what happened: the frames before it are of no use
+    to a model. Without a traceback, it is the last line.
+    """
+    _, frame, rest = f"\n{stderr.rstrip()}".rpartition('\n  File "')
+    lines = rest.splitlines()[1:] if frame else stderr.strip().splitlines()[-1:]
+    return "\n".join(dropwhile(lambda line: line.startswith("  "), lines))

@@ -125,7 +125,7 @@ class ReasoningWorld:
         self._heard = ""
         self._graded_by = AnswerGrader(self.problem, judged=rules.judged, success_from=rules.success_from)
         self.blocking = toolbox.blocking
-        self.instruction = self._instruction([tool for tool in CALLS if tool in toolbox.tools])
+        self.instruction = self._instruction(self.tools)
         both = rules.calls or rules.python_calls + rules.search_calls
         self.step_limit = both + 2 * rules.extra_calls + rules.spare_replies + 1
 
@@ -133,6 +133,11 @@ class ReasoningWorld:
     def grader(self) -> AnswerGrader:
         """The grader of answers: by rule, and by a model if the rules say so."""
         return self._graded_by
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The tools that there are."""
+        return tuple(tool for tool in CALLS if tool in self._toolbox.tools)
 
     @property
     def asks_in_steps(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from agentr_core.environments.reasoning.reading import reasoning_tokens
-from agentr_core.evaluation.metrics import Estimate, clustered_mean, clustered_share
+from agentr_core.evaluation.metrics import NOTHING, Estimate, clustered_mean, clustered_share, within
 from agentr_core.methods.et_agent.costs import cost, tool_calls
 from agentr_core.recipes.curriculum import Counts
 from agentr_core.types import ToolCall, Trajectory
@@ -30,7 +30,7 @@ class Attempt:
     one. `score` is the attempt's correctness in [0, 1]. `failed` counts calls whose status is not
     ok, `redundant` those that repeat an earlier one.
     `reasoning_tokens` excludes results; None where the number is unknown. `concise` is the outcome
-    of the votes, None without votes. `nudged_right` is whether a wrong answer became right when the
+    of the votes, None without any. `nudged_right` is whether a wrong answer became right when the
     policy was told to think on; None for right answers, and where the policy was not told to.
     """
 
@@ -112,7 +112,7 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
         conciseness=_share([(one, one.concise) for one in attempts]),
         successful_execution=_bounded(attempts, lambda one: one.score / (1 + one.failed)),
         successful_execution_as_published=_bounded(attempts, lambda one: one.score / max(one.failed, 1)),
-        reasoning_length=_mean(lengths, lambda one: 1000 * one.score / max(one.reasoning_tokens or 0, 1)),
+        reasoning_length=_mean(lengths, lambda one: 1000 * one.score / max(one.reasoning_tokens or 0, 1), 1000),
         redundant_calls=_redundant_share(attempts),
         nudged_right=_share([(one, one.nudged_right) for one in attempts]),
     )
@@ -147,8 +147,9 @@ def _by_question(attempts: Collection[Attempt], value: Callable[[Attempt], float
     return {question: fmean(found) for question, found in values.items()}
 
 
-def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
-    return clustered_mean([value(one) for one in attempts], [one.cluster for one in attempts])
+def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], most: float) -> Estimate:
+    """Return the mean of values in [0, `most`], whose interval also stays there."""
+    return within(clustered_mean([value(one) for one in attempts], [one.cluster for one in attempts]), 0.0, most)
 
 
 def _bounded(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
@@ -163,7 +164,7 @@ def _share(told: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
 
 def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     if not attempts:
-        return _mean(attempts, lambda one: one.score)
+        return NOTHING
     score, calls = fmean(one.score for one in attempts), fmean(one.calls for one in attempts)
     weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
 
@@ -171,7 +172,7 @@ def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
         # The delta method: the metric plus its first-order change due to this attempt.
         return 100 * (score * weight + weight * (one.score - score) + score * slope * (one.calls - calls))
 
-    return _mean(attempts, part)
+    return _mean(attempts, part, 100)
 
 
 def _redundant_share(attempts: Collection[Attempt]) -> Estimate:

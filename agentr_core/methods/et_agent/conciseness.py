@@ -12,7 +12,7 @@ from agentr_core.environments.reasoning.reading import text_of
 from agentr_core.types import Message, Question, Sampling, Trajectory
 
 _SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=128)
-_VOTE = re.compile(r"<answer>\s*(yes|no)\b", re.IGNORECASE)
+_VOTE = re.compile(r"<answer>\W*(yes|no)\b", re.IGNORECASE)
 _QUESTION = """\
 Somebody answered a question with the help of a search tool and Python. Were all calls of tools of use?
 
@@ -43,8 +43,9 @@ def read_vote(reply: str) -> bool | None:
     return said[-1].lower() == "yes" if said else None
 
 
-def is_concise(votes: Sequence[bool | None]) -> bool:
+def is_concise(votes: Sequence[bool | None]) -> bool | None:
     """Return whether at least as many votes found no redundant or idle call as found one; votes
-    that cannot be read do not count.
+    that cannot be read do not count, and None if none can: published, such an episode is concise.
     """
-    return votes.count(True) <= votes.count(False)
+    read = [vote for vote in votes if vote is not None]
+    return 2 * sum(read) <= len(read) if read else None

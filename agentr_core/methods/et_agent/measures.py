@@ -94,7 +94,7 @@ class Asked:
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
-        """Return whether the votes find an episode concise; None without votes."""
+        """Return whether the votes find an episode concise; None without votes that can be read."""
         said = self.votes.get(trajectory_id)
         return is_concise([read_vote(reply) for reply in said.values()]) if said else None
 

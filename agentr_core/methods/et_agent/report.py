@@ -47,9 +47,12 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     counts = operator_counts(place.store, place.iteration_id(iteration))
     if not counts:
         return ()
-    titles = ("Trajectories", "Right, %", "Calls", "Fewer calls than the parent, if right", "Samples")
+    titles = ("Trajectories", "Right, %", "Calls", "Calls saved, if right", "Samples")
     columns = (Column("Operator", "text"), *map(Column, titles))
-    note = "A child that goes on from its parent has the parent's calls up to there, too."
+    note = (
+        "A child that goes on from its parent has the parent's calls up to there, too. Calls saved are those of the "
+        "parent minus those of its child, on average."
+    )
     return (Section("families", TITLE, (Table(columns, tuple(map(_row, counts))),), note),)
 
 

@@ -16,15 +16,15 @@ from agentr_core.stages.measures import Measures, load_measures
 
 _ROWS: Mapping[str, tuple[str, float, int]] = {
     "performance": ("P, %", 100, 1),
-    "performance_gain_over_base": ("P above the base, points", 100, 1),
+    "performance_gain_over_base": ("P above base, points", 100, 1),
     "efficiency": ("Efficiency, %", 100, 1),
-    "efficiency_gain_over_base": ("Efficiency above the base, points", 100, 1),
-    "f1": ("F1, %", 100, 1),
-    "judged": ("Judged, %", 100, 1),
+    "efficiency_gain_over_base": ("Efficiency above base", 100, 1),
+    "f1": ("F1, knowledge, %", 100, 1),
+    "judged": ("Right, mathematics, %", 100, 1),
     "exact_match": ("EM, %", 100, 1),
     "tool_productivity": ("Tool productivity", 1, 1),
     "successful_execution": ("Successful execution, %", 100, 1),
-    "reasoning_length": ("P by 1,000 tokens", 1, 2),
+    "reasoning_length": ("P per 1,000 tokens", 1, 2),
     "redundant_calls": ("Redundant calls, %", 100, 1),
     "conciseness": ("Concise, %", 100, 1),
     "nudged_right": ("Corrected by a nudge, %", 100, 1),
@@ -48,7 +48,13 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     known = {number: measures for number, measures in found.items() if "efficiency" in measures}
     if not known:
         return ()
-    note = "Means with 95% intervals, clustered by question; agentr_core/methods/et_agent/behaviour.py defines them."
+    counts = place.recipe.et_agent.curriculum.counts
+    note = (
+        "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
+        f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
+        f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
+        "agentr_core/methods/et_agent/behaviour.py."
+    )
     return (Section("behaviour", "Behaviour", tuple(_blocks(known, iteration)), note),)
 
 

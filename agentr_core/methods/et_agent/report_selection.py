@@ -41,7 +41,8 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     how = "front by front, the last by crowding distance" if config.select == "pareto" else "at random"
     note = (
         f"Each question was answered {config.rollouts} times; S is the standard deviation over its answers, of their "
-        f"correctness and of their {config.counts}. Questions are chosen {how}. View v_selection has all."
+        f"correctness and of their {config.counts}. Questions are chosen {how}; the first front is 0. View v_selection "
+        "has all."
     )
     return (Section("selection", "Selected questions", tuple(_blocks(found)), note),)
 
@@ -62,8 +63,8 @@ def _fronts(found: Sequence[Selected]) -> Table:
     """Return a table of the first fronts, the later ones together, and questions in no front."""
     groups: dict[str, list[Selected]] = {}
     for one in sorted(found, key=lambda one: (one.front is None, one.front or 0)):
-        later = f"{_FRONTS + 1} and later"
-        name = "none" if one.front is None else str(one.front + 1) if one.front < _FRONTS else later
+        later = f"{_FRONTS} and later"
+        name = "none" if one.front is None else str(one.front) if one.front < _FRONTS else later
         groups.setdefault(name, []).append(one)
     titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
     rows = (Row((name, *_cells(some))) for name, some in groups.items())

@@ -64,7 +64,7 @@ def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
 
 def refusals(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:
     """Return how many collected actions were refused, by the first three words of what the
-    environment said; the `limit` most frequent ones.
+    environment said, not counting a tag around it; the `limit` most frequent ones.
     """
     return dict(store.rows(_REFUSED, iteration_id, limit))
 
@@ -105,7 +105,8 @@ with refused as (
     select s.observation_id from step s join trajectory t using (trajectory_id)
     where t.iteration_id = $1 and t.source in {GATHERED} and not s.valid
 )
-select array_to_string(string_split_regex(trim(o.text), '\\s+')[1:3], ' ') as opening, count(*)
+select array_to_string(regexp_extract_all(regexp_replace(o.text, '^\\s*<\\w+>', ''), '\\S+')[1:3], ' ') as opening,
+    count(*)
 from refused r join text o on o.text_id = r.observation_id
 group by opening
 order by count(*) desc, opening

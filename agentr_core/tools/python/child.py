@@ -45,6 +45,10 @@ def run(code: str) -> int:
     sys.stdout, sys.stderr = _printer(1), _printer(2)
     _seed()
     status = _run(code)
+    # As at the end of any program: what its threads still print counts.
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
     sys.stdout.flush()
     sys.stderr.flush()
     return status

@@ -30,7 +30,8 @@ class Limits:
     open_files: int = 64
     """File descriptors at once; from level `limits` on."""
     output_bytes: int = 16_384
-    """Bytes kept of standard output and of standard error each; the rest is dropped."""
+    """Bytes kept of the beginning of standard output, and of the end of standard error; the rest is
+    dropped."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a limit under which nothing can run."""

@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, process: int, stdout: int, stderr: int, limits: Limits, folder: Path) -> None:
         self._process = process
         self._output = {stdout: bytearray(), stderr: bytearray()}
+        self._stderr = stderr
         self._printed = 0
         self._limits = limits
         self._folder = folder
@@ -49,7 +50,7 @@ class Watch:
             os.close(ended)
             for descriptor in self._output:
                 os.close(descriptor)
-        stdout, stderr = (self._text(data) for data in self._output.values())
+        stdout, stderr = (self._text(descriptor) for descriptor in self._output)
         truncated = any(len(data) > self._limits.output_bytes for data in self._output.values())
         kind, why = _judged(status, cause, self._limits)
         if kind is Status.OK and not stdout.strip():
@@ -96,8 +97,10 @@ class Watch:
     def _read(self, descriptor: int) -> int:
         data = os.read(descriptor, _CHUNK)
         kept = self._output[descriptor]
+        kept += data
         # One byte more than is shown tells that output was left out.
-        kept += data[: max(0, self._limits.output_bytes + 1 - len(kept))]
+        most = self._limits.output_bytes + 1
+        del kept[slice(None, -most) if descriptor == self._stderr else slice(most, None)]
         self._printed += len(data)
         return len(data)
 
@@ -121,8 +124,10 @@ class Watch:
             if process == self._process:
                 first = status
 
-    def _text(self, data: bytearray) -> str:
-        return bytes(data[: self._limits.output_bytes]).decode("utf-8", errors="replace")
+    def _text(self, descriptor: int) -> str:
+        kept, most = bytes(self._output[descriptor]), self._limits.output_bytes
+        # A traceback says at its end what happened.
+        return (kept[-most:] if descriptor == self._stderr else kept[:most]).decode("utf-8", errors="replace")
 
 
 def _judged(status: int, cause: str, limits: Limits) -> tuple[Status, str]:

@@ -54,13 +54,20 @@ def begun(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
     return tuple(PlannedChild(name=str(number)) for number in range(config.fresh))
 
 
+def operators_for(member: Member, config: FlywheelConfig) -> Sequence[str]:
+    """Return the operators that vary a member, by whether it is right."""
+    return config.correct if member.trajectory.success else config.incorrect
+
+
 def parents(members: Sequence[Member], used: Collection[str], config: FlywheelConfig) -> list[Member]:
     """Return the members that a round varies, best first: by high reward, then low cost, then age.
+    Those that no operator is for are left out.
 
     With `best-one`, it is the best one whose name is not in `used`, or the best of all if all are
     used.
     """
-    ranked = sorted(members, key=lambda member: (-member.trajectory.reward, member.cost))
+    varied = [member for member in members if operators_for(member, config)]
+    ranked = sorted(varied, key=lambda member: (-member.trajectory.reward, member.cost))
     if config.policy == "expand-all":
         return ranked
     return [next((member for member in ranked if member.name not in used), ranked[0])] if ranked else []
@@ -73,6 +80,6 @@ def planned_children(
     wanted = [
         PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
         for parent in varied
-        for operator in (config.correct if parent.trajectory.success else config.incorrect)
+        for operator in operators_for(parent, config)
     ]
     return tuple(wanted[: max(room, 0)])

@@ -9,9 +9,9 @@ from agentr_core.environments.reasoning.grammar import tags
 
 STEP_FOUND = "Analysis:"
 """The text that ends a reply to a request for a step without its analysis."""
-_STEP = re.compile(r"(?<!corrected )\bstep\W*:\W*(\d+|no\b)", re.IGNORECASE)
+_STEP = re.compile(r"(?<!corrected )\bstep\W*:\W*(\d{1,9}|no\b)", re.IGNORECASE)
 _CORRECTED = re.compile(r"\bcorrected\s+step\W*:\**", re.IGNORECASE)
-_THOUGHT = re.compile(r"^\W*thought\s+(\d+)\W*:\**", re.IGNORECASE | re.MULTILINE)
+_THOUGHT = re.compile(r"^\W*thought\s+(\d{1,9})\W*:\**", re.IGNORECASE | re.MULTILINE)
 _THINK = re.compile(r"</?think>")
 
 

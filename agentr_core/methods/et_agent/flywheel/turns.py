@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
@@ -52,4 +53,12 @@ def manner_of(env: Environment, instance: Instance) -> Manner:
     """Return the form of steps in the world of an instance."""
     if not isinstance(transcript_of(env), Continuation):
         return Turns()
-    return Tagged(env.problem(instance).domain if isinstance(env, ReasoningWorld) else "knowledge")
+    return Tagged(_domain(env, instance) if isinstance(env, ReasoningWorld) else "knowledge")
+
+
+def _domain(world: ReasoningWorld, instance: Instance) -> Domain:
+    """Return the kind of hints for a question; without the tool that they speak of, the general
+    one.
+    """
+    domain = world.problem(instance).domain
+    return domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in world.tools else "steps"

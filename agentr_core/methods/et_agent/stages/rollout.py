@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
@@ -50,8 +51,12 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
 
 def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` where calls are counted, and the format of tags is asked for, in a world
-    of turns.
+    of turns, or where a tool has a cost that the world has not.
     """
+    tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
+    if tools is not None and (unknown := sorted(costs.keys() - set(tools))):
+        has = " and ".join(tools) or "none"
+        raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {has}")
     if recipe.et_agent.curriculum.counts == "calls" and not isinstance(transcript_of(env), Continuation):
         raise ConfigError(
             f"et_agent.curriculum.counts: calls are counted in one growing turn with tags; episodes of {env.name} are "
