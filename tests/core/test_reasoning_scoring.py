@@ -8,7 +8,7 @@ import pytest
 
 from agentr_core.environments.reasoning.grammar import final_answer
 from agentr_core.environments.reasoning.latex import normal_form
-from agentr_core.environments.reasoning.scoring import contains, correctness, exact_match, same_answer, word_f1
+from agentr_core.environments.reasoning.scoring import correctness, exact_match, same_answer, word_f1
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,10 @@ def test_word_f1(prediction: str, gold: str, f1: float) -> None:
     assert word_f1(prediction, gold) == pytest.approx(f1)
 
 
-def test_exact_match_and_containment() -> None:
+def test_exact_match() -> None:
     assert exact_match("The Red River.", ["Blue", "red river"])
     assert not exact_match("river red", ["red river"])
     assert not exact_match("", [""])
-    assert contains("It is the Red River in spring", ["red river"])
-    assert not contains("It is a red boat on a river", ["red river"])
-    assert not contains("anything", ["the"])
     assert exact_match("(A)", ["A"])
     assert not exact_match("A", ["B"])
 

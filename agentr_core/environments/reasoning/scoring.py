@@ -48,12 +48,6 @@ def exact_match(prediction: str, golds: Sequence[str]) -> bool:
     return bool(said) and any(said == words(gold) for gold in golds)
 
 
-def contains(prediction: str, golds: Sequence[str]) -> bool:
-    """Return whether the words of a gold answer occur in a prediction, next to each other."""
-    said = f" {' '.join(words(prediction))} "
-    return any(f" {' '.join(wanted)} " in said for gold in golds if (wanted := words(gold)))
-
-
 def words(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation and articles. A text that has
     nothing else, such as the choice `A`, keeps them.
