@@ -19,6 +19,7 @@ from door import Door
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.comparison import pool_stages
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.comparison.report import build_comparison
@@ -336,6 +337,20 @@ async def test_samples_made_another_day_are_of_the_same_trees(
     asked = one.asked
     await one.spliced(arms_of(one.pool.recipe, one.pool.run_id)[0])
     assert one.asked == asked > 0
+
+
+@pytest.mark.slow
+async def test_samples_are_made_of_no_tree_that_the_pool_has_lost(site: Callable[..., Site]) -> None:
+    one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
+    arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
+    await start(one.pool)
+    with pytest.raises(DataFault, match=f"comparison {one.pool.run_id} has no tree that was grown with the inputs"):
+        await one.spliced(arm)
+    await begin(one.pool, 1)
+    await collect(changed(one.pool, limit=2), 1)
+    maker = await one.spliced(arm)
+    trees = "select count(*) from tree where iteration_id = ?"
+    assert one.ask(trees, maker.iteration_id(1)) == one.ask(trees, one.pool.iteration_id(1)) == [(2,)]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
 from agentr_core.runtime.instances import separate_instances
@@ -55,16 +56,20 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow the missing trees of an iteration; return how many there are and how many are new.
 
     Finished trees of another run with the same inputs are copied; `copied` is their number, if any.
+    A run that makes samples of a comparison's trees has no others: what is lost there is lost here.
 
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
-        DataFault: training and test instances overlap, or the policy is missing.
+        DataFault: training and test instances overlap, the policy is missing, or the comparison has
+            no tree that was grown with the same inputs.
         RunBusy: another process is growing one of the trees.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
     copied = _take_over(place, iteration, wanted)
     unfinished = unfinished_trees(place.store, list(wanted))
+    if place.recipe.compare.trees:
+        return _lent(place, len(wanted) - len(unfinished), copied)
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         # The lock of the run keeps other processes out where locks work; the mark also does where
@@ -87,6 +92,16 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         )
         await place.work_through(shard, STAGE, iteration, "trees")
     return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
+
+
+def _lent(place: Workplace, trees: int, copied: int) -> dict[str, Any]:
+    """Return how many trees of a comparison a run has that makes samples of them."""
+    if not trees:
+        raise DataFault(
+            f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
+            f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
+        )
+    return {"trees": trees, "new": 0, "copied": copied}
 
 
 def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
