@@ -38,7 +38,8 @@ async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collect
     """Write a run and the model it begins with to the store; with `evaluates` the run only
     evaluates, with `collects` it only gathers experience.
     """
-    tell(formats(recipe))
+    if told := formats(recipe, trains=not evaluates):
+        tell(told)
     return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates, collects=collects)
 
 

@@ -59,15 +59,17 @@ def instructions(processor: str) -> str:
     return next((name for name in _INSTRUCTIONS if name in flags), "")
 
 
-def formats(recipe: Recipe) -> str:
+def formats(recipe: Recipe, *, trains: bool = True) -> str:
     """Return, as one line, the format in which each model of a settled recipe is sampled, and the
-    format of training.
+    format of training where one `trains`; empty where all models are served and nobody does.
     """
     sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
-    trained = f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"
+    trained = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
+    if not (found := ", ".join([*sampled, *trained])):
+        return ""
     fast = bfloat16()
     speed = f"bfloat16 is fast here ({fast})" if fast else "bfloat16 is not fast here"
-    return f"number formats: {', '.join([*sampled, trained])}; {speed}"
+    return f"number formats: {found}; {speed}"
 
 
 def _settled_model(model: ModelConfig) -> ModelConfig:

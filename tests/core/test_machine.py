@@ -93,6 +93,7 @@ def test_a_served_model_has_no_format_of_ours(on: Callable[[str], None]) -> None
     served = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
     assert settled(served).model.dtype == "float32"
     assert "actor" not in formats(settled(served))
+    assert formats(settled(served), trains=False) == ""
 
 
 def test_a_trainer_refuses_what_nobody_settled() -> None:
