@@ -107,7 +107,7 @@ async def _learn(arm: Arm, made: set[str]) -> None:
     if arm.whole:
         await turn(arm.recipe)
         return
-    if arm.samples is not None and (maker := reference(arm.samples).run_id) not in made:
+    if arm.samples is not None and (maker := arm.recipe.compare.samples) not in made:
         tell(f"{_title(arm)}: its samples are made in run {maker}")
         await _iterate_once(arm.samples)
         made.add(maker)

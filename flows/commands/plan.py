@@ -93,7 +93,7 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
     done = f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings"
-    own = {arm.name: f" (samples of its own, in run {run_id_of(arm.samples)})" for arm in arms if arm.samples}
+    own = {arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples}
     named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
     if not made:
         return [head, f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds", *named, done]

@@ -123,9 +123,7 @@ class Site:
         """Evaluate the base and make the pool, as the flow does."""
         await start(self.pool)
         await evaluate(self.pool, 0)
-        await begin(self.pool, 1)
-        for stage in self.pool.plan(1).stages:
-            await stage.work(self.pool, 1)
+        await _made(self.pool)
         await end(self.pool, 1)
         return self
 
@@ -134,9 +132,7 @@ class Site:
         assert arm.samples is not None
         maker = self.place(arm.samples)
         await start(maker)
-        await begin(maker, 1)
-        for stage in maker.plan(1).stages:
-            await stage.work(maker, 1)
+        await _made(maker)
         return maker
 
     async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
@@ -168,6 +164,12 @@ class Site:
         await evaluate(place, 1)
         await end(place, 1)
         return place
+
+
+async def _made(place: Workplace) -> None:
+    await begin(place, 1)
+    for stage in place.plan(1).stages:
+        await stage.work(place, 1)
 
 
 @pytest.fixture
