@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agentr_core import answers
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
-from agentr_core.protocols import Environment, Graded
+from agentr_core.protocols import Environment, Graded, Limited
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 
@@ -58,6 +58,8 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
             yield Violation(rule="texts", detail=f"{field} is empty")
     if not isinstance(one.step_limit, int) or one.step_limit < 1:
         yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit!r}")
+    if isinstance(one, Limited) and not (isinstance(one.time_limit, int | float) and one.time_limit > 0):
+        yield Violation(rule="time-limit", detail=f"time_limit is {one.time_limit!r}, not a number of seconds above 0")
     if not {"train", "test"} <= set(one.splits()):
         yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(one.splits())}")
     seen: dict[str, Instance] = {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,9 @@ from typing import TypeVar
 from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.units import phase
+from agentr_core.errors import EnvironmentTimeout
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Listening, Relaying
+from agentr_core.protocols import Environment, Limited, Listening, Relaying
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 
 T = TypeVar("T")
@@ -157,7 +159,9 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
     environment blocks.
 
     Shared threads are few: a slow answer would hold up other episodes, and the call that lets one
-    waiting for an outside agent go on might never get a thread.
+    waiting for an outside agent go on might never get a thread. Raises `EnvironmentTimeout` if the
+    call takes longer than the environment allows; its thread then goes on without anybody to wait
+    for it, the end of the process included.
     """
 
     def timed() -> T:
@@ -166,9 +170,27 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
 
     if not env.blocking:
         return timed()
-    own = ThreadPoolExecutor(1, thread_name_prefix=env.name)
+    limit = env.time_limit if isinstance(env, Limited) else None
     try:
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(own, context.run, timed)
-    finally:
-        own.shutdown(wait=False)
+        async with asyncio.timeout(limit) as waiting:
+            return await _in_thread(env.name, timed)
+    except TimeoutError:
+        if not waiting.expired():
+            raise
+        raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
+
+
+async def _in_thread(name: str, function: Callable[[], T]) -> T:
+    """Return the result of a function, run in a thread that no end of a process waits for."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result.set_result(context.run(function))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(result)

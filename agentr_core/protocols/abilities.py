@@ -96,6 +96,20 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Limited(Protocol):
+    """An optional ability of an environment that blocks: a limit to the time of its calls.
+
+    A call that takes longer is given up. The episode is tried again with another environment, and
+    this one is closed while the call may still be at work.
+    """
+
+    @property
+    def time_limit(self) -> float:
+        """The seconds that one call, such as a reset or a step, may take; above 0."""
+        ...
+
+
+@runtime_checkable
 class Resuming(Protocol):
     """An optional ability of an environment: a state that follows from the recorded steps, so that
     an episode continues from them without a replay.
