@@ -28,6 +28,8 @@ console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 
 _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
+_SILENCE_S = 60.0
+"""After so long without a report, a line says so: a log shows whether a run waits or has hung."""
 
 
 def tell(line: str) -> None:
@@ -47,36 +49,62 @@ async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}")
-    started = time.monotonic()
     if target is not None and target.is_terminal:
-        columns = (
-            TextColumn("{task.description:<24}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-        )  # fmt: skip
-        with Progress(*columns, console=target) as bars:
-            bar = bars.add_task(name, total=None, note="")
+        shown = _bar(target, name)
+    else:
+        say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
+        shown = _lines(say, name)
+    async with shown as show:
 
-            def draw(done: int, total: int, note: str) -> None:
-                bars.update(bar, completed=done, total=total, note=note)
-                artifact.update(done, total)
+        def report(done: int, total: int, note: str) -> None:
+            show(done, total, note)
+            artifact.update(done, total)
 
-            yield draw
-        await artifact.finish()
-        return
-    say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
-    last, said_at = name, time.monotonic()
+        yield report
+    await artifact.finish()
+
+
+@asynccontextmanager
+async def _bar(target: Console, name: str) -> AsyncIterator[Update]:
+    """Yield a function that draws a bar on a terminal."""
+    columns = (
+        TextColumn("{task.description:<24}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=target) as bars:
+        bar = bars.add_task(name, total=None, note="")
+
+        def draw(done: int, total: int, note: str) -> None:
+            bars.update(bar, completed=done, total=total, note=note)
+
+        yield draw
+
+
+@asynccontextmanager
+async def _lines(say: Callable[[str], object], name: str) -> AsyncIterator[Update]:
+    """Yield a function that writes a line every few seconds; a silence is told, too."""
+    started = time.monotonic()
+    last, said_at, heard_at = name, started, started
 
     def line(done: int, total: int, note: str) -> None:
-        nonlocal last, said_at
-        last = f"{name}: {done}/{total} {note}".rstrip()
-        if time.monotonic() - said_at >= _LINE_EVERY_S:
-            said_at = time.monotonic()
+        nonlocal last, said_at, heard_at
+        last, heard_at = f"{name}: {done}/{total} {note}".rstrip(), time.monotonic()
+        if heard_at - said_at >= _LINE_EVERY_S:
+            said_at = heard_at
             say(last)
-        artifact.update(done, total)
 
-    yield line
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(_SILENCE_S)
+            if (silent := time.monotonic() - heard_at) >= _SILENCE_S:
+                say(f"{last}; nothing new for {silent:.0f} s")
+
+    reminder = asyncio.create_task(remind())
+    try:
+        yield line
+    finally:
+        reminder.cancel()
     say(f"{last} in {time.monotonic() - started:.1f} s")
-    await artifact.finish()
 
 
 class _Artifact:
