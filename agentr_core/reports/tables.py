@@ -38,21 +38,20 @@ def funnel(stages: Sequence[FunnelStage]) -> Table:
 
 
 def time(spent: Sequence[TimeSpent]) -> Table:
-    """Return seconds and share of each activity, and their total."""
+    """Return time and share of each activity, and their total."""
     total = sum(item.seconds for item in spent)
     rows = [
         Row(
             (
                 wording.label(item.activity),
-                wording.decimal(item.seconds, 1),
                 wording.duration(item.seconds),
                 wording.percent(wording.share(item.seconds, total)),
             )
         )
         for item in spent
     ]
-    rows.append(Row(("total", wording.decimal(total, 1), wording.duration(total), wording.percent(1.0)), "strong"))
-    return Table((Column("Activity", "text"), Column("Seconds"), Column(""), Column("Share %")), tuple(rows))
+    rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
+    return Table((Column("Activity", "text"), Column("Time"), Column("Share %")), tuple(rows))
 
 
 def tokens(counts: TokenCounts) -> Table:
