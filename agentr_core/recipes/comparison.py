@@ -12,7 +12,7 @@ from pydantic import Field
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Natural, record
 
-Use = Literal["revision", "good", "both", "expert", "successes", "rft", "preferences"]
+Use = Literal["revision", "good", "both", "both+expert", "expert", "successes", "rft", "preferences"]
 """What a dataset is made of. The last three are for the arms of a comparison: `successes` are the
 successful explored episodes, `rft` the expert's episodes and these successes together (as
 published), `preferences` the pairs that section `eto` asks for.

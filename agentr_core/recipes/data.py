@@ -26,8 +26,9 @@ class DataConfig:
     """The make-up of an iteration's training set."""
 
     use: Use = "both"
-    """`expert` is behaviour cloning: the environment's expert on the training instances, without a
-    search.
+    """`both` are revisions and good paths. `expert` is behaviour cloning: the environment's expert
+    on the training instances, without a search. `both+expert` are all of these: searches find few
+    good paths for the hardest instances, and the expert never shows how to recover.
     """
     suffixes: Literal["own", "exchanged"] = later("own")
     """`exchanged`: each revision goes on with the good suffix of another instance. This is the

@@ -49,6 +49,7 @@ ARMS = {
     "revision": ["data.use=revision"],
     "both": ["data.use=both", "training.learning_rate=1e-4"],
     "cloning": ["data.use=expert"],
+    "all": ["data.use=both+expert"],
     "rft": ["data.use=rft"],
     "own": ["data.use=successes"],
     "eto": ["data.use=preferences", "eto.dpo.beta=[0.3]"],
@@ -58,6 +59,7 @@ SOURCES = {
     "revision": {"revision"},
     "both": {"good", "revision"},
     "cloning": {"expert"},
+    "all": {"good", "revision", "expert"},
     "rft": {"expert", "good"},
     "own": {"good"},
     "eto": {"chosen", "rejected"},
@@ -511,7 +513,7 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
     wanted = recipe(model=tiny_model_dir)
     pool = run_id_of(wanted)
     ids = [run_id_of(arm.recipe) for name in (pool, "other") for arm in arms_of(wanted, name)]
-    assert len({pool, *ids}) == 29
+    assert len({pool, *ids}) == 33
     assert run_id_of(recipe("data.windowed=reject", model=tiny_model_dir)) != pool, "its splices are others"
     assert run_id_of(recipe("data.windowed=stretches", model=tiny_model_dir)) == pool
     assert run_id_of(recipe("data.good_per_tree=2", arms={}, model=tiny_model_dir)) == pool
@@ -525,6 +527,7 @@ def test_a_pool_has_what_its_arms_need() -> None:
         return tuple(stage.name for stage in made)
 
     assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
+    assert stages("both+expert") == ("collect", "critique", "splice", "demonstrate")
     assert stages("successes") == ("explore",)
     assert stages("rft") == ("demonstrate", "explore")
     assert stages("preferences") == ("demonstrate", "explore", "prefer")

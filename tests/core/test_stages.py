@@ -31,6 +31,7 @@ from agentr_core.methods.agent_r.report import judge_record
 from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import keep_good_paths, splice_pairs
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.recipes.evaluation import REVISION, TEST
@@ -501,6 +502,27 @@ async def test_a_cancelled_stage_finishes_the_instance_it_is_at_and_no_more(site
     await asyncio.sleep(1)
     assert len(asked) < 3
     assert count(one.place, "select count(*) from sample") == 0
+
+
+@pytest.mark.slow
+async def test_revisions_good_paths_and_the_experts_episodes_make_one_dataset(site: Callable[..., Site]) -> None:
+    one = site("data.use=both+expert")
+    recipe = one.place.recipe
+    planned = [stage.name for stage in one.place.plan(1).stages]
+    assert planned == ["collect", "critique", "splice", "demonstrate", "dataset", "train", "evaluate"]
+    (line, *_) = method_of(recipe).describe(recipe, 6, 4)
+    assert line == "each iteration: 6 trees and the expert's episodes, then 4 held-out episodes"
+    await prepare(one.place)
+    await collect(one.place, 1)
+    await critique(one.place, 1)
+    await splice_pairs(one.place, 1)
+    await expert_samples(one.place, 1)
+    made = (await dataset(one.place, 1))["samples"]
+    assert set(made) == {"revision", "good", "expert"}
+    assert made["expert"] == 6
+    rows = sum(made.values())
+    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    assert (funnel[-3], funnel[-1]) == (("expert episodes", 6), ("trained rows", rows))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Agent-R: tree search, the first error of each bad path, spliced revisions, supervised training.
 
-Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning without a search.
+Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning without a search; with
+`both+expert` its training set has the expert's episodes, too.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """
     if phase_of(recipe.agent_r, iteration) == RL:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
-    made: dict[str, tuple[Stage, ...]] = {"expert": (CLONE,), "good": (COLLECT, GOOD_PATHS)}
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
+    made: dict[str, tuple[Stage, ...]] = {
+        "expert": (CLONE,),
+        "both+expert": (*judged, CLONE),
+        "good": (COLLECT, GOOD_PATHS),
+    }
     return Plan(
         stages=(*made.get(recipe.data.use, judged), DATASET, TRAIN, EVALUATE),
         training=supervised(recipe, iteration),
@@ -61,6 +66,8 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     clones = _clones(recipe)
     collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
+    if recipe.data.use == "both+expert":
+        collected += " and the expert's episodes"
     phases = [phase_of(recipe.agent_r, i) for i in recipe.distinct_iterations()]
     if RL not in phases:
         lines = [f"each iteration: {collected}, then {test} held-out episodes"]

@@ -10,7 +10,7 @@ from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount,
 from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import rejected_by, tallies, to_rows
+from agentr_core.stages.report_funnels import expert_episodes, rejected_by, tallies, to_rows
 from agentr_core.store.queries import funnels, judging
 from agentr_core.store.queries.iterations import iteration_state
 
@@ -32,7 +32,11 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
         FunnelStage(name="spliced", count=made.spliced, rejected=unspliced),
         FunnelStage(name="verified", count=made.verified, rejected=died),
     ]
-    return to_rows(place, iteration, stages if place.recipe.splice.mode == "verified" else stages[:-1])
+    if place.recipe.splice.mode != "verified":
+        stages.pop()
+    if place.recipe.data.use == "both+expert":
+        stages.append(expert_episodes(place, iteration))
+    return to_rows(place, iteration, stages)
 
 
 def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

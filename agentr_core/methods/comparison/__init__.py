@@ -34,7 +34,7 @@ from agentr_core.methods.catalogue import (
     cloning,
     splice_stage,
 )
-from agentr_core.methods.comparison.arms import OF_TREES, arms_of
+from agentr_core.methods.comparison.arms import OF_EXPERT, OF_TREES, arms_of
 from agentr_core.methods.objectives import preference, supervised
 from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
@@ -77,7 +77,9 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
     paired = made.source if "preferences" in uses else None
     searched = not OF_TREES.isdisjoint(uses)
     judged = recipe.data.use != "good"
-    cloned = not {"expert", "rft"}.isdisjoint(uses) or (paired == "exploration" and made.against == "expert")
+    cloned = not OF_EXPERT.isdisjoint(uses) or (
+        paired == "exploration" and made.against == "expert"
+    )
     wanted = {
         COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
@@ -96,7 +98,12 @@ def taking(use: Use) -> Callable[[Sample], bool]:
     A good path of a tree and a success of an explored episode have the same kind, but only the
     former has a tree.
     """
-    wanted = {"both": {"revision", "good"}, "rft": {"expert", "successes"}}.get(use, {str(use)})
+    several = {
+        "both": {"revision", "good"},
+        "both+expert": {"revision", "good", "expert"},
+        "rft": {"expert", "successes"},
+    }
+    wanted = several.get(use, {str(use)})
 
     def takes(sample: Sample) -> bool:
         explored = sample.kind == SampleKind.GOOD and not sample.provenance.tree_id
@@ -117,7 +124,7 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
 def _faults(recipe: Recipe) -> list[str]:
     # A comparison grows trees itself, and need not be told which run has them.
     faults = eto_faults(recipe.eto, own_trees=True)
-    if recipe.data.suffixes == "exchanged" and recipe.data.use not in ("revision", "both"):
+    if recipe.data.suffixes == "exchanged" and recipe.data.use not in ("revision", "both", "both+expert"):
         faults.append(f"data.suffixes: exchanges those of revisions, and data.use {recipe.data.use} has none")
     if recipe.data.replay:
         faults.append("data.replay: a comparison has no earlier iterations; leave it out")
@@ -162,7 +169,7 @@ METHOD = Method(
     drawn_on=imported("agentr_core.methods.comparison.drawn:drawn_on"),
     report=(REVISIONS, PAIRS, REVISION_SAMPLES),
     without_expert=(
-        "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert or rft, and "
-        "eto.preferences.against own"
+        "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert, both+expert "
+        "or rft, and eto.preferences.against own"
     ),
 )

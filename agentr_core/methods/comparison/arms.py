@@ -33,7 +33,8 @@ BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
 SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
 """Fields, or beginnings of them, that no arm of `compare-runs` may change."""
-OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both"})
+OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both", "both+expert"})
+OF_EXPERT: frozenset[Use] = frozenset({"expert", "both+expert", "rft"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
         faults += [
             f"compare.arms.{name}: trains on revisions, and with data.use good the pool has none; set data.use to both"
             for name, use in uses.items()
-            if use in ("revision", "both")
+            if use in OF_TREES - {"good"}
         ]
     if faults:
         raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
@@ -234,7 +235,7 @@ def _faults(recipe: Recipe) -> list[str]:
             "training.max_tokens: give the number of trained tokens that every arm gets, or its time as "
             "training.max_seconds"
         )
-    if recipe.data.use not in OF_TREES:
+    if recipe.data.use not in OF_TREES - {"both+expert"}:
         faults.append(
             f"data.use: {recipe.data.use} is for an arm; here it says what the pool makes of trees: both, or only good "
             "(nobody is judged)"
