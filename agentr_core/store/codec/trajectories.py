@@ -137,9 +137,6 @@ def load_trajectories(
 ) -> dict[str, Trajectory]:
     """Return stored trajectories by id: those of the given ids in their order, or those of an
     iteration and a source sorted by id.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
     """
     if not store.path.exists():
         return {}
@@ -167,9 +164,7 @@ def load_trajectories(
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as
-    `Store.reading` does.
-    """
+    """Return the episodes of an evaluation that are stored, by instance, repeat and cut."""
     if not store.path.exists():
         return []
     with snapshot(store) as state:
