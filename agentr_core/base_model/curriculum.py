@@ -188,7 +188,7 @@ def judged_episode(
         observation, made = game.act(action)
         after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
         verdict = judge(problem, present, after, action, expected=expected, made=made)
-        reason = text.chain_text(hops, present.plan.items) if made or action == "inventory" else REFUSED
+        reason = text.chain_text(hops) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
     return steps

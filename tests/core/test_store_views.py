@@ -335,7 +335,8 @@ def test_records_come_back(store: Store) -> None:
     assert rejected == sorted(map(astuple, REJECTIONS))
     episodes = load_episodes(store, "test-i1")
     assert [e.trajectory for e in episodes] == [episode(i, success=i < 3) for i in range(4)]
-    assert [e.invalid_actions for e in episodes] == [0, 1, 2, 3]
+    invalid = store.rows("select invalid_actions from episode where evaluation_id = 'test-i1' order by all")
+    assert invalid == [(0,), (1,), (2,), (3,)]
     assert unfinished_trees(store, ["t1", "t0"]) == ["t1"]
     status = store.query("select status, finished_at is not null as ended, started_at from run").values.tolist()
     assert status == [["finished", True, datetime(2026, 1, 2)]]
