@@ -57,13 +57,18 @@ async def flywheel(
 async def turn(recipe: Recipe) -> dict[str, Any]:
     """Run a parsed recipe within a flow run. Stages that are done find their work in the store.
 
-    Raises `RunBusy` if another process is working on the same run, and `ConfigError` for a recipe
-    of another flow.
+    Raises `RunBusy` if another process is working on the same run.
     """
-    _check_kind(recipe)
     run = reference(recipe)
     with runs.locked(run):
-        return await _turn(run, recipe)
+        await steps.start(run, recipe)
+        async with runs.recorded(run):
+            await prepare(run, recipe)
+            report = ""
+            for iteration in range(1, recipe.iterations + 1):
+                await iterate(run, recipe, iteration)
+                report = await stages.report(run.run_id, iteration, run.workspace)
+        return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}
 
 
 def _check_kind(recipe: Recipe) -> None:
@@ -90,14 +95,3 @@ async def iterate(run: RunRef, recipe: Recipe, iteration: int) -> None:
 async def _perform(run: RunRef, recipe: Recipe, iteration: int) -> None:
     for stage in plan_of(recipe, iteration).stages:
         await stages.of(stage.name)(run.run_id, iteration, run.workspace)
-
-
-async def _turn(run: RunRef, recipe: Recipe) -> dict[str, Any]:
-    await steps.start(run, recipe)
-    async with runs.recorded(run):
-        await prepare(run, recipe)
-        report = ""
-        for iteration in range(1, recipe.iterations + 1):
-            await iterate(run, recipe, iteration)
-            report = await stages.report(run.run_id, iteration, run.workspace)
-    return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}

@@ -73,4 +73,4 @@ def every() -> list[Flow[..., Coroutine[Any, Any, Any]]]:
 
 
 def _reference(run_id: str, workspace: str | None) -> RunRef:
-    return RunRef(workspace=workspace or usual_workspace(), run_id=run_id, iterations=0)
+    return RunRef(workspace=workspace or usual_workspace(), run_id=run_id)

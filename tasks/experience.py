@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from agentr_core.recipes import Recipe
-from agentr_core.runtime import experience
+from agentr_core.store.queries.iterations import count_finished_iterations
+from agentr_core.store.queries.published import count_trajectories
 from agentr_core.store.queries.runs import run_state
 from tasks import events
 from tasks.wiring import RunRef, quiet_workplace
 
 
 def iteration_of(run: RunRef, recipe: Recipe) -> int:
-    """Return the iteration that a run is at, counted from 1."""
-    return experience.next_iteration(quiet_workplace(run, recipe))
+    """Return the iteration that a run is at: the first one that is not finished, counted from 1."""
+    return count_finished_iterations(quiet_workplace(run, recipe).store, run.run_id) + 1
 
 
 def gathered(run: RunRef, recipe: Recipe, iteration: int) -> int:
-    """Return how many trajectories an iteration can train on."""
-    return experience.gathered(quiet_workplace(run, recipe), iteration)
+    """Return how many trajectories an iteration can train on, before any filter."""
+    place = quiet_workplace(run, recipe)
+    return count_trajectories(place.store, place.iteration_id(iteration))
 
 
 def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again: dict[str, Any]) -> int:
@@ -34,7 +36,7 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
     place = quiet_workplace(run, recipe)
     # People copy this one file when something has ended, and take it for the store.
     place.store.checkpoint()
-    found = experience.gathered(place, iteration)
+    found = count_trajectories(place.store, place.iteration_id(iteration))
     told = {**again, "enough": enough}
     # Nobody else holds the lock of the run, so what is under way was killed.
     state = run_state(place.store, run.run_id)

@@ -148,7 +148,7 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
 
     Raises `ConfigError` if there is no such run, or several, or nothing to report.
     """
-    run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix), iterations=0)
+    run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix))
     place = quiet_workplace(run)
     if place.recipe.compare.arms:
         return [_write_comparison(run)[0]]
@@ -165,7 +165,7 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     Raises `ConfigError` if there is no such run, or one has no evaluated model.
     """
     ids = [find_run(workspace, prefix) for prefix in prefixes]
-    places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=one, iterations=0)) for one in ids]
+    places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=one)) for one in ids]
     built = build_runs(places, viewer=viewer)
     html = workspace / "reports" / f"{'-'.join(one[:8] for one in ids)}.html"
     write_text(html, render_runs(built))
@@ -180,8 +180,7 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
     Raises `ConfigError` if there is no such run, or if the worlds or instances do not match.
     """
     place, *singles = (
-        quiet_workplace(RunRef(workspace=str(workspace), run_id=find_run(workspace, one), iterations=0))
-        for one in (prefix, *others)
+        quiet_workplace(RunRef(workspace=str(workspace), run_id=find_run(workspace, one))) for one in (prefix, *others)
     )
     found, worlds = beside(place, singles), place.recipe.world_names
     parts = [

@@ -67,7 +67,7 @@ def all_locked(workspace: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for run_id in runs_beginning(open_store(workspace, must_exist=True), ""):
-            stack.enter_context(locked(RunRef(workspace=str(workspace), run_id=run_id, iterations=0)))
+            stack.enter_context(locked(RunRef(workspace=str(workspace), run_id=run_id)))
         yield
 
 

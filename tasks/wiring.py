@@ -49,14 +49,13 @@ class RunRef:
 
     workspace: str
     run_id: str
-    iterations: int
 
 
 def reference(recipe: Recipe) -> RunRef:
     """Return the reference to the run of a recipe. Raises `ModelDirectoryError` if its model is
     unsound.
     """
-    return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe), iterations=recipe.iterations)
+    return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe))
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:

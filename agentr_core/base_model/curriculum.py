@@ -17,13 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentr_core.base_model.expert_episodes import (
-    Careless,
-    careless_sample,
-    expert_sample,
-    mistake_sample,
-    opening,
-)
+from agentr_core.base_model.expert_episodes import Careless, careless_sample, expert_sample, mistake_sample, opening
 from agentr_core.base_model.mistakes import corrupt, misread
 from agentr_core.environments.crafting import TextCraft, text
 from agentr_core.environments.crafting.game import CraftingGame
@@ -34,6 +28,7 @@ from agentr_core.environments.crafting.renaming import free_names, rename
 from agentr_core.environments.crafting.shaped import MAX_DEPTH
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
+from agentr_core.recipes import BaseConfig
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 FIRST_INDEX = 10**6
@@ -59,63 +54,14 @@ class JudgedStep:
 
 
 class Curriculum:
-    """An endless stream of samples; sample i depends on the seed and i alone.
-
-    Args:
-        seed: another seed gives another stream.
-        judge_share: part of the samples that are judge examples, in [0, 1].
-        careless_share: part of the expert episodes in which the expert is careless, in [0, 1].
-        careless: what a careless expert does.
-        mistake_share: part of the other expert episodes in which the expert goes wrong for a while,
-            in [0, 1].
-        shaped_share: part of the samples that come from worlds in the shape of the official goals,
-            in [0, 1].
-        depths: how the goals of those worlds divide into depths 1, 2, ..., as weights.
-        max_steps: the most steps that the expert takes to a goal of those worlds; 0 means any
-            number.
-        long_share: part of those worlds whose goal may take any number of steps nevertheless, in
-            [0, 1].
-        judge_depths: as `depths`, for the worlds of judge examples, with any number of steps;
-            empty: as the others.
-        procedural_share: part of the other samples that come from procedural worlds, in [0, 1].
-        rename_share: part of the samples of training instances whose items are renamed; procedural
-            ones always are.
-        drills: how many samples at the beginning only look up listed commands.
-        drill_questions: the most commands that a drill looks up.
+    """An endless stream of samples for TextCraft, from `config.judge_share` to
+    `config.drill_questions`; sample i depends on the seed and i alone.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        judge_share: float,
-        careless_share: float,
-        careless: Careless,
-        mistake_share: float,
-        shaped_share: float,
-        depths: Sequence[float],
-        max_steps: int,
-        long_share: float,
-        judge_depths: Sequence[float],
-        procedural_share: float,
-        rename_share: float,
-        drills: int,
-        drill_questions: int,
-    ) -> None:
+    def __init__(self, config: BaseConfig, seed: int) -> None:
+        self._config = config
         self._seed = seed
-        self._drills = drills
-        self._drill_questions = drill_questions
-        self._shaped_share = shaped_share
-        self._depths = tuple(depths)
-        self._max_steps = max_steps
-        self._long_share = long_share
-        self._judge_depths = tuple(judge_depths)
-        self._judge_share = judge_share
-        self._mistake_share = mistake_share
-        self._careless_share = careless_share
-        self._careless = careless
-        self._procedural_share = procedural_share
-        self._rename_share = rename_share
+        self._careless = Careless(forget=config.forget_share, repeat=config.repeat_share)
         self._env = TextCraft(expert="lazy")
         self._train = self._env.instances("train")
         self._names = free_names(self._env.book)
@@ -136,34 +82,36 @@ class Curriculum:
         """Return sample number `index`, or None where the drawn instance has no solution within
         `expert_episodes.MAX_STEPS`.
         """
+        config = self._config
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
         instance = self._draw(rng)
         problem = self._env.problem(instance)
         if instance.split != "shaped":
             # The commands of a drill may make test goals: these are never asked for under their
             # real names.
-            renamed = index < self._drills or instance.split == "procedural" or rng.random() < self._rename_share
+            renamed = index < config.drills or instance.split == "procedural" or rng.random() < config.rename_share
             problem = rename(problem, self._names, rng) if renamed else shuffled(problem, rng)
-        if index < self._drills:
-            return drill_sample(problem, instance, rng, self._drill_questions)
+        if index < config.drills:
+            return drill_sample(problem, instance, rng, config.drill_questions)
         world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
-        if rng.random() < self._judge_share:
-            if instance.split == "shaped" and self._judge_depths:
-                instance = self._draw_shaped(rng, self._judge_depths, max_steps=0)
+        if rng.random() < config.judge_share:
+            if instance.split == "shaped" and config.judge_depths:
+                instance = self._draw_shaped(rng, config.judge_depths, max_steps=0)
                 problem = self._env.problem(instance)
                 world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
             return judge_sample(problem, world, instance, rng)
-        if self._careless_share and rng.random() < self._careless_share:
+        if config.careless_share and rng.random() < config.careless_share:
             return careless_sample(problem, world, instance, self._careless, rng)
-        if rng.random() < self._mistake_share:
+        if rng.random() < config.mistake_share:
             return mistake_sample(problem, world, instance, rng)
         return expert_sample(problem, instance)
 
     def _draw(self, rng: random.Random) -> Instance:
-        if self._shaped_share and rng.random() < self._shaped_share:
-            any_length = bool(self._long_share) and rng.random() < self._long_share
-            return self._draw_shaped(rng, self._depths, max_steps=0 if any_length else self._max_steps)
-        if rng.random() < self._procedural_share:
+        config = self._config
+        if config.shaped_share and rng.random() < config.shaped_share:
+            any_length = bool(config.long_share) and rng.random() < config.long_share
+            return self._draw_shaped(rng, config.depths, max_steps=0 if any_length else config.max_steps)
+        if rng.random() < config.procedural_share:
             return Instance(environment="textcraft", split="procedural", index=rng.randrange(FIRST_INDEX, 10**9))
         return rng.choice(self._train)
 
@@ -240,7 +188,7 @@ def judged_episode(
         observation, made = game.act(action)
         after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
         verdict = judge(problem, present, after, action, expected=expected, made=made)
-        reason = text.chain_text(hops, present.plan.items) if made or action == "inventory" else REFUSED
+        reason = text.chain_text(hops) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
     return steps

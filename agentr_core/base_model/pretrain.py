@@ -19,7 +19,6 @@ from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer
 
 from agentr_core.base_model.batches import LENGTHS, batches
 from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.base_model.expert_episodes import Careless
 from agentr_core.base_model.optimizer import MuonWithAdamW
 from agentr_core.base_model.question_tokenizer import build_question_tokenizer
 from agentr_core.base_model.questions import Questions
@@ -42,31 +41,11 @@ SHORT = (64, 96, 128)
 DECAY_SHARE = 0.5
 
 
-def make_curriculum(config: BaseConfig, seed: int, *, drills: int) -> Curriculum:
-    """Return the stream of samples that a configuration asks for, after `drills` drills."""
-    return Curriculum(
-        seed=seed,
-        judge_share=config.judge_share,
-        mistake_share=config.mistake_share,
-        careless_share=config.careless_share,
-        careless=Careless(forget=config.forget_share, repeat=config.repeat_share),
-        shaped_share=config.shaped_share,
-        depths=config.depths,
-        max_steps=config.max_steps,
-        long_share=config.long_share,
-        judge_depths=config.judge_depths,
-        drill_questions=config.drill_questions,
-        procedural_share=config.procedural_share,
-        rename_share=config.rename_share,
-        drills=drills,
-    )
-
-
 def make_stream(config: BaseConfig, seed: int) -> Iterable[Sample]:
     """Return the stream of samples that the base model learns from."""
     if config.questions is not None:
         return Questions(config.questions, seed)
-    return make_curriculum(config, seed, drills=config.drills)
+    return Curriculum(config, seed)
 
 
 def make_tokenizer(config: BaseConfig, seed: int) -> Any:
@@ -76,7 +55,7 @@ def make_tokenizer(config: BaseConfig, seed: int) -> Any:
     if config.questions is not None:
         return _question_tokenizer(config.questions, seed)
     # Drills lack most of what a model has to say.
-    curriculum = make_curriculum(config, seed, drills=0)
+    curriculum = Curriculum(replace(config, drills=0), seed)
     samples = itertools.islice(curriculum, TOKENIZER_SAMPLES)
     numbers = "".join(f" {number} , {number}" for number in range(129))
     revision = f"\nAction: {ACTION}\nCould not execute {ACTION}\n{ACKNOWLEDGEMENT}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentr_core import answers
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.opaque import Opaque
 from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
@@ -20,7 +21,7 @@ Thought: why this action
 Action: the action"""
 
 
-class GymnasiumText:
+class GymnasiumText(Opaque):
     """A registered Gymnasium environment whose observation and action spaces are `Text`.
 
     An instance is a seed of its reset. The reward of an episode is its return so far, scaled from
@@ -39,7 +40,6 @@ class GymnasiumText:
     """
 
     acknowledgement = "Ok."
-    can_snapshot = False
     blocking = False
 
     def __init__(
@@ -107,22 +107,6 @@ class GymnasiumText:
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply."""
         return line_after_label(reply)
-
-    def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: Gymnasium cannot copy a state."""
-        raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
-
-    def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: Gymnasium cannot copy a state."""
-        self.snapshot()
-
-    def depth(self, instance: Instance) -> int | None:
-        """Return None: Gymnasium does not tell how hard an instance is."""
-        return None
-
-    def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return None: Gymnasium has no expert."""
-        return None
 
     def close(self) -> None:
         """Close the environment."""

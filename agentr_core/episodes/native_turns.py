@@ -10,19 +10,18 @@ the observation after a reply without a readable call is a user turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentr_core.episodes.native_calls import NativeCall, Tool, definitions, read_call
 from agentr_core.episodes.opening import instruction_of, with_system
-from agentr_core.episodes.transcript import reply_turn
+from agentr_core.episodes.transcript import Turns
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Environment
-from agentr_core.types import Message, Sampling, Step
+from agentr_core.types import Message, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeTurns:
+class NativeTurns(Turns):
     """Reply and result in turns, after tools, instruction and first observation.
 
     Args:
@@ -37,35 +36,15 @@ class NativeTurns:
         if not self.tools:
             raise ConfigError("a world without tools has nothing to call; leave transcript: native out")
 
-    def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation up to the last result."""
-        return self._turns(env, first_observation, steps, [False] * len(steps))
-
-    def sample(
-        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
-    ) -> tuple[Message, ...]:
-        """Return the conversation up to the last reply."""
-        turns = self._turns(env, first_observation, steps, train)
-        return turns[:-1] if steps else turns
-
-    def sampling(self, sampling: Sampling) -> Sampling:
-        """Return the settings as they are: a reply ends with its turn."""
-        return sampling
-
-    def _turns(
-        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
-    ) -> tuple[Message, ...]:
-        opening = (
+    def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
+        """Return the definitions of the tools, then instruction and first observation."""
+        return (
             Message(role="tools", text=definitions(self.tools)),
             Message(role="system", text=with_system(env, "\n\n".join(filter(None, (instruction_of(env), self.note))))),
             Message(role="user", text=first_observation),
         )
-        later = (
-            turn for step, flag in zip(steps, train, strict=True) for turn in (reply_turn(step, flag), _result(step))
-        )
-        return (*opening, *later)
 
-
-def _result(step: Step) -> Message:
-    called = isinstance(read_call(step.reply), NativeCall)
-    return Message(role="tool" if called else "user", text=step.observation)
+    def result(self, step: Step) -> Message:
+        """Return the result of a call, or what was said where none could be read."""
+        called = isinstance(read_call(step.reply), NativeCall)
+        return Message(role="tool" if called else "user", text=step.observation)

@@ -14,6 +14,7 @@ on exactly what it reads while it acts. There are two transcripts here, and a th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -32,16 +33,19 @@ def opening_length(messages: Sequence[Message]) -> int:
     return OPENING + bool(messages and messages[0].role == "system")
 
 
-@dataclass(frozen=True, slots=True)
-class AlternatingTurns:
-    """Reply and observation in turns, after instruction, acknowledgement and first observation.
+class Turns(ABC):
+    """Replies and what answers them, in turns after an opening."""
 
-    There is no system turn unless the recipe has one. Source: Agent-R (arXiv 2501.11425), the
-    set-up of its search and its evaluation.
-    """
+    @abstractmethod
+    def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
+        """Return the turns before the first reply."""
+
+    @abstractmethod
+    def result(self, step: Step) -> Message:
+        """Return the turn that answers the reply of a step."""
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
-        """Return the conversation up to the last observation; it ends with a user turn."""
+        """Return the conversation up to the last observation; it never ends with a reply."""
         return self._turns(env, first_observation, steps, [False] * len(steps))
 
     def sample(
@@ -60,18 +64,34 @@ class AlternatingTurns:
     def _turns(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
-        opening = (
+        later = (
+            turn
+            for step, flag in zip(steps, train, strict=True)
+            for turn in (reply_turn(step, flag), self.result(step))
+        )
+        return (*self.opening(env, first_observation), *later)
+
+
+@dataclass(frozen=True, slots=True)
+class AlternatingTurns(Turns):
+    """Reply and observation in turns, after instruction, acknowledgement and first observation.
+
+    There is no system turn unless the recipe has one. Source: Agent-R (arXiv 2501.11425), the
+    set-up of its search and its evaluation.
+    """
+
+    def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
+        """Return the turns before the first reply."""
+        return (
             *system_turns(env),
             Message(role="user", text=instruction_of(env)),
             Message(role="assistant", text=env.acknowledgement),
             Message(role="user", text=first_observation),
         )
-        later = (
-            turn
-            for step, flag in zip(steps, train, strict=True)
-            for turn in (reply_turn(step, flag), Message(role="user", text=step.observation))
-        )
-        return (*opening, *later)
+
+    def result(self, step: Step) -> Message:
+        """Return the observation as a user's turn."""
+        return Message(role="user", text=step.observation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ class UnitError:
     """One failed try of a unit. `kind` is the class of the exception; `phase` is empty if it is not
     known.
 
-    `attempt` counts from 1. `final` says that no further try follows, so that the unit has no
-    result.
+    `final` says that no further try follows, so that the unit has no result.
     """
 
     key: str
@@ -38,8 +37,6 @@ class UnitError:
     phase: str
     message: str
     traceback: str
-    attempt: int
-    transient: bool
     final: bool
 
 
@@ -141,7 +138,7 @@ async def _tried(
             raise
         except Exception as error:
             final = not isinstance(error, Transient) or attempt > errors.retries
-            on_error(describe(name, error, attempt=attempt, final=final))
+            on_error(describe(name, error, final=final))
             if final:
                 raise
             await asyncio.sleep(min(backoff_seconds * 2 ** (attempt - 1), _MAX_BACKOFF_SECONDS))
@@ -172,14 +169,12 @@ def allowed_losses(errors: ErrorsConfig, total: int) -> int:
     return int(round(errors.budget * total, 9))
 
 
-def describe(name: str, error: Exception, attempt: int, final: bool) -> UnitError:
+def describe(name: str, error: Exception, *, final: bool) -> UnitError:
     return UnitError(
         key=name,
         kind=type(error).__name__,
         phase=phase_of(error),
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
-        attempt=attempt,
-        transient=isinstance(error, Transient),
         final=final,
     )

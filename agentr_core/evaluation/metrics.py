@@ -10,13 +10,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
 import numpy as np
 
 from agentr_core.types import StopReason, Trajectory
 
 LOOP_LENGTHS = range(1, 6)
+_IN_A_ROW = 3
+"""How often a sequence comes in an episode that is stuck."""
+_RESAMPLES = 2000
 _AT_ONCE = 1 << 14
 """How many values of a bootstrap are drawn at a time: few enough for the caches of a processor."""
 _Z = NormalDist().inv_cdf(0.975)
@@ -70,7 +73,7 @@ def _wilson(share: float, n: int) -> Estimate:
     return Estimate(mean=share, low=max(0.0, min(centre - half, share)), high=min(1.0, max(centre + half, share)), n=n)
 
 
-def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 2000) -> Estimate:
+def mean_reward(rewards: Sequence[float], *, seed: int = 0) -> Estimate:
     """Return the mean with its percentile bootstrap interval, drawn with `seed`."""
     n = len(rewards)
     if n == 0:
@@ -78,7 +81,7 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0, resamples: int = 200
     values = np.asarray(rewards, dtype=np.float64)
     rng = np.random.default_rng(seed)
     several = max(1, _AT_ONCE // n)
-    drawn = (rng.integers(0, n, (min(several, resamples - made), n)) for made in range(0, resamples, several))
+    drawn = (rng.integers(0, n, (min(several, _RESAMPLES - made), n)) for made in range(0, _RESAMPLES, several))
     means = np.concatenate([values[rows].mean(axis=1) for rows in drawn])
     low, high = np.quantile(means, (0.025, 0.975))
     return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
@@ -164,12 +167,12 @@ def count_loops(actions: Sequence[str], length: int) -> int:
     return sum(actions[i : i + length] == actions[i - length : i] for i in range(length, len(actions) - length + 1))
 
 
-def is_stuck(actions: Sequence[str], *, repeats: int = 3) -> bool:
-    """Return whether a sequence of 1 to 5 actions occurs at least `repeats` times in a row."""
+def is_stuck(actions: Sequence[str]) -> bool:
+    """Return whether a sequence of 1 to 5 actions occurs at least three times in a row."""
     return any(
-        all(actions[i + k] == actions[i + k + length] for k in range(length * (repeats - 1)))
+        all(actions[i + k] == actions[i + k + length] for k in range(length * (_IN_A_ROW - 1)))
         for length in LOOP_LENGTHS
-        for i in range(len(actions) - length * repeats + 1)
+        for i in range(len(actions) - length * _IN_A_ROW + 1)
     )
 
 
@@ -189,14 +192,7 @@ def over_seeds(scores: Sequence[float]) -> Estimate:
     """Return the mean of one score per seed with Student's t interval; a single score has no
     interval.
     """
-    n = len(scores)
-    if n == 0:
-        return NOTHING
-    mean = fmean(scores)
-    if n == 1:
-        return Estimate(mean=mean, low=math.nan, high=math.nan, n=1)
-    half = t_quantile(n - 1) * stdev(scores) / math.sqrt(n)
-    return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
+    return clustered_mean(scores, [str(seed) for seed in range(len(scores))])
 
 
 def t_quantile(freedom: int) -> float:

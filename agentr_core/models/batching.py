@@ -41,6 +41,20 @@ class BatchStats:
     generate_seconds: float = 0.0
     fill: float = 0.0
 
+    def with_batch(self, replies: list[list[Generation]], *, fill: float, seconds: float = 0.0) -> BatchStats:
+        """Return the counters after a further batch, given its replies to each request."""
+        batches = self.batches + 1
+        return replace(
+            self,
+            requests=self.requests + len(replies),
+            sequences=self.sequences + sum(map(len, replies)),
+            batches=batches,
+            prompt_tokens=self.prompt_tokens + sum(generations[0].prompt_tokens for generations in replies),
+            completion_tokens=self.completion_tokens + sum(g.completion_tokens for reply in replies for g in reply),
+            generate_seconds=self.generate_seconds + seconds,
+            fill=self.fill + (fill - self.fill) / batches,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
@@ -172,7 +186,9 @@ class Batcher:
             replies = await self.model.generate([waiting.request for waiting in batch])
             self._check(replies, len(batch))
             answers = [self._checked(waiting, given) for waiting, given in zip(batch, replies, strict=True)]
-            self._count([a for a in answers if isinstance(a, list)], time.perf_counter() - start)
+            answered = [answer for answer in answers if isinstance(answer, list)]
+            fill = sum(map(len, answered)) / self._max_batch
+            self._stats = self._stats.with_batch(answered, fill=fill, seconds=time.perf_counter() - start)
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             # A transient error is the backend's fault, not one request's.
@@ -203,21 +219,6 @@ class Batcher:
                 f"model {self.model.name} answered {requests} requests with {sum(map(bool, replies))} lists of replies "
                 f"and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list for each"
             )
-
-    def _count(self, replies: list[list[Generation]], seconds: float) -> None:
-        old = self._stats
-        sequences = sum(len(generations) for generations in replies)
-        batches = old.batches + 1
-        self._stats = replace(
-            old,
-            requests=old.requests + len(replies),
-            sequences=old.sequences + sequences,
-            batches=batches,
-            prompt_tokens=old.prompt_tokens + sum(generations[0].prompt_tokens for generations in replies),
-            completion_tokens=old.completion_tokens + sum(g.completion_tokens for reply in replies for g in reply),
-            generate_seconds=old.generate_seconds + seconds,
-            fill=old.fill + (sequences / self._max_batch - old.fill) / batches,
-        )
 
 
 def _fail(waiting: _Waiting, error: Exception) -> None:

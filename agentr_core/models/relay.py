@@ -62,7 +62,7 @@ class Relay:
             if not self._under_way:
                 busy = time.perf_counter() - self._busy_since
                 self._stats = replace(self._stats, generate_seconds=self._stats.generate_seconds + busy)
-        self._count(generations, fill)
+        self._stats = self._stats.with_batch([generations], fill=fill)
         return generations
 
     @property
@@ -81,16 +81,3 @@ class Relay:
         """
         self._closed = True
         await asyncio.gather(*self._under_way, return_exceptions=True)
-
-    def _count(self, generations: list[Generation], fill: float) -> None:
-        old = self._stats
-        requests = old.requests + 1
-        self._stats = replace(
-            old,
-            requests=requests,
-            sequences=old.sequences + len(generations),
-            batches=requests,
-            prompt_tokens=old.prompt_tokens + generations[0].prompt_tokens,
-            completion_tokens=old.completion_tokens + sum(g.completion_tokens for g in generations),
-            fill=old.fill + (fill - old.fill) / requests,
-        )

@@ -19,13 +19,7 @@ from agentr_core.reports.document import (
     Stack,
     not_measured,
 )
-from agentr_core.reports.records import (
-    BASE,
-    ErrorRecord,
-    Estimate,
-    IterationReport,
-    SetScore,
-)
+from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, SetScore
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:

@@ -37,10 +37,6 @@ Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
 """Raises `UserError` for what would stop a stage; the instances are training instances."""
 
 
-def nothing_to_check(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Accept any recipe."""
-
-
 def imported(where: str) -> Callable[..., Any]:
     """Return a function that, when called, imports the function `module:name` and calls that."""
 
@@ -73,7 +69,7 @@ class Stage:
     """Whether it adds to the experience of an iteration, as a collection does."""
     makes: Product | None = None
     """What an iteration has once it has ended. The stages before it then do nothing more."""
-    check: Check = nothing_to_check
+    check: Check = lambda recipe, env, instances: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,38 +166,6 @@ def _as_evaluated(recipe: Recipe) -> Acting:
     return Acting(sampling=sampling, max_steps=evaluation.max_steps)
 
 
-def _no_faults(recipe: Recipe) -> list[str]:
-    return []
-
-
-def _nothing_to_settle(recipe: Recipe) -> None:
-    pass
-
-
-def _own_training(recipe: Recipe) -> Sequence[Recipe]:
-    return [recipe]
-
-
-def _nothing_removed(recipe: Recipe, plain: dict[str, Any]) -> None:
-    pass
-
-
-def _nothing(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    return {}
-
-
-def _no_measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
-    return {}
-
-
-def _no_stages(place: Workplace) -> Collection[Stage]:
-    return ()
-
-
-def _no_lines(recipe: Recipe, train: int, test: int) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One way of learning, described once: flows, tasks, plans, checks, estimates and reports read
@@ -225,21 +189,21 @@ class Method:
     """Stages for the model that a run begins with, before the first iteration."""
     acts: bool = True
     """Whether a policy acts in an environment; otherwise a recipe has neither."""
-    faults: Callable[[Recipe], list[str]] = _no_faults
+    faults: Callable[[Recipe], list[str]] = lambda recipe: []
     """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
     for all methods.
     """
-    settle: Callable[[Recipe], None] = _nothing_to_settle
+    settle: Callable[[Recipe], None] = lambda recipe: None
     """Raises `ConfigError` for faults that only the parsed recipe as a whole shows."""
-    trained: Callable[[Recipe], Sequence[Recipe]] = _own_training
+    trained: Callable[[Recipe], Sequence[Recipe]] = lambda recipe: [recipe]
     """Returns the recipes whose trainings a run does: its own, or those of its arms."""
-    identify: Callable[[Recipe, dict[str, Any]], None] = _nothing_removed
+    identify: Callable[[Recipe, dict[str, Any]], None] = lambda recipe, plain: None
     """Removes from the plain data of a recipe what is not part of its run's id."""
-    describe: Callable[[Recipe, int, int], list[str]] = _no_lines
+    describe: Callable[[Recipe, int, int], list[str]] = lambda recipe, train, test: []
     """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of
     held-out episodes.
     """
-    sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = _nothing
+    sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = lambda recipe, train: {}
     """Returns the most replies of an iteration, and the most tokens of each, by purpose, given a
     recipe and the number of training instances."""
     taken_over: tuple[str, ...] = ("collect", "critique", "explore")
@@ -257,11 +221,11 @@ class Method:
     """Returns whether a reply contains a sentence with which samples of this method turn back from
     a mistake; None where they have no such sentences.
     """
-    drawn_on: Callable[[Workplace], Collection[Stage]] = _no_stages
+    drawn_on: Callable[[Workplace], Collection[Stage]] = lambda place: ()
     """Returns the stages of a run that other runs have trained on: they add nothing more, so that
     whatever trains on it later has the same before it.
     """
-    measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = _no_measures
+    measures: Callable[[Workplace, int, str, Sequence[Episode]], dict[str, Estimate]] = lambda *_: {}
     """Returns the metrics of episodes, by name, beyond those of all methods, given the iteration
     and the name of their evaluation.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from agentr_core.models.samplers import Sampler, sampler_of
 from agentr_core.protocols import Caching, ChatModel, Starting
 from agentr_core.recipes import ModelRole, Recipe
 from agentr_core.runtime.worlds import MakeEnvironment, Worlds
+from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import Generation, Message, Request, Sampling
 
@@ -109,7 +109,8 @@ class Equipment:
 
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
         """Return a callback that stores each failed try of a unit as an event."""
-        return lambda error: sink.add(_event(error, self.run_id, self.iteration_id(iteration), stage))
+        about = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
+        return lambda error: sink.add(event_rows(error, **about))
 
 
 def held_back(sampler: Sampler, sink: Sink) -> Ask:
@@ -154,23 +155,3 @@ def speed(batcher: Sampler) -> str:
     if isinstance(batcher.model, Caching):
         line += f", {batcher.model.cached_share():.0%} of prompts cached"
     return line
-
-
-def _event(error: UnitError, run_id: str, iteration_id: str, stage: str) -> Rows:
-    """Return the row of a failed try: an error if it was the last try, otherwise a warning."""
-    return {
-        "event": [
-            {
-                "event_id": fingerprint(run_id, iteration_id, stage, error, time.time_ns()),
-                "run_id": run_id,
-                "iteration_id": iteration_id,
-                "stage": stage,
-                "level": "error" if error.final else "warning",
-                "class": error.kind,
-                "phase": error.phase,
-                "subject": error.key,
-                "message": error.message,
-                "traceback": error.traceback,
-            }
-        ]
-    }

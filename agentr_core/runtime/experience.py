@@ -1,6 +1,4 @@
-"""The experience of an iteration: what was gathered for it, and how far it has been turned into a
-checkpoint.
-"""
+"""How far the experience of an iteration has been turned into a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +6,8 @@ from collections.abc import Sequence
 
 from agentr_core.runtime.description import Product, Stage
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
-from agentr_core.store.queries.published import count_trajectories, published
-
-
-def next_iteration(place: Workplace) -> int:
-    """Return the iteration that a run is at: the first one that is not finished, counted from 1."""
-    return count_finished_iterations(place.store, place.run_id) + 1
+from agentr_core.store.queries.iterations import iteration_state
+from agentr_core.store.queries.published import published
 
 
 def has_begun(place: Workplace, iteration: int) -> bool:
@@ -39,10 +32,3 @@ def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
     drawn_on = place.method.drawn_on(place) if iteration else ()
     own = plan.settled(made(place, iteration))
     return [stage for stage in plan.stages if stage in own or stage in drawn_on]
-
-
-def gathered(place: Workplace, iteration: int) -> int:
-    """Return how many trajectories an iteration can train on, before any filter: paths of its
-    finished trees, rollouts, the flywheel's and the expert's.
-    """
-    return count_trajectories(place.store, place.iteration_id(iteration))

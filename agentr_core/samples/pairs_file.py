@@ -8,15 +8,7 @@ from typing import Any
 
 from agentr_core.errors import DataFileError
 from agentr_core.samples.json_lines import World, instance_of, number_of, records, turns
-from agentr_core.types import (
-    Message,
-    Preference,
-    PreferenceCase,
-    Provenance,
-    Rejection,
-    Sample,
-    SampleKind,
-)
+from agentr_core.types import Message, Preference, PreferenceCase, Provenance, Rejection, Sample, SampleKind
 
 STAGE = "preferences"
 

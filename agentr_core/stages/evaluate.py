@@ -18,14 +18,7 @@ from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, with_
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
-from agentr_core.stages.measures import (
-    OF_REVISION,
-    Measures,
-    load_measures,
-    measure,
-    measure_rows,
-    measure_worlds,
-)
+from agentr_core.stages.measures import OF_REVISION, Measures, load_measures, measure, measure_rows, measure_worlds
 from agentr_core.stages.revision_states import revision_states
 from agentr_core.store.codec import evaluation_rows, load_episodes
 from agentr_core.store.codec.trajectories import Episode

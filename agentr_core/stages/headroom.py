@@ -84,7 +84,7 @@ async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
     for one in series:
         keep_measures(place, 0, one, measures[one.name])
     known = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
-    prospects = _prospects(place, known)
+    prospects = tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)
     forecasts = {OF_FORECASTS + one.name: one.expected for prospect in prospects for one in prospect.forecasts}
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
     return Found(measures=measures, prospects=prospects, instances=len(chosen), episodes=episodes)
@@ -162,8 +162,3 @@ def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: 
     if not tried:
         raise DataFault("no training instance was played twice, so nothing can be said; table event has the errors")
     return Headroom(rates=pass_rates(tried), instances=instances, has_expert=has_expert)
-
-
-def _prospects(place: Workplace, known: Headroom) -> tuple[Prospect, ...]:
-    """Return the prospect of each method that forecasts one, with the settings of this recipe."""
-    return tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)

@@ -78,7 +78,4 @@ def _failure(key: str) -> Episode:
         trajectory=Trajectory(
             instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
         ),
-        invalid_actions=None,
-        environment_seconds=None,
-        sampling_seconds=None,
     )

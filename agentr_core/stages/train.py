@@ -13,8 +13,9 @@ from agentr_core.stages.dataset import dataset_file, dataset_id
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import Manifest, TrainingJob, TrainingStep, read_history, read_manifest
+from agentr_core.training import Manifest, TrainingJob, TrainingStep, read_history
 from agentr_core.training import train as fine_tune
+from agentr_core.training.checkpoints import from_here
 from agentr_core.training.job import Job
 from agentr_core.training.objectives import Offline, Trainable
 
@@ -36,16 +37,16 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
 
     with place.timed(STAGE, iteration) as clock:
-        result = await fine_tune(job, on_progress=show)
-        clock.add({"train": result.seconds})
-        clock.tokens = result.trained_tokens
+        made = await fine_tune(job, on_progress=show)
+        clock.add({"train": made.seconds})
+        clock.tokens = made.trained_tokens
     key = dataset_id(place, iteration)
-    store_checkpoint(place, iteration, job, job.objective.settings, read_manifest(result.path), dataset_id=key)
+    store_checkpoint(place, iteration, job, job.objective.settings, made, dataset_id=key)
     return {
         "checkpoint": job.output_dir.name,
-        "loss": result.final_loss,
-        "trained_tokens": result.trained_tokens,
-        "ended_by": result.ended_by,
+        "loss": made.final_loss,
+        "trained_tokens": made.trained_tokens,
+        "ended_by": made.ended_by,
     }
 
 
@@ -102,7 +103,7 @@ def store_checkpoint(
             [
                 checkpoint_rows(
                     checkpoint_id,
-                    path=str(_relative(job.output_dir)),
+                    path=str(from_here(job.output_dir)),
                     weights_sha256=manifest.weights_sha256,
                     config={**vars(job.config), **settings} if settings else job.config,
                     parent_id=job.parent,
@@ -130,13 +131,3 @@ def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
         )
         for step in read_history(path)
     ]
-
-
-def _relative(path: Path) -> Path:
-    """Return a path relative to the working directory if it lies below that, so that a workspace
-    can be moved.
-    """
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path

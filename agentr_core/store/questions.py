@@ -60,14 +60,11 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
         kind = statement.type.name
         if kind in _USES_FILES or (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(_masked(statement.query))):
             if not files:
-                raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if _names_a_file(statement) else _no_query(kind)
+                names_a_file = "''" in _masked(statement.query)
+                raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if names_a_file else _no_query(kind)
             _check_names(statement.query, store)
         elif kind not in _ASKS:
             raise _no_query(kind)
-
-
-def _names_a_file(statement: Any) -> bool:
-    return "''" in _masked(statement.query)
 
 
 def _no_query(kind: str) -> ConfigError:

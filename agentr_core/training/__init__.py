@@ -3,7 +3,7 @@
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, read_history, read_manifest
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.objectives import Preference, PreferenceLoss, Supervised
-from agentr_core.training.sft import TrainingResult, train
+from agentr_core.training.sft import train
 
 __all__ = [
     "Manifest",
@@ -11,7 +11,6 @@ __all__ = [
     "PreferenceLoss",
     "Supervised",
     "TrainingJob",
-    "TrainingResult",
     "TrainingStep",
     "is_complete",
     "publish",

@@ -65,7 +65,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ModelDirectoryError(f"{path} has no {MANIFEST}, so no training finished there; train it again") from None
     except (OSError, ValidationError) as error:
         raise ModelDirectoryError(
-            f"{file} cannot be read ({_first_line(error)}); train the checkpoint again"
+            f"{file} cannot be read ({str(error).splitlines()[0]}); train the checkpoint again"
         ) from error
 
 
@@ -111,6 +111,16 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     return finished
 
 
+def from_here(path: Path) -> Path:
+    """Return a path relative to the working directory if it lies below that, so that a workspace
+    can be moved.
+    """
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
 def _sizes(path: Path) -> dict[str, int]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files if file != path / MANIFEST}
@@ -120,7 +130,3 @@ def _sync(path: Path) -> None:
     for file in path.rglob("*"):
         if file.is_file():
             sync(file)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

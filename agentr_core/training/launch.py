@@ -64,22 +64,14 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
     return inner
 
 
-def launched(job: TrainingJob, *, job_file: Path, events_file: Path, keep: int) -> int:
-    """Run the main machine's processes of a job to their end; return the exit status of their
-    launcher.
-
-    `keep` is a file descriptor that the launcher holds open too, so that a lock on it lasts until
-    the last process is gone.
-    """
-    return start_launcher(job, job_file=job_file, events_file=events_file, keep=keep).wait()
-
-
 def start_launcher(
     job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
 ) -> subprocess.Popen[bytes]:
     """Start this machine's processes of a job; return their launcher.
 
-    They end when this process ends, or closes its end of the launcher's standard input.
+    They end when this process ends, or closes its end of the launcher's standard input. `keep` is a
+    file descriptor that the launcher holds open too, so that a lock on it lasts until the last
+    process is gone.
     """
     import torch
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base
-from agentr_core.training.checkpoints import ADAPTER, HISTORY
+from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here
 from agentr_core.training.job import STEP, Job, TrainingStep
 from agentr_core.training.parent import merged
 
@@ -55,7 +55,7 @@ def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None
     alone = job.config.publish == "adapter"
     folder = job.work.staging if alone else job.work.staging / ADAPTER
     for config in model.peft_config.values():
-        config.base_model_name_or_path = str(_from_here(base))
+        config.base_model_name_or_path = str(from_here(base.resolve()))
     # Preference training may hold a second adapter, its reference.
     model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
     if alone:
@@ -72,16 +72,6 @@ def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, tor
     """Return weights in another number format; names that share a tensor still do."""
     cast = {id(tensor): tensor.to(dtype) for tensor in weights.values()}
     return {name: cast[id(tensor)] for name, tensor in weights.items()}
-
-
-def _from_here(path: Path) -> Path:
-    """Return a path relative to the working directory if it is below that, so that a workspace can
-    be moved.
-    """
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path.resolve()
 
 
 def _is_weights(file: Path) -> bool:

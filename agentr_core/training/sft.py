@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from agentr_core.errors import DataFault, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
-from agentr_core.training.checkpoints import is_complete, read_manifest
+from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
 from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, TrainingJob, TrainingStep
 from agentr_core.training.launch import PLACES
 from agentr_core.training.process import TrainerProcess
@@ -18,33 +16,9 @@ from agentr_core.training.process import TrainerProcess
 WORKER = "agentr_core.training.worker"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResult:
-    """A published checkpoint at `path`; `reused` says that it existed already and nothing was
-    trained.
-
-    `trained_tokens` counts tokens actually seen, repeats included; `final_loss` is that of the last
-    step, in nats a token; `seconds` is time spent in training; `ended_by` is the setting that
-    decided when training ended.
-    """
-
-    path: Path
-    weights_sha256: str
-    steps: int
-    epochs: float
-    trained_tokens: int
-    final_loss: float
-    seconds: float
-    ended_by: str
-    reused: bool
-
-
-def _ignore(step: TrainingStep) -> None:
-    pass
-
-
-async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = _ignore) -> TrainingResult:
-    """Return the checkpoint of a job: trained, continued after an interruption, or already there.
+async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = lambda step: None) -> Manifest:
+    """Return the manifest of a job's checkpoint: trained, continued after an interruption, or
+    already there.
 
     `on_progress` is called after each optimizer step. Cancelling ends the trainer's process;
     calling again continues from its last intermediate checkpoint, to the same weights as without
@@ -63,7 +37,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
         DiskError: the folder of the job cannot be made or written to.
     """
     if job.output_dir.exists():
-        return _finished(job, reused=True)
+        return _finished(job)
     _check_inputs(job)
     process = TrainerProcess(
         module=WORKER,
@@ -75,7 +49,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
         less_memory=LESS_MEMORY,
     )
     await process.run(on_progress)
-    return _finished(job, reused=False)
+    return _finished(job)
 
 
 def _check_inputs(job: TrainingJob) -> None:
@@ -86,7 +60,7 @@ def _check_inputs(job: TrainingJob) -> None:
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
 
 
-def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
+def _finished(job: TrainingJob) -> Manifest:
     if not is_complete(job.output_dir):
         raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it or train elsewhere")
     manifest = read_manifest(job.output_dir)
@@ -97,17 +71,7 @@ def _finished(job: TrainingJob, *, reused: bool) -> TrainingResult:
         )
     if job.work.root.exists():
         shutil.rmtree(job.work.root)
-    return TrainingResult(
-        path=job.output_dir,
-        weights_sha256=manifest.weights_sha256,
-        steps=manifest.steps,
-        epochs=manifest.epochs,
-        trained_tokens=manifest.trained_tokens,
-        final_loss=manifest.final_loss,
-        seconds=manifest.seconds,
-        ended_by=manifest.ended_by,
-        reused=reused,
-    )
+    return manifest
 
 
 def _environment(job: TrainingJob) -> dict[str, str]:

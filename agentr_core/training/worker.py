@@ -18,7 +18,7 @@ from agentr_core.errors import TrainingFault
 from agentr_core.lifetime import end_with_parent
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import EVENT, JOB, Fault
-from agentr_core.training.launch import launched
+from agentr_core.training.launch import start_launcher
 from agentr_core.training.rank import work
 
 LOCK_WAIT = 30.0
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
             if job.config.launch is None:
                 work(job, events_file)
                 return 0
-            return launched(job, job_file=job_file, events_file=events_file, keep=lock)
+            return start_launcher(job, job_file=job_file, events_file=events_file, keep=lock).wait()
     except TrainingFault as fault:
         with events_file.open("ab") as events:
             events.write(EVENT.dump_json(Fault(kind=TrainingFault.__name__, message=str(fault))) + b"\n")

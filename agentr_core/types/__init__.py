@@ -19,13 +19,7 @@ comparison  a run whose samples are the pool of its arms: several seeds each, an
 arm         a way of learning: what it takes from the pool, and how it trains on that.
 """
 
-from agentr_core.types.conversation import (
-    FinishReason,
-    Message,
-    Role,
-    Span,
-    grown_turn,
-)
+from agentr_core.types.conversation import FinishReason, Message, Role, Span, grown_turn
 from agentr_core.types.episodes import (
     Derivation,
     Grade,
@@ -37,30 +31,9 @@ from agentr_core.types.episodes import (
     Trajectory,
     Transition,
 )
-from agentr_core.types.generation import (
-    Answer,
-    Generation,
-    Question,
-    Request,
-    Sampling,
-)
-from agentr_core.types.samples import (
-    Preference,
-    PreferenceCase,
-    Provenance,
-    Rejection,
-    Sample,
-    SampleKind,
-)
-from agentr_core.types.trees import (
-    Critique,
-    Node,
-    Path,
-    PathPair,
-    StepVerdict,
-    Tree,
-    Verdict,
-)
+from agentr_core.types.generation import Answer, Generation, Question, Request, Sampling
+from agentr_core.types.samples import Preference, PreferenceCase, Provenance, Rejection, Sample, SampleKind
+from agentr_core.types.trees import Critique, Judgement, Node, Path, PathPair, StepVerdict, Tree, Verdict
 
 __all__ = [
     "Answer",
@@ -71,6 +44,7 @@ __all__ = [
     "Grade",
     "Grading",
     "Instance",
+    "Judgement",
     "Message",
     "Node",
     "Path",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentr_core.types.episodes import Instance, Step, StopReason, Trajectory
+from agentr_core.types.generation import Generation
 
 
 class Verdict(StrEnum):
@@ -92,6 +93,32 @@ class PathPair:
     good: Path
     bad: Path
     split: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judge's verdict on node `node`: the majority of its `votes`, each read from one of
+    `generations`.
+
+    `votes` and `generations` are empty and the verdict is unparsable for a step that does not fit
+    the judge's context even without a log, by the judge's own count of tokens. `seed` is the
+    request's; `dropped_steps` counts the steps left out of its log.
+    """
+
+    node: int
+    seed: int
+    dropped_steps: int
+    verdict: Verdict
+    votes: tuple[Verdict, ...]
+    generations: tuple[Generation, ...]
+
+    @property
+    def reply(self) -> str:
+        """The text of the first generation that agrees with the majority, or else of the first;
+        empty if there are none.
+        """
+        agreeing = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
+        return next((generation.text for generation in agreeing or self.generations), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,7 @@ from agentr_core.store.queries.overview import (
     run_line,
     run_lines,
 )
-from agentr_core.store.queries.paths import (
-    Derivation,
-    family,
-    tool_calls,
-    trajectory_head,
-    trajectory_steps,
-)
+from agentr_core.store.queries.paths import Derivation, family, tool_calls, trajectory_head, trajectory_steps
 from agentr_core.store.queries.preferences import preference_head
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.viewer.lists import list_page

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agentr_core.base_model.pretrain import make_curriculum
+from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.recipes import load
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +29,7 @@ CONVERSATIONS = 400
 def conversations() -> str:
     """Return the file: a conversation on each line, as `data.general.file` takes it."""
     base = load(RECIPE, []).base
-    curriculum = make_curriculum(replace(base, mistake_share=0.0), SEED, drills=0)
+    curriculum = Curriculum(replace(base, mistake_share=0.0, drills=0), SEED)
     lines = (
         json.dumps({"messages": [{"role": message.role, "content": message.text} for message in sample.messages]})
         for sample in itertools.islice(curriculum, CONVERSATIONS)

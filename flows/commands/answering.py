@@ -76,9 +76,6 @@ def _played(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
                 repeat=number,
                 cut=0,
                 trajectory=_graded(env, played_live(env, one.instance, one.replies[:limit])),
-                invalid_actions=None,
-                environment_seconds=None,
-                sampling_seconds=None,
                 depth=env.depth(one.instance),
                 origin=one.instance.key,
             )

@@ -78,7 +78,7 @@ def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int 
 
 
 def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingSet:
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id, iterations=0))
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
     rows = load_dataset(store, head.dataset_id)
     name = f"{head.recipe}-{head.iteration}"
     facts = {**head._asdict(), "counts": json.dumps(json.loads(head.counts), sort_keys=True)}
@@ -102,7 +102,7 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
 
 def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
     """Return the prompts that begin the episodes of each instance of an iteration of group RL."""
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id, iterations=0))
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id))
     heads = {head.trajectory_id: head for head in found if head.iteration_id == chosen.iteration_id}
     rows = []
     with place.worlds() as worlds:

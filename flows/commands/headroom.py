@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from agentr_core.evaluation.headroom import Prospect
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
@@ -76,7 +75,9 @@ def _forecasts(found: Found) -> str:
 
 
 def _verdicts(found: Found) -> str:
-    lines = [f"{prospect.method:<8}  {_word(prospect)}: {prospect.reason}" for prospect in found.prospects]
+    lines = [
+        f"{prospect.method:<8}  {'yes' if prospect.learns else 'no'}: {prospect.reason}" for prospect in found.prospects
+    ]
     return "\n".join(["Who can learn from it", *lines, _gap(found)]) + "\n"
 
 
@@ -89,10 +90,6 @@ def _gap(found: Found) -> str:
     if best > now:
         return f"{said}: {wording.points(best - now)} points are within reach of sampling"
     return f"{said}: no headroom, sampling finds nothing that the model does not do already"
-
-
-def _word(prospect: Prospect) -> str:
-    return "yes" if prospect.learns else "no"
 
 
 def _shown_ks(found: Found) -> list[int]:

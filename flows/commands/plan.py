@@ -92,7 +92,8 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
-    done = f"already done: {_arms_done([run_id_of(arm.recipe) for arm in arms], recipe)} of {len(arms)} trainings"
+    finished = count_finished_runs(open_store(Path(recipe.workspace)), [run_id_of(arm.recipe) for arm in arms])
+    done = f"already done: {finished} of {len(arms)} trainings"
     own = {arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples}
     named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
     if not made:
@@ -204,10 +205,6 @@ def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> li
         )
         fields += [f"  {name} = {json.dumps(value)}" for name, value in named.items()]
     return ["", stage, *fields]
-
-
-def _arms_done(runs: Sequence[str], recipe: Recipe) -> int:
-    return count_finished_runs(open_store(Path(recipe.workspace)), runs)
 
 
 def _done(recipe: Recipe) -> str:

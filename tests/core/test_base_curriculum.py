@@ -21,6 +21,7 @@ from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.renaming import rename
+from agentr_core.recipes import BaseConfig
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 FAULTLESS = Careless()
@@ -43,11 +44,11 @@ def make(
     careless_share: float = 0.0,
     careless: Careless = FAULTLESS,
 ) -> Curriculum:
-    return Curriculum(
-        seed=seed,
+    config = BaseConfig(
         judge_share=judge,
         careless_share=careless_share,
-        careless=careless,
+        forget_share=careless.forget,
+        repeat_share=careless.repeat,
         mistake_share=mistakes,
         procedural_share=procedural,
         rename_share=renamed,
@@ -59,6 +60,7 @@ def make(
         drills=drills,
         drill_questions=questions,
     )
+    return Curriculum(config, seed)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentr_core.base_model import pretrain
+from agentr_core.base_model.curriculum import Curriculum
 from agentr_core.base_model.tokenizer import END, PAD
 from agentr_core.environments.crafting.text import INSTRUCTION
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
@@ -54,7 +55,7 @@ def test_ids_in_observations_are_read_as_names(tokenizer: Any) -> None:
 
 
 def test_every_item_is_one_token_wherever_it_stands(tokenizer: Any) -> None:
-    names = pretrain.make_curriculum(BaseConfig(), 0, drills=0).name_texts()
+    names = Curriculum(BaseConfig(), 0).name_texts()
     assert len(names) > 600
     for name in names:
         for text in (f"get 2{name}", f"craft 1{name} using 3{name}, 1{name}", f"Goal: craft{name}."):

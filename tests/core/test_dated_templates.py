@@ -143,7 +143,7 @@ async def test_a_dataset_has_the_date_of_the_runs_start_whenever_it_is_made(plac
     assert await dataset(place, 1) == made
     # What a stage loads its models with, and a further start of the same run, have that date, too.
     await start(place)
-    again = quiet_workplace(RunRef(str(place.root), place.run_id, 1), place.recipe)
+    again = quiet_workplace(RunRef(str(place.root), place.run_id), place.recipe)
     assert again.started_at() == THEN
 
 

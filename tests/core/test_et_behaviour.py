@@ -11,7 +11,7 @@ import pytest
 from agentr_core.errors import DataFault
 from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains, redundant_calls
 from agentr_core.methods.et_agent.conciseness import is_concise, read_vote, vote
-from agentr_core.methods.et_agent.reward import group_rewards
+from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.et_agent.rft import fit_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
@@ -147,16 +147,17 @@ def test_a_group_is_rewarded_by_what_its_episodes_say_and_cost() -> None:
     wrong = solved(step(ANSWER, reward=0.0))
     boxed = solved(step(CALL, RESULT, call("q")), step("<think>It is \\boxed{1}.</think>", reward=1.0))
     group = [GOOD, direct, unformed, wrong, boxed]
-    found = group_rewards(group, sigma_calls=0.1, sigma_length=0.0)
+    found = EfficiencyReward(sigma_calls=0.1, sigma_length=0.0).rewards(group, step=1, steps=1)
     assert found[0] < 1 < found[1], "one call more than the others"
     assert found[2] == pytest.approx(found[1] - 1)
     assert found[3] == 0
     assert found[4] == -1, "a box among the thoughts is no answer"
     results_are_free = solved(step(CALL, RESULT.replace("found", "found " * 500), call("q")), step(ANSWER, reward=1.0))
-    assert group_rewards([GOOD, results_are_free], sigma_calls=0.1, sigma_length=0.1) == [1, 1]
+    both = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1)
+    assert both.rewards([GOOD, results_are_free], step=1, steps=1) == [1, 1]
     unknown = replace(direct, steps=(replace(direct.steps[0], token_ids=()),))
     with pytest.raises(DataFault, match="reasoning/train/0: a reply has no token ids"):
-        group_rewards([GOOD, unknown], sigma_calls=0.1, sigma_length=0.1)
+        both.rewards([GOOD, unknown], step=1, steps=1)
 
 
 def test_votes_on_conciseness() -> None:

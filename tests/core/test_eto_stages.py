@@ -20,7 +20,7 @@ from planned import perform
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect
-from agentr_core.methods.eto.report_preferences import preference_record
+from agentr_core.methods.eto.report import preference_record
 from agentr_core.methods.eto.stages.prefer import prefer
 from agentr_core.methods.table import plan_of
 from agentr_core.models.scripted import ScriptedModel

@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Workplace:
     """A run whose first iteration has begun."""
     server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
     recipe = parse({"name": "r", "model": server})
-    found = quiet_workplace(RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=1), recipe)
+    found = quiet_workplace(RunRef(workspace=str(tmp_path / "ws"), run_id="r"), recipe)
     asyncio.run(start(found))
     asyncio.run(begin(found, 1))
     return found

@@ -98,9 +98,6 @@ def revised(trajectory: Trajectory, key: str = "t") -> Episode:
         repeat=0,
         cut=1,
         trajectory=trajectory,
-        invalid_actions=None,
-        environment_seconds=None,
-        sampling_seconds=None,
         origin=trajectory.instance.key,
     )
 

@@ -98,7 +98,7 @@ def test_a_workspace_that_no_folder_can_be(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_a_lock_that_cannot_be_made(tmp_path: Path, name: str) -> None:
-    run = RunRef(workspace=str(tmp_path / name), run_id="r", iterations=1)
+    run = RunRef(workspace=str(tmp_path / name), run_id="r")
     with pytest.raises(StoreError) as caught, runs.locked(run):
         pass
     refused(caught, "name another workspace")

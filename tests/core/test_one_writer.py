@@ -47,7 +47,7 @@ SEED = 11
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunRef:
-    return RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=1)
+    return RunRef(workspace=str(tmp_path / "ws"), run_id="r")
 
 
 @pytest.mark.parametrize("name", WRITING)

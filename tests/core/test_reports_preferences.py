@@ -8,8 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agentr_core.methods.eto.report_records import PreferenceRecord
-from agentr_core.methods.eto.report_sections import preferences
+from agentr_core.methods.eto.report_sections import PreferenceRecord, preferences
 from agentr_core.reports import plots
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown

@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunRef:
     config = {"name": "r", "model": {"path": "m"}}
     store.write(run_rows("r", recipe="x", method="agent-r", config=config, versions={}, workspace="ws"))
     assert store.path.with_name(f"{STORE_FILE}.wal").stat().st_size
-    return RunRef(workspace=str(store.path.parent), run_id="r", iterations=1)
+    return RunRef(workspace=str(store.path.parent), run_id="r")
 
 
 async def end(run: RunRef, error: BaseException | None) -> None:
@@ -88,7 +88,7 @@ def row(store: Store) -> tuple[object, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("status", ["running", "failed", "finished"])
 def test_an_evaluation_of_a_begun_run_takes_new_settings_and_leaves_the_rest(tmp_path: Path, status: str) -> None:
-    run = RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=5)
+    run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
     place = place_of(run, "iterations=5")
     asyncio.run(start(place))
     ended = None if status == "running" else datetime(2026, 1, 2)
@@ -99,7 +99,7 @@ def test_an_evaluation_of_a_begun_run_takes_new_settings_and_leaves_the_rest(tmp
 
 @pytest.mark.slow
 def test_an_evaluation_alone_is_one_until_it_is_done(tmp_path: Path) -> None:
-    run = RunRef(workspace=str(tmp_path / "ws"), run_id="r", iterations=5)
+    run = RunRef(workspace=str(tmp_path / "ws"), run_id="r")
     place = place_of(run)
     for _ in range(2):
         asyncio.run(start(place, evaluates=True))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentr_core.episodes.units import UnitError
 from agentr_core.store import Store, queries
 from agentr_core.store.codec import event_rows, trajectory_rows
 from agentr_core.store.queries import catalogue
@@ -97,10 +98,8 @@ def test_nothing_is_found_where_there_is_nothing(query: Query, tmp_path: Path) -
 def test_an_episode_that_failed_in_each_of_two_attempts_at_a_stage_is_lost_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     for subject in ("a", "a", "b"):
-        fault = ValueError("no")
-        store.write(
-            event_rows(run_id="r", iteration_id="i", stage="collect", phase="step", subject=subject, error=fault)
-        )
+        fault = UnitError(key=subject, kind="ValueError", phase="step", message="no", traceback="", final=True)
+        store.write(event_rows(fault, run_id="r", iteration_id="i", stage="collect"))
     assert error_counts(store, "i") == [ErrorCount(error="ValueError", phase="step", count=3, lost=2)]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from agentr_core.episodes.units import UnitError
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
 from agentr_core.store.codec import (
@@ -23,7 +24,6 @@ from agentr_core.store.codec import (
     iteration_rows,
     load_dataset,
     load_episodes,
-    load_rejections,
     metric_rows,
     pair_rows,
     rejection_rows,
@@ -187,10 +187,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         run_rows("r", **run, started_at=started, status="finished", finished_at=started),  # type: ignore[arg-type]
     ]
     store.write(merge(units))
-    try:
-        raise ValueError("odd")
-    except ValueError as error:
-        store.write(event_rows(run_id="r", stage="collect", phase="step", subject=INSTANCE.key, error=error))
+    odd = UnitError(key=INSTANCE.key, kind="ValueError", phase="step", message="odd", traceback="a: b", final=True)
+    store.write(event_rows(odd, run_id="r", iteration_id="i1", stage="collect"))
     return store
 
 
@@ -333,16 +331,18 @@ def test_nodes_and_steps_show_their_texts(store: Store) -> None:
 
 def test_records_come_back(store: Store) -> None:
     assert load_dataset(store, "d1") == [("s1", PLAIN), ("s0", REVISION), ("s1", PLAIN)]
-    assert load_rejections(store, "i1") == sorted(REJECTIONS, key=lambda r: (r.stage, r.subject))
+    rejected = store.rows("select stage, subject, reason, detail from rejection where iteration_id = 'i1' order by all")
+    assert rejected == sorted(map(astuple, REJECTIONS))
     episodes = load_episodes(store, "test-i1")
     assert [e.trajectory for e in episodes] == [episode(i, success=i < 3) for i in range(4)]
-    assert [e.invalid_actions for e in episodes] == [0, 1, 2, 3]
+    invalid = store.rows("select invalid_actions from episode where evaluation_id = 'test-i1' order by all")
+    assert invalid == [(0,), (1,), (2,), (3,)]
     assert unfinished_trees(store, ["t1", "t0"]) == ["t1"]
     status = store.query("select status, finished_at is not null as ended, started_at from run").values.tolist()
     assert status == [["finished", True, datetime(2026, 1, 2)]]
     (event,) = store.query("from event").to_dict("records")
     assert (event["class"], event["message"], event["level"]) == ("ValueError", "odd", "error")
-    assert 'raise ValueError("odd")' in event["traceback"]
+    assert event["traceback"] == "a: b"
     assert store.query("select depth from instance where split = 'train'")["depth"].tolist() == [2]
 
 

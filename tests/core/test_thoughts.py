@@ -24,7 +24,7 @@ from agentr_core.stages.dataset import dataset
 from agentr_core.stages.demonstrate import best_experts, check_expert
 from agentr_core.stages.report import build_report
 from agentr_core.stages.thoughts import is_bare, labelled, with_thought
-from agentr_core.store.codec import load_derivations, load_samples
+from agentr_core.store.codec import load_samples
 
 TextOf = Callable[[Workplace], list[str]]
 
@@ -78,8 +78,10 @@ async def test_every_bare_action_gets_a_thought_and_stays_to_the_byte(tmp_path: 
             f"Thought: I have seen 1 answers and try another.\nAction: {RIGHT}",
         ]
         assert found.success
-        ((derived),) = load_derivations(place.store, [key])[key]
-        assert (derived.operator, derived.position, len(derived.prompt_hash)) == ("thoughts", 0, 16)
+        derived = place.store.rows(
+            "select operator, position, length(prompt_hash) from derivation where child_id = ?", key
+        )
+        assert derived == [("thoughts", 0, 16)]
     edits = place.store.rows("select role, prompt_hash, subject, prompt from edit order by subject")
     assert len(edits) == len(set(edits)) == 12
     assert edits[0][0] == "editor"

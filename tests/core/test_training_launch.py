@@ -155,8 +155,8 @@ async def test_what_is_published_waits_for_no_process(
         worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
         family[:] = [worker, *worker.children(recursive=True)]
 
-    result = await train(job, on_progress=remember)
-    assert is_complete(result.path)
+    await train(job, on_progress=remember)
+    assert is_complete(job.output_dir)
     assert len(family) == 1 + others
     _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE / 4)
     assert not left

@@ -18,13 +18,13 @@ import pytest
 from training_jobs import make_job
 
 from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault
-from agentr_core.training import TrainingJob, TrainingResult, TrainingStep, is_complete, read_manifest, train
+from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complete, read_manifest, train
 from agentr_core.training.job import JOB
 from agentr_core.training.process import TrainerProcess
 
 pytestmark = pytest.mark.slow
 
-Undisturbed = tuple[TrainingJob, TrainingResult, list[TrainingStep]]
+Undisturbed = tuple[TrainingJob, Manifest, list[TrainingStep]]
 
 PATIENCE = 600.0
 LONG: dict[str, Any] = {"epochs": 40.0, "checkpoint_every": 5}
@@ -75,13 +75,11 @@ async def test_a_training_tells_each_step_and_is_found_finished_the_next_time(un
     assert told[-1].total_steps == result.steps == 120
     assert (told[-1].loss, told[-1].trained_tokens) == (result.final_loss, result.trained_tokens)
     assert told[-1].loss < told[0].loss / 2
-    assert is_complete(result.path)
+    assert is_complete(job.output_dir)
     assert not job.work.root.exists()
 
     again = await train(job, on_progress=lambda step: pytest.fail("trained a second time"))
-    assert again.reused
-    assert not result.reused
-    assert again.weights_sha256 == result.weights_sha256
+    assert again == result
 
 
 async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
@@ -214,6 +212,6 @@ async def test_a_foreign_directory_at_the_output_is_left_alone(
         await train(job)
 
     job.output_dir.rmdir()
-    shutil.copytree(undisturbed[1].path, job.output_dir)
+    shutil.copytree(undisturbed[0].output_dir, job.output_dir)
     with pytest.raises(TrainingFault, match=f"another training .job {read_manifest(job.output_dir).job}"):
         await train(job)

@@ -121,7 +121,7 @@ def test_a_training_that_came_to_no_end_is_asked_for_again(
     place.store.write(merge([iteration_rows(begun, run_id=place.run_id, iteration=1), *made]))
     told: list[Any] = []
     monkeypatch.setattr("tasks.events.emit_event", lambda *words, id, **more: told.append(id))
-    run = RunRef(workspace=str(tmp_path), run_id=place.run_id, iterations=1)
+    run = RunRef(workspace=str(tmp_path), run_id=place.run_id)
     for _ in range(2):
         collected(run, place.recipe, 1, enough=1, again={})
     assert (len(told), len(set(told))) == (2, events), "the server keeps one of several events with the same id"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from agentr_core.store import Store
 from agentr_core.store.codec import (
     Draw,
-    StoredJudgement,
     TreeHead,
     critique_rows,
     growth_rows,
@@ -32,6 +31,7 @@ from agentr_core.types import (
     Critique,
     Generation,
     Instance,
+    Judgement,
     Message,
     Node,
     Provenance,
@@ -258,7 +258,8 @@ def test_sample(store: Store, fresh: Iterator[str], sample: Sample) -> None:
 @given(
     replies=st.lists(st.tuples(st.sampled_from(Verdict), texts), max_size=4),
     first_error=st.none() | st.integers(0, 50),
-    judged=st.lists(st.tuples(st.sampled_from(Verdict), generations, seeds), max_size=3),
+    judged=st.lists(st.tuples(st.sampled_from(Verdict), generations), max_size=3),
+    seed=seeds,
 )
 @pytest.mark.slow
 def test_critique_and_judgement(
@@ -266,7 +267,8 @@ def test_critique_and_judgement(
     fresh: Iterator[str],
     replies: list[tuple[Verdict, str]],
     first_error: int | None,
-    judged: list[tuple[Verdict, Generation, int]],
+    judged: list[tuple[Verdict, Generation]],
+    seed: int,
 ) -> None:
     key = next(fresh)
     verdicts = tuple(
@@ -276,11 +278,13 @@ def test_critique_and_judgement(
     critique = Critique(verdicts=verdicts, first_error=first_error)
     store.write(critique_rows(key, critique, iteration_id="i", nodes=range(1, 9)))
     assert load_critiques(store, [key]) == {key: critique}
-    judgement = StoredJudgement(
-        verdict=Verdict.GOOD,
-        votes=tuple(verdict for verdict, _, _ in judged),
-        draws=tuple(Draw(seed=seed, number=n, generation=g) for n, (_, g, seed) in enumerate(judged)),
+    judgement = Judgement(
+        node=4,
+        seed=seed if judged else 0,
         dropped_steps=2,
+        verdict=Verdict.GOOD,
+        votes=tuple(verdict for verdict, _ in judged),
+        generations=tuple(generation for _, generation in judged),
     )
-    store.write(judgement_rows(key, 4, judgement, iteration_id="i"))
+    store.write(judgement_rows(key, judgement, iteration_id="i"))
     assert load_judgements(store, [key]) == {key: {4: judgement}}

@@ -37,7 +37,7 @@ def finish(
     started = datetime(2026, 1, 2, tzinfo=UTC)
     rows = run_rows(run_id, **run, workspace=str(workspace), started_at=started, status="finished", finished_at=started)  # type: ignore[arg-type]
     store.write(rows)
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id, iterations=len(wins) - 1))
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id))
     store.write(merge(unit for number in range(len(wins)) for unit in _iteration(place, number, wins, episodes)))
     return place
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from agentr_core.episodes.units import UnitError
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
 from agentr_core.store.codec import (
@@ -96,10 +97,10 @@ def fill(path: Path, word: str = "") -> Store:
     """
     store = Store(path)
     store.write(merge([*_run(word), *_trees(word), *_samples(word), *_episodes(word)]))
-    try:
-        raise ValueError(f"odd{word}")
-    except ValueError as error:
-        store.write(event_rows(run_id=RUN, stage="collect", phase="step", subject="toy", error=error))
+    odd = UnitError(
+        key="toy", kind="ValueError", phase="step", message=f"odd{word}", traceback=f"odd{word}", final=True
+    )
+    store.write(event_rows(odd, run_id=RUN, iteration_id=ITERATION, stage="collect"))
     return store
 
 

@@ -96,7 +96,7 @@ async def play(root: Path, model: Path, url: str, seed: int) -> None:
             "evaluation": {"max_steps": 4, "episodes": 1, "revision_test": {"enabled": False}},
         }
     )
-    place = quiet_workplace(RunRef(workspace=str(root), run_id=run_id_of(recipe), iterations=1), recipe)
+    place = quiet_workplace(RunRef(workspace=str(root), run_id=run_id_of(recipe)), recipe)
     place = replace(place, load_model=lambda role, path: ScriptedModel(reply))
     await start(place)
     await evaluate(place, 0)

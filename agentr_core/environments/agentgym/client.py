@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from agentr_core.answers import shown
 from agentr_core.environments.agentgym.connection import Connection, connection
 from agentr_core.environments.agentgym.ids import check_apart, read_ids
-from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, short
+from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.opaque import Opaque
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -46,7 +48,7 @@ class Opened(NamedTuple):
     begun: bool = False
 
 
-class AgentGymWorld(ABC):
+class AgentGymWorld(Opaque, ABC):
     """A world on an AgentGym server, which must be running at `url`. A subclass with `world="x"` is
     the environment `agentgym-x`.
 
@@ -75,7 +77,6 @@ class AgentGymWorld(ABC):
     repeatability: ClassVar[Repeatability] = Repeatability.EXACT
     playable: ClassVar[range | None] = None
     """The numbers of the instances that the server can begin; None if any number may be one."""
-    can_snapshot: ClassVar[bool] = False
     blocking: ClassVar[bool] = True
 
     def __init_subclass__(cls, *, world: str = "") -> None:
@@ -185,22 +186,6 @@ class AgentGymWorld(ABC):
     def parse(self, reply: str) -> str:
         """Return the action in a reply; each world defines its form."""
 
-    def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: a server cannot copy its state."""
-        raise EnvironmentFault(f"{self.name} has no snapshots; a state is restored by replay")
-
-    def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: a server cannot copy its state."""
-        self.snapshot()
-
-    def depth(self, instance: Instance) -> int | None:
-        """Return None: the servers do not tell how hard an instance is."""
-        return None
-
-    def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return None: the servers have no expert."""
-        return None
-
     def close(self) -> None:
         """Release the environment on the server for good; if a call is under way in a thread, do so
         as soon as the call ends.
@@ -278,14 +263,14 @@ class AgentGymWorld(ABC):
         kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
         if not repeats(first := self._begin(instance), self._first, promise):
             raise kind(
-                f"{instance.key} began with {short(self._first)}, and in a fresh environment with {short(first)}"
+                f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
             )
         for position, (action, turn) in enumerate(self._steps):
             again = self._act(action)
             if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
                 raise kind(
-                    f"{instance.key}: step {position}, {action!r}, gave {short(turn)}, and in a fresh environment "
-                    f"{short(again)}"
+                    f"{instance.key}: step {position}, {action!r}, gave {shown(turn)}, and in a fresh environment "
+                    f"{shown(again)}"
                 )
 
     def _act(self, action: str) -> Turn:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from agentr_core import answers
+from agentr_core.answers import shown
 from agentr_core.errors import MalformedAnswer
 from agentr_core.types import Transition
 
@@ -175,14 +175,14 @@ class Wire:
 
 def _field(answer: Any, key: str, kind: type[T]) -> T:
     if not isinstance(answer, Mapping) or key not in answer:
-        raise MalformedAnswer(f"{key!r} is missing in {short(answer)}")
+        raise MalformedAnswer(f"{key!r} is missing in {shown(answer)}")
     return _as(kind, answer[key], key)
 
 
 def _as(kind: type[T], value: Any, key: str = "") -> T:
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds or (kind is float and not _is_finite(value)):
-        raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {short(value)}, not a {kind.__name__}")
+        raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {shown(value)}, not a {kind.__name__}")
     return value  # type: ignore[no-any-return]
 
 
@@ -192,11 +192,6 @@ def _is_finite(value: float) -> bool:
     except OverflowError:
         # JSON may have integers that are too large for a float.
         return False
-
-
-def short(value: Any) -> str:
-    """Return a value as text, cut to a length that fits into an error."""
-    return answers.shown(value)
 
 
 _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", before="Action: ")

@@ -137,7 +137,7 @@ class _Draft:
         in_plan = needed and self.rng.random() < _OF_PLANKS
         goal = self._item(depth, need=1, is_goal=True, rates=rates)
         if needed:
-            self._bring_in_planks(goal, in_plan=in_plan)
+            self._bring_in_planks(in_plan=in_plan)
         beside = not needed and self.rng.random() < rates.planks_beside
         self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=needed or beside)
         return goal
@@ -173,7 +173,7 @@ class _Draft:
         inputs = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
         return Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs)
 
-    def _bring_in_planks(self, goal: str, *, in_plan: bool) -> None:
+    def _bring_in_planks(self, *, in_plan: bool) -> None:
         """List all planks; a part of depth 1 becomes planks, or can also be made of them."""
         makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
         inner = {i.name for r in self.recipes for i in r.inputs}

@@ -74,14 +74,14 @@ def answer(hop: Hop) -> str:
     return f"Crafted {hop.recipe.count} {hop.item}"
 
 
-def chain_text(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
+def chain_text(hops: Sequence[Hop]) -> str:
     """Return the chain in words: what each item takes and what of it is lacking."""
     return " ".join(_hop(hop) for hop in hops)
 
 
 def lazy_reply(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
     """Return the reply of the expert that fetches only what the next craft needs."""
-    return f"Thought: {chain_text(hops, items)}\nAction: {action_of(hops[-1], items)}"
+    return f"Thought: {chain_text(hops)}\nAction: {action_of(hops[-1], items)}"
 
 
 def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: Mapping[str, str]) -> None:

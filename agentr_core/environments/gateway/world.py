@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from agentr_core.environments.agentgym.connection import connection
 from agentr_core.environments.gateway.turns import OutsideTurns, observed, read_turns, turn_of
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.opaque import Opaque
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -29,7 +30,7 @@ _POLL = 5.0
 _TIMEOUT = 300.0
 
 
-class Gateway:
+class Gateway(Opaque):
     """Episodes played by outside agents, which connect to a gateway (`agentr gateway`) at `url`.
 
     A reset offers an episode, which begins with the agent's first call. The agent's world is its
@@ -53,7 +54,6 @@ class Gateway:
     acknowledgement: ClassVar[str] = ""
     step_limit: ClassVar[int] = 40
     variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_GATEWAY"}
-    can_snapshot: ClassVar[bool] = False
     blocking: ClassVar[bool] = True
     transcript = OutsideTurns()
 
@@ -164,22 +164,6 @@ class Gateway:
     def parse(self, reply: str) -> str:
         """Return the reply itself: the agent reads it."""
         return reply
-
-    def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`: an agent cannot be copied."""
-        raise EnvironmentFault("gateway has no snapshots; a state is restored by replay")
-
-    def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`: an agent cannot be copied."""
-        self.snapshot()
-
-    def depth(self, instance: Instance) -> int | None:
-        """Return None: only the agent knows how hard an instance is."""
-        return None
-
-    def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return None: there is no expert."""
-        return None
 
     def close(self) -> None:
         """End the episode; an agent that still plays it is told so."""

@@ -173,7 +173,7 @@ class WebShop:
             return Transition(self._refusal(action), 0.0, False, False, {"success": False, "valid": False})
         self._visit = following
         bought = following.page == "end"
-        self._reward = self._score() if bought else 0.0
+        self._reward = self._earned(self._present_goal(), following) if bought else 0.0
         success = self._reward == 1.0
         return Transition(self._page(), self._reward, bought, False, {"success": success, "valid": True})
 
@@ -213,9 +213,6 @@ class WebShop:
             return self._page()
         can = ", ".join(pages.buttons(self.shop.catalogue, self._visit)) or "nothing"
         return f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
-
-    def _score(self) -> float:
-        return self._earned(self._present_goal(), self._visit)
 
     def _earned(self, goal: Goal, visit: Visit) -> float:
         wanted, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))

@@ -14,17 +14,8 @@ from agentr_core.recipes.recipe import OPTIONAL
 from agentr_core.runtime.description import Method, Plan
 
 
-def _plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return a plan without stages: the comparison itself does not collect, train or evaluate."""
-    return Plan(stages=())
-
-
 def _settle(recipe: Recipe) -> None:
     arms_of(recipe)
-
-
-def _trained(recipe: Recipe) -> list[Recipe]:
-    return [arm.recipe for arm in arms_of(recipe)]
 
 
 METHOD = Method(
@@ -33,8 +24,9 @@ METHOD = Method(
     flow="compare",
     sections=OPTIONAL,
     stages=(),
-    plan=_plan,
+    # The comparison itself does not collect, train or evaluate.
+    plan=lambda recipe, iteration: Plan(stages=()),
     settle=_settle,
-    trained=_trained,
+    trained=lambda recipe: [arm.recipe for arm in arms_of(recipe)],
     taken_over=(),
 )

@@ -10,9 +10,8 @@ z is the number of standard deviations from the mean of the group. Source: ET-Ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,21 +49,34 @@ class EfficiencyReward:
     """The cost of a call, by the name of its tool; 1 for tools that are not named."""
 
     def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
-        """Return the reward of each episode of a group in a step, counted from 1, of a stage.
+        """Return the reward of each episode of a group in a step, counted from 1, of a stage; its
+        present reward is its correctness. Where calls are counted, an episode that does not end
+        with an answer tag is wrong.
 
-        Raises as `group_rewards`, and `ValueError` for a step outside the stage.
+        Raises `DataFault` for an episode without token ids, whose length is not known, and
+        `ValueError` for a step outside the stage.
         """
         if not 1 <= step <= steps:
             raise ValueError(f"step {step} must be from 1 to {steps}")
         share = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
-        return group_rewards(
-            group,
+        lengths = [reasoning_tokens(episode) for episode in group]
+        known = [length for length in lengths if length is not None]
+        if len(known) < len(group):
+            raise DataFault(
+                f"{group[lengths.index(None)].instance.key}: a reply has no token ids, so the length of its reasoning "
+                "is not known; sample from a model that gives them"
+            )
+        return efficiency_rewards(
+            # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
+            # would learn to guess there and never to answer.
+            [episode.reward if self.counts == "steps" or is_answered(episode) else 0.0 for episode in group],
+            [weighed_cost(episode, self.counts, dict(self.call_costs)) for episode in group],
+            known,
+            [well_formed(episode, self.counts) for episode in group],
             sigma_calls=self.sigma_calls * share,
             sigma_length=self.sigma_length * share,
             amplitude=self.amplitude,
             format_penalty=self.format_penalty,
-            counts=self.counts,
-            call_costs=dict(self.call_costs),
         )
 
 
@@ -102,42 +114,6 @@ def efficiency_rewards(
     length = _cost(_standardised(np.asarray(lengths, dtype=np.float64)), sigma_length, amplitude)
     penalty = np.where(np.asarray(valid, dtype=np.bool_), 0.0, format_penalty)
     return [float(reward) for reward in right * tools * length - penalty]
-
-
-def group_rewards(
-    group: Sequence[Trajectory],
-    *,
-    sigma_calls: float,
-    sigma_length: float,
-    amplitude: float = AMPLITUDE,
-    format_penalty: float = FORMAT_PENALTY,
-    counts: Counts = "calls",
-    call_costs: Mapping[str, float] = MappingProxyType({}),
-) -> list[float]:
-    """Return the efficiency reward of each episode of a group, with its present reward as its
-    correctness. Where calls are counted, an episode that does not end with an answer tag is wrong.
-
-    Raises `DataFault` for an episode without token ids, whose length is not known.
-    """
-    lengths = [reasoning_tokens(episode) for episode in group]
-    known = [length for length in lengths if length is not None]
-    if len(known) < len(group):
-        raise DataFault(
-            f"{group[lengths.index(None)].instance.key}: a reply has no token ids, so the length of its reasoning is "
-            "not known; sample from a model that gives them"
-        )
-    return efficiency_rewards(
-        # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
-        # would learn to guess there and never to answer.
-        [episode.reward if counts == "steps" or is_answered(episode) else 0.0 for episode in group],
-        [weighed_cost(episode, counts, call_costs) for episode in group],
-        known,
-        [well_formed(episode, counts) for episode in group],
-        sigma_calls=sigma_calls,
-        sigma_length=sigma_length,
-        amplitude=amplitude,
-        format_penalty=format_penalty,
-    )
 
 
 def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:

@@ -20,16 +20,7 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import PreferencesConfig
 from agentr_core.recipes.thresholds import exceeds
 from agentr_core.samples.identity import conversation_key, sample_id
-from agentr_core.types import (
-    Path,
-    Preference,
-    PreferenceCase,
-    Provenance,
-    Rejection,
-    Sample,
-    SampleKind,
-    Trajectory,
-)
+from agentr_core.types import Path, Preference, PreferenceCase, Provenance, Rejection, Sample, SampleKind, Trajectory
 
 STAGE = "preferences"
 

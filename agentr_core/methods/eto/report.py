@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from agentr_core.methods.eto import clones, phase_of
 from agentr_core.methods.eto.preferences import STAGE
-from agentr_core.methods.eto.report_preferences import preference_record
-from agentr_core.methods.eto.report_sections import preferences, preferences_of_run
+from agentr_core.methods.eto.report_sections import PreferenceRecord, preferences, preferences_of_run
 from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
+from agentr_core.stages.report_funnels import expert_episodes, rejected_by, tallies, to_rows
 from agentr_core.store.queries import funnels
+from agentr_core.store.queries.preferences import preference_counts, preference_training
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
@@ -25,6 +25,21 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     if phase_of(eto, iteration) == "dpo":
         return to_rows(place, iteration, [expert, played, pairs])
     return to_rows(place, iteration, [*([expert] if clones(eto, iteration) else []), played, successes])
+
+
+def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
+    """Return the record of the pairs of an iteration; None if it makes no pairs."""
+    if not place.plan(iteration).pairs:
+        return None
+    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
+    made = preference_counts(place.store, source_id)
+    return PreferenceRecord(
+        kinds=tallies(made.kinds),
+        rejected=rejected_by(place, source_id, STAGE),
+        margins=tuple(made.margins.items()),
+        cut=made.cut,
+        steps=tuple(preference_training(place.store, iteration_id)),
+    )
 
 
 def pair_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

@@ -5,10 +5,10 @@ and how training on them went.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from agentr_core.methods.eto.report_records import PreferenceRecord
 from agentr_core.reports import plots, tables, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
 from agentr_core.reports.records import Tally
@@ -27,6 +27,21 @@ _CASES: Final[Mapping[str, str]] = {
     PreferenceCase.FILE: "a ready pair",
 }
 """What the names of cases mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRecord:
+    """The preference pairs of an iteration, and how training on them went.
+
+    `margins` counts pairs by reward margin, in bins of a tenth named by their lower ends; `cut`
+    counts those whose rejected side was cut.
+    """
+
+    kinds: tuple[Tally, ...]
+    rejected: tuple[Tally, ...] = ()
+    margins: tuple[tuple[float, int], ...] = ()
+    cut: int = 0
+    steps: tuple[PreferenceTrainingStep, ...] = ()
 
 
 def preferences(record: PreferenceRecord) -> Section:

@@ -92,16 +92,13 @@ class Decoder:
         base = padded_columns(max(len(head) for head in heads))
         # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
         # the mask.
-        buffer, self._spare = self._spare or self._new_buffer(), None
+        buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near, self._attention.window), None
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _ahead(wave.width))
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
         self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
         self._prefixes.trim()
         self._spare = buffer
-
-    def _new_buffer(self) -> LayeredKV:
-        return LayeredKV(self._shape, self._attention.near, self._attention.window)
 
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:

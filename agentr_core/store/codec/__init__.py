@@ -1,21 +1,10 @@
 """Domain records to rows and back. A function `*_rows` returns one unit for `Store.write` or
-`Writer.add`.
+`Writer.add`. What takes a store raises as `Store.reading` does, or `Store.transaction`.
 """
 
 from agentr_core.store.codec.anew import store_anew
-from agentr_core.store.codec.calls import (
-    answer_rows,
-    call_rows,
-    grade_rows,
-    load_replies,
-)
-from agentr_core.store.codec.choices import (
-    PlannedRollout,
-    chosen_rows,
-    load_chosen,
-    load_planned,
-    planned_rows,
-)
+from agentr_core.store.codec.calls import answer_rows, load_replies
+from agentr_core.store.codec.choices import PlannedRollout, chosen_rows, load_chosen, load_planned, planned_rows
 from agentr_core.store.codec.copies import (
     OF_DATASETS,
     copy_judgements,
@@ -27,8 +16,6 @@ from agentr_core.store.codec.copies import (
     stage_input_rows,
 )
 from agentr_core.store.codec.critiques import (
-    StoredJudgement,
-    StoredPair,
     critique_rows,
     judgement_rows,
     load_critiques,
@@ -38,23 +25,9 @@ from agentr_core.store.codec.critiques import (
     oracle_rows,
     pair_rows,
 )
-from agentr_core.store.codec.derivations import (
-    derivation_rows,
-    load_derivations,
-)
-from agentr_core.store.codec.families import (
-    FLYWHEEL,
-    StoredEdit,
-    edit_rows,
-    family_rows,
-    load_edits,
-    load_members,
-    tokens_written,
-)
-from agentr_core.store.codec.generations import (
-    Draw,
-    load_draws,
-)
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.families import FLYWHEEL, edit_rows, family_rows, load_edits, load_members, tokens_written
+from agentr_core.store.codec.generations import Draw, load_draws
 from agentr_core.store.codec.groups import (
     VALIDATION,
     Group,
@@ -71,7 +44,6 @@ from agentr_core.store.codec.ledger import (
     evaluation_rows,
     event_rows,
     iteration_rows,
-    load_rejections,
     metric_rows,
     rejection_rows,
     run_rows,
@@ -80,12 +52,7 @@ from agentr_core.store.codec.ledger import (
     training_step_rows,
 )
 from agentr_core.store.codec.preferences import load_preferences, preference_rows
-from agentr_core.store.codec.samples import (
-    dataset_rows,
-    load_dataset,
-    load_samples,
-    sample_rows,
-)
+from agentr_core.store.codec.samples import dataset_rows, load_dataset, load_samples, sample_rows
 from agentr_core.store.codec.selections import (
     RolloutOutcome,
     Selected,
@@ -93,10 +60,7 @@ from agentr_core.store.codec.selections import (
     load_selection,
     selection_rows,
 )
-from agentr_core.store.codec.texts import (
-    instance_row,
-    text_id,
-)
+from agentr_core.store.codec.texts import instance_row, text_id
 from agentr_core.store.codec.trajectories import (
     Episode,
     episode_rows,
@@ -129,12 +93,8 @@ __all__ = [
     "PlannedRollout",
     "RolloutOutcome",
     "Selected",
-    "StoredEdit",
-    "StoredJudgement",
-    "StoredPair",
     "TreeHead",
     "answer_rows",
-    "call_rows",
     "checkpoint_rows",
     "chosen_rows",
     "claim_trees",
@@ -152,7 +112,6 @@ __all__ = [
     "finished_rows",
     "finished_trees",
     "finished_trees_of_run",
-    "grade_rows",
     "group_rows",
     "growth_rows",
     "instance_row",
@@ -163,7 +122,6 @@ __all__ = [
     "load_chosen",
     "load_critiques",
     "load_dataset",
-    "load_derivations",
     "load_draws",
     "load_edits",
     "load_episodes",
@@ -176,7 +134,6 @@ __all__ = [
     "load_pairs",
     "load_planned",
     "load_preferences",
-    "load_rejections",
     "load_replies",
     "load_rollout_outcomes",
     "load_samples",

@@ -76,9 +76,7 @@ def answer_rows(owner_id: str, position: int, purpose: Purpose, number: int, ans
 
 
 def load_replies(store: Store, purpose: Purpose, owner_ids: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return the replies of models about trajectories for a purpose, by trajectory and number.
-    Raises as `Store.reading` does.
-    """
+    """Return the replies of models about trajectories for a purpose, by trajectory and number."""
     found: dict[str, dict[int, str]] = {}
     for owner_id, number, text in store.rows(_REPLIES, purpose, list(owner_ids)):
         found.setdefault(owner_id, {})[number] = text
@@ -161,6 +159,14 @@ def _answer_row(
         "position": position,
         "purpose": purpose,
         "number": number,
+        **answer_columns(answer),
+        "given": given,
+    }
+
+
+def answer_columns(answer: Answer) -> Row:
+    """Return the columns of an answer, for any table that stores them."""
+    return {
         "role": answer.role,
         "model": answer.model,
         "prompt_hash": answer.prompt_hash,
@@ -169,7 +175,6 @@ def _answer_row(
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
-        "given": given,
     }
 
 

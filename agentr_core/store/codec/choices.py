@@ -44,7 +44,7 @@ def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> 
 
 def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
     """Return the instances of an iteration in order, by the purpose they are chosen for; empty
-    before they are chosen. Raises as `Store.reading` does.
+    before they are chosen.
     """
     found: dict[str, list[Instance]] = {}
     for name, environment, split, index in store.rows(_CHOSEN, iteration_id):
@@ -70,9 +70,7 @@ def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
 
 
 def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
-    """Return the episodes that an iteration plans to play, in their order. Raises as
-    `Store.reading` does.
-    """
+    """Return the episodes that an iteration plans to play, in their order."""
     return [
         PlannedRollout(
             trajectory_id=key,

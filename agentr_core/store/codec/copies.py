@@ -24,32 +24,25 @@ def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
 
 
 def knows_inputs(store: Store, run_id: str) -> bool:
-    """Return whether a run was begun by a version that stores what its replies depend on. Raises as
-    `Store.reading` does.
-    """
+    """Return whether a run was begun by a version that stores what its replies depend on."""
     return bool(store.rows("select true from stage_input where run_id = ? and stage <> ? limit 1", run_id, OF_DATASETS))
 
 
 def known_input(store: Store, run_id: str, stage: str) -> str | None:
-    """Return the hash of the inputs of a stage as a run stored it; None if it stored none. Raises
-    as `Store.reading` does.
-    """
+    """Return the hash of the inputs of a stage as a run stored it; None if it stored none."""
     rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)
     return next((key for (key,) in rows), None)
 
 
 def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
-    """Return the other runs with the same inputs of a stage, the oldest first. Raises as
-    `Store.reading` does.
-    """
+    """Return the other runs with the same inputs of a stage, the oldest first."""
     return [run for (run,) in store.rows(_ALIKE, run_id, stage)]
 
 
 def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
     """Copy finished trees as trees of an iteration; return the ids of the copies.
 
-    A tree that is already stored under its new id, finished or not, is left as it is. Raises as
-    `Store.transaction` does.
+    A tree that is already stored under its new id, finished or not, is left as it is.
 
     Args:
         originals: the id of the tree to copy, by the id of its copy.
@@ -68,8 +61,7 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
     """Copy another run's judgements of the same trees, where this run has none; return the number
     of nodes.
 
-    Trees are the same if one is a copy of the other, or both are copies of a third. Raises as
-    `Store.transaction` does.
+    Trees are the same if one is a copy of the other, or both are copies of a third.
     """
     with store.transaction() as con:
         rows = con.execute(_JUDGEMENTS_TO_COPY, [run_id, list(tree_ids)]).fetchall()
@@ -83,8 +75,7 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
 def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
     """Copy stored rollouts as rollouts of an iteration; return the ids of the copies.
 
-    A rollout that is already stored under its new id is left as it is. Raises as
-    `Store.transaction` does.
+    A rollout that is already stored under its new id is left as it is.
 
     Args:
         originals: the id of the trajectory to copy, by the id of its copy.

@@ -11,7 +11,7 @@ from agentr_core.store.codec.generations import Draw, draw_row, load_draws
 from agentr_core.store.codec.texts import text_id, text_rows
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
-from agentr_core.types import Critique, PathPair, StepVerdict, Verdict
+from agentr_core.types import Critique, Judgement, PathPair, StepVerdict, Verdict
 
 
 def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str, position: int = 0) -> Rows:
@@ -40,7 +40,7 @@ def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str, position: int 
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredPair:
     """A good and a bad path of a tree, each by the index of its last node."""
 
@@ -52,64 +52,57 @@ class StoredPair:
 
 
 def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
-    """Return the pairs of an iteration by tree, in the order in which they were made. Raises as
-    `Store.reading` does.
-    """
+    """Return the pairs of an iteration by tree, in the order in which they were made."""
     pairs: dict[str, list[StoredPair]] = {}
-    for tree_id, good_leaf, bad_leaf, shared_steps in store.rows(
+    for row in store.rows(
         "select tree_id, good_leaf, bad_leaf, shared_steps from pair where iteration_id = ? order by tree_id, position",
         iteration_id,
     ):
-        made = StoredPair(tree_id=tree_id, good_leaf=good_leaf, bad_leaf=bad_leaf, shared_steps=shared_steps)
-        pairs.setdefault(tree_id, []).append(made)
+        made = StoredPair(*row)
+        pairs.setdefault(made.tree_id, []).append(made)
     return pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredJudgement:
-    """The judge's verdict on one node: the majority of `votes`, each read from the reply of the
-    draw at the same place.
-    """
-
-    verdict: Verdict
-    votes: tuple[Verdict, ...]
-    draws: tuple[Draw, ...]
-    dropped_steps: int
-
-
-def judgement_rows(tree_id: str, node: int, judgement: StoredJudgement, *, iteration_id: str) -> Rows:
+def judgement_rows(tree_id: str, judgement: Judgement, *, iteration_id: str) -> Rows:
     """Return the rows of a judgement with the judge's replies; they are one unit."""
+    draws = [
+        Draw(seed=judgement.seed, number=number, generation=generation)
+        for number, generation in enumerate(judgement.generations)
+    ]
     return {
-        "text": text_rows(draw.generation.text for draw in judgement.draws),
+        "text": text_rows(generation.text for generation in judgement.generations),
         "judgement": [
             {
                 "tree_id": tree_id,
-                "node_index": node,
+                "node_index": judgement.node,
                 "iteration_id": iteration_id,
                 "verdict": str(judgement.verdict),
                 "votes": [str(vote) for vote in judgement.votes],
                 "dropped_steps": judgement.dropped_steps,
             }
         ],
-        "generation": [draw_row("judgement", tree_id, node, draw) for draw in judgement.draws],
+        "generation": [draw_row("judgement", tree_id, judgement.node, draw) for draw in draws],
     }
 
 
-def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, StoredJudgement]]:
-    """Return the stored judgements by tree and node. Raises as `Store.reading` does."""
+def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, Judgement]]:
+    """Return the stored judgements by tree and node."""
     records = store.rows(
         "select tree_id, node_index, verdict, votes, dropped_steps from judgement "
         "where tree_id in (select unnest(?)) order by tree_id, node_index",
         list(tree_ids),
     )
     draws = load_draws(store, "judgement", tree_ids)
-    judgements: dict[str, dict[int, StoredJudgement]] = {}
+    judgements: dict[str, dict[int, Judgement]] = {}
     for tree_id, node, verdict, votes, dropped_steps in records:
-        judgements.setdefault(tree_id, {})[node] = StoredJudgement(
+        replies = draws.get(tree_id, {}).get(node, ())
+        judgements.setdefault(tree_id, {})[node] = Judgement(
+            node=node,
+            seed=replies[0].seed if replies else 0,
+            dropped_steps=dropped_steps,
             verdict=Verdict(verdict),
             votes=tuple(map(Verdict, votes)),
-            draws=draws.get(tree_id, {}).get(node, ()),
-            dropped_steps=dropped_steps,
+            generations=tuple(reply.generation for reply in replies),
         )
     return judgements
 
@@ -124,7 +117,7 @@ def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
 
 
 def load_oracle(store: Store, tree_ids: Sequence[str]) -> dict[tuple[str, int], Verdict]:
-    """Return the stored true verdicts by tree and node. Raises as `Store.reading` does."""
+    """Return the stored true verdicts by tree and node."""
     rows = store.rows(
         "select tree_id, node_index, verdict from oracle_verdict where tree_id in (select unnest(?))", list(tree_ids)
     )
@@ -160,11 +153,7 @@ def critique_rows(
 
 
 def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]:
-    """Return the stored critiques of pairs, by pair id in the order given.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
-    """
+    """Return the stored critiques of pairs, by pair id in the order given."""
     if not store.path.exists():
         return {}
     with store.reading() as con:

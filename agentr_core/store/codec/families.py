@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentr_core.store.codec.calls import answer_of
-from agentr_core.store.codec.texts import instance_row, text_id, text_rows
+from agentr_core.store.codec.calls import answer_columns, answer_of
+from agentr_core.store.codec.texts import instance_row, text_rows
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
@@ -42,21 +42,14 @@ def edit_rows(
                 "instance_id": instance.key,
                 "subject": subject,
                 "prompt": prompt,
-                "role": answer.role,
-                "model": answer.model,
-                "prompt_hash": answer.prompt_hash,
-                "seed": answer.seed,
-                "reply_id": text_id(answer.text),
-                "finish_reason": answer.finish_reason,
-                "prompt_tokens": answer.prompt_tokens,
-                "completion_tokens": answer.completion_tokens,
+                **answer_columns(answer),
             }
         ],
     }
 
 
 def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
-    """Return the answers of models in an iteration's flywheel. Raises as `Store.reading` does."""
+    """Return the answers of models in an iteration's flywheel."""
     return [
         StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer_of(columns))
         for edit_id, subject, instance_id, *columns in store.rows(_EDITS, iteration_id)
@@ -87,7 +80,7 @@ def family_rows(
 
 
 def load_members(store: Store, iteration_id: str) -> dict[str, Trajectory]:
-    """Return the trajectories of an iteration's flywheel by id. Raises as `Store.reading` does."""
+    """Return the trajectories of an iteration's flywheel by id."""
     return load_trajectories(store, iteration_id=iteration_id, source=FLYWHEEL)
 
 
@@ -95,7 +88,7 @@ def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int
     """Return how many tokens were drawn for each trajectory, without those of the recorded steps
     that it continues.
 
-    Trajectories for which none were drawn are left out. Raises as `Store.reading` does.
+    Trajectories for which none were drawn are left out.
     """
     return {key: int(tokens) for key, tokens in store.rows(_TOKENS, list(trajectory_ids))}
 

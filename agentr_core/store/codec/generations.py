@@ -94,9 +94,6 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
     of their numbers.
 
     Replies of which only the tokens are known (a replayed or imported step) are left out.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
     """
     records = store.rows(_DRAWS, kind, list(owner_ids))
     draws: dict[str, dict[int, tuple[Draw, ...]]] = {}

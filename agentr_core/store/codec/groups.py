@@ -60,7 +60,7 @@ class Group:
         return sum(episode.success for episode in self.episodes.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GroupOutcome:
     """The result of an instance in a step or a search: the mean reward of `episodes` episodes.
     `origin` is the id of the instance it is a variant of, or its own.
@@ -130,9 +130,7 @@ def rl_step_rows(iteration_id: str, step: int, measures: Mapping[str, float | No
 
 
 def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
-    """Return the groups of a step in their order; none before all of them are stored. Raises as
-    `Store.reading` does.
-    """
+    """Return the groups of a step in their order; none before all of them are stored."""
     rows = store.rows(
         "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position, d.operator "
         "from rl_group g join rl_rollout r using (iteration_id, step, number) "
@@ -166,19 +164,14 @@ def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupO
     """Return the results of instances so far, the earliest first: from finished searches and groups
     of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
     continued another episode do not count.
-
-    Raises as `Store.reading` does.
     """
-    rows = store.rows(_OUTCOMES, iteration_id, until)
-    return [GroupOutcome(origin=origin, episodes=n, reward=reward) for origin, n, reward in rows]
+    return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, until)]
 
 
 def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
     """Return the failed episodes of at least two steps in each instance's latest group that has
     any, as ids of trajectories by the key of the instance. Only groups that began at the start
     count, those of the run's earlier iterations and this iteration's up to a step.
-
-    Raises as `Store.reading` does.
     """
     found: dict[str, list[str]] = {}
     for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):

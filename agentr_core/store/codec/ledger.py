@@ -6,11 +6,12 @@ Each function returns rows by table that are one unit.
 from __future__ import annotations
 
 import json
-import traceback
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import canonical, fingerprint
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
@@ -61,9 +62,7 @@ def run_rows(
 
 
 def started_at(store: Store, run_id: str) -> datetime | None:
-    """Return when a run was first stored, in UTC; None if it is not stored. Raises as
-    `Store.reading` does.
-    """
+    """Return when a run was first stored, in UTC; None if it is not stored."""
     rows = store.rows("select started_at from run where run_id = ?", run_id)
     return next((in_utc(moment) for (moment,) in rows), None)
 
@@ -175,18 +174,6 @@ def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Row
     }
 
 
-def load_rejections(store: Store, iteration_id: str) -> list[Rejection]:
-    """Return the rejections of an iteration, sorted by stage, subject and reason. Raises as
-    `Store.reading` does.
-    """
-    rows = store.rows(
-        "select stage, subject, reason, detail from rejection where iteration_id = ? order by all", iteration_id
-    )
-    return [
-        Rejection(stage=stage, subject=subject, reason=reason, detail=detail) for stage, subject, reason, detail in rows
-    ]
-
-
 def metric_rows(
     scope: Literal["run", "iteration", "evaluation"],
     scope_id: str,
@@ -205,34 +192,21 @@ def metric_rows(
     }
 
 
-def event_rows(
-    *,
-    run_id: str,
-    stage: str,
-    phase: str,
-    subject: str,
-    error: BaseException,
-    iteration_id: str | None = None,
-    level: Literal["info", "warning", "error"] = "error",
-) -> Rows:
-    """Return the row of something that went wrong with `subject` during `phase`, with its
-    traceback.
-    """
-    at = datetime.now(UTC)
-    trace = "".join(traceback.format_exception(error))
+def event_rows(error: UnitError, *, run_id: str, iteration_id: str, stage: str) -> Rows:
+    """Return the row of a failed try: an error if it was the last try, otherwise a warning."""
     return {
         "event": [
             {
-                "event_id": fingerprint(run_id, iteration_id, stage, phase, subject, trace, at.isoformat()),
+                "event_id": fingerprint(run_id, iteration_id, stage, error, time.time_ns()),
                 "run_id": run_id,
                 "iteration_id": iteration_id,
                 "stage": stage,
-                "level": level,
-                "class": type(error).__name__,
-                "phase": phase,
-                "subject": subject,
-                "message": str(error),
-                "traceback": trace,
+                "level": "error" if error.final else "warning",
+                "class": error.kind,
+                "phase": error.phase,
+                "subject": error.key,
+                "message": error.message,
+                "traceback": error.traceback,
             }
         ]
     }

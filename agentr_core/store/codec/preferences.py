@@ -39,7 +39,7 @@ def preference_rows(
 
 
 def load_preferences(store: Store, iteration_id: str) -> dict[str, Preference]:
-    """Return the preferences of an iteration by id. Raises as `Store.reading` does."""
+    """Return the preferences of an iteration by id."""
     rows = store.rows(
         "select preference_id, kind, chosen_sample_id, rejected_sample_id, chosen_reward, rejected_reward, "
         "dropped_steps from preference where iteration_id = ? order by preference_id",

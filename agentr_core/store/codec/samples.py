@@ -84,9 +84,6 @@ def load_samples(
 ) -> dict[str, Sample]:
     """Return stored samples by id: those of the given ids in their order, or those of an iteration
     sorted by id.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
     """
     if not store.path.exists():
         return {}
@@ -109,9 +106,6 @@ def load_samples(
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
     """Return the sample ids and samples of a dataset in their order; a sample may occur more than
     once.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
     """
     rows = store.rows("select sample_id from dataset_row where dataset_id = ? order by position", dataset_id)
     ids = [sample_id for (sample_id,) in rows]

@@ -9,7 +9,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Selected:
     """The outcome of the selection for one instance, as in table selection; see the comments of its
     columns.
@@ -27,7 +27,7 @@ class Selected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RolloutOutcome:
     """The outcome of a planned rollout; all None if it was not played."""
 
@@ -43,36 +43,13 @@ def selection_rows(iteration_id: str, selected: Iterable[Selected]) -> Rows:
 
 
 def load_selection(store: Store, iteration_id: str) -> list[Selected]:
-    """Return the outcome for each instance, by id; none before the selection. Raises as
-    `Store.reading` does.
-    """
-    return [
-        Selected(
-            instance_id=key,
-            episodes=episodes,
-            correctness=correctness,
-            cost=cost,
-            s_corr=s_corr,
-            s_tool=s_tool,
-            front=front,
-            crowding=crowding,
-            selected=selected,
-            reason=reason,
-        )
-        for key, episodes, correctness, cost, s_corr, s_tool, front, crowding, selected, reason in store.rows(
-            _SELECTION, iteration_id
-        )
-    ]
+    """Return the outcome for each instance, by id; none before the selection."""
+    return [Selected(*row) for row in store.rows(_SELECTION, iteration_id)]
 
 
 def load_rollout_outcomes(store: Store, iteration_id: str) -> list[RolloutOutcome]:
-    """Return the outcomes of the rollouts that an iteration planned, in their order. Raises as
-    `Store.reading` does.
-    """
-    return [
-        RolloutOutcome(instance_id=key, reward=reward, calls=calls, steps=steps)
-        for key, reward, calls, steps in store.rows(_OUTCOMES, iteration_id)
-    ]
+    """Return the outcomes of the rollouts that an iteration planned, in their order."""
+    return [RolloutOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id)]
 
 
 _SELECTION = """

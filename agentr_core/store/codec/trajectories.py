@@ -26,9 +26,6 @@ class Episode:
     repeat: int
     cut: int
     trajectory: Trajectory
-    invalid_actions: int | None
-    environment_seconds: float | None
-    sampling_seconds: float | None
     depth: int | None = None
     origin: str = ""
     """The instance that its instance is a variant of, or that instance itself."""
@@ -137,9 +134,6 @@ def load_trajectories(
 ) -> dict[str, Trajectory]:
     """Return stored trajectories by id: those of the given ids in their order, or those of an
     iteration and a source sorted by id.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
     """
     if not store.path.exists():
         return {}
@@ -167,9 +161,7 @@ def load_trajectories(
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
-    """Return the episodes of an evaluation that are stored, by instance, repeat and cut. Raises as
-    `Store.reading` does.
-    """
+    """Return the episodes of an evaluation that are stored, by instance, repeat and cut."""
     if not store.path.exists():
         return []
     with snapshot(store) as state:
@@ -182,13 +174,10 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
             repeat=repeat,
             cut=cut,
             trajectory=trajectories[key],
-            invalid_actions=invalid_actions,
-            environment_seconds=environment_seconds,
-            sampling_seconds=sampling_seconds,
             depth=depth,
             origin=origin,
         )
-        for key, repeat, cut, invalid_actions, environment_seconds, sampling_seconds, depth, origin in rows
+        for key, repeat, cut, depth, origin in rows
     ]
 
 
@@ -226,8 +215,7 @@ def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) 
 
 
 _EPISODES = """
-    select e.trajectory_id, e.repeat, e.cut, e.invalid_actions, e.environment_seconds, e.sampling_seconds,
-        i.depth, coalesce(i.origin_id, i.instance_id)
+    select e.trajectory_id, e.repeat, e.cut, i.depth, coalesce(i.origin_id, i.instance_id)
     from episode e join instance i using (instance_id)
     where e.evaluation_id = ?
     order by i.environment, i.split, i.instance_index, e.repeat, e.cut

@@ -69,8 +69,6 @@ class TreeHead:
 def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
     """Make `writer` the only process that may grow those of the trees that are stored; from then
     on, rows of an earlier writer are refused.
-
-    Raises as `Store.transaction` does.
     """
     with store.transaction() as con:
         con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
@@ -110,18 +108,12 @@ def finished_rows(head: TreeHead, tree: Tree) -> Rows:
 
 
 def load_tree(store: Store, tree_id: str) -> Tree | None:
-    """Return the tree as last stored, or None if nothing of it is stored. Raises as `Store.reading`
-    does.
-    """
+    """Return the tree as last stored, or None if nothing of it is stored."""
     return load_trees(store, [tree_id]).get(tree_id)
 
 
 def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
-    """Return the trees among `tree_ids` that are stored, finished or not, by id in the order given.
-
-    Raises:
-        StoreBusy, CorruptStore, StoreError: as `Store.reading`.
-    """
+    """Return those of the trees that are stored, finished or not, by id in the order given."""
     if not store.path.exists():
         return {}
     with store.reading() as con:
@@ -146,18 +138,14 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
 
 
 def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
-    """Return the ids of the trees whose search is not finished, or not begun, in the order given.
-    Raises as `Store.reading` does.
-    """
+    """Return the ids of the trees whose search is not finished, or not begun, in their order."""
     rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
     finished = {tree_id for (tree_id,) in rows}
     return [tree_id for tree_id in tree_ids if tree_id not in finished]
 
 
 def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:
-    """Return the ids of the finished trees that a policy grew in an iteration, sorted by instance.
-    Raises as `Store.reading` does.
-    """
+    """Return the ids of the finished trees that a policy grew in an iteration, by instance."""
     rows = store.rows(
         "select t.tree_id from tree t join instance i using (instance_id) "
         "where t.finished and t.iteration_id = ? and t.checkpoint_id = ? "
@@ -169,7 +157,7 @@ def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[
 
 
 def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
-    """Return the ids of the finished trees of a run, sorted. Raises as `Store.reading` does."""
+    """Return the ids of the finished trees of a run, sorted."""
     rows = store.rows(
         "select t.tree_id from tree t join iteration i using (iteration_id) "
         "where i.run_id = ? and t.finished order by t.tree_id",
@@ -179,9 +167,7 @@ def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
 
 
 def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
-    """Return the ids among `tree_ids` of stored trees, finished or not. Raises as `Store.reading`
-    does.
-    """
+    """Return the ids among `tree_ids` of stored trees, finished or not."""
     rows = store.rows("select tree_id from tree where tree_id in (select unnest(?))", list(tree_ids))
     return frozenset(tree_id for (tree_id,) in rows)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredEvaluation:
     """One evaluation of the checkpoint that an iteration made (0: the base model)."""
 
@@ -17,7 +17,7 @@ class StoredEvaluation:
     split: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredMetric:
     """One number with its 95% interval; `low` and `high` are None where it has none."""
 
@@ -44,10 +44,7 @@ def _finished(store: Store, where: str, *params: str | int) -> list[StoredEvalua
         f"where {where} and e.finished order by i.iteration, e.name",
         *params,
     )
-    return [
-        StoredEvaluation(evaluation_id=key, iteration=number, name=name, split=split)
-        for key, number, name, split in rows
-    ]
+    return [StoredEvaluation(*row) for row in rows]
 
 
 def evaluation_metrics(store: Store, evaluation_id: str) -> list[StoredMetric]:
@@ -57,4 +54,4 @@ def evaluation_metrics(store: Store, evaluation_id: str) -> list[StoredMetric]:
         "where m.scope = 'evaluation' and e.evaluation_id = ? and e.finished",
         evaluation_id,
     )
-    return [StoredMetric(name=name, value=value, low=low, high=high, n=n) for name, value, low, high, n in rows]
+    return [StoredMetric(*row) for row in rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OperatorCount:
     """The counts of what an operator made in an iteration; `fresh` made the trajectories before the
     first round.
@@ -26,10 +26,7 @@ class OperatorCount:
 
 def operator_counts(store: Store, iteration_id: str) -> list[OperatorCount]:
     """Return the counts of each operator, `fresh` first, then by name."""
-    return [
-        OperatorCount(operator=operator, children=children, right=right, calls=calls, saved=saved, samples=samples)
-        for operator, children, right, calls, saved, samples in store.rows(_OPERATORS, iteration_id)
-    ]
+    return [OperatorCount(*row) for row in store.rows(_OPERATORS, iteration_id)]
 
 
 _OPERATORS = """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TreeCounts:
     """The counts of what an iteration that grows trees made."""
 
@@ -21,7 +21,7 @@ class TreeCounts:
     verified: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EpisodeCounts:
     """The number of episodes of one source that an iteration has, and of successes among them."""
 
@@ -35,26 +35,17 @@ def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
         "select trees, leaves, pairs, critiques, spliced, verified from v_funnel where iteration_id = ?",
         iteration_id,
     )
-    for trees, leaves, pairs, critiques, spliced, verified in rows:
-        return TreeCounts(
-            trees=trees,
-            leaves=leaves,
-            pairs=pairs,
-            critiques=critiques,
-            spliced=spliced,
-            verified=verified,
-        )
-    return None
+    return next((TreeCounts(*row) for row in rows), None)
 
 
 def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCounts:
     """Return how many episodes of a source an iteration has."""
-    ((played, solved),) = store.rows(
+    (counts,) = store.rows(
         "select count(*), count(*) filter (success) from trajectory where iteration_id = ? and source = ?",
         iteration_id,
         source,
     ) or [(0, 0)]
-    return EpisodeCounts(played=played, solved=solved)
+    return EpisodeCounts(*counts)
 
 
 def count_preferences(store: Store, iteration_id: str) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GroupCounts:
     """The numbers of groups and episodes that an iteration sampled."""
 
@@ -93,14 +93,8 @@ def group_rollouts(store: Store, iteration_id: str, step: int, number: int) -> l
 
 def group_counts(store: Store, iteration_id: str) -> GroupCounts:
     """Return the numbers of groups and episodes that an iteration sampled."""
-    ((groups, mixed, won, episodes, trained),) = store.rows(_COUNTS, iteration_id) or [(0,) * 5]
-    return GroupCounts(
-        groups=groups,
-        mixed=mixed,
-        alike_with_wins=won,
-        episodes=int(episodes),
-        trained_episodes=int(trained),
-    )
+    (counts,) = store.rows(_COUNTS, iteration_id) or [(0,) * 5]
+    return GroupCounts(*counts)
 
 
 def group_steps(store: Store, iteration_id: str) -> list[GroupStep]:

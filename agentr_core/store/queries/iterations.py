@@ -83,18 +83,14 @@ def checkpoint_promoted(store: Store, iteration_id: str) -> StoredCheckpoint | N
 
 def promotion_of(store: Store, run_id: str, iteration: int) -> Promotion | None:
     """Return the model with which a run goes on after an iteration; None before there is one."""
-    for row in store.rows(_PROMOTION, run_id, iteration):
-        return Promotion(*row)
-    return None
+    return next((Promotion(*row) for row in store.rows(_PROMOTION, run_id, iteration)), None)
 
 
 def last_promotion(store: Store, run_id: str) -> Promotion | None:
     """Return the model with which a run ended after its last iteration; None before the run is
     finished.
     """
-    for row in store.rows(_LAST_PROMOTION, run_id):
-        return Promotion(*row)
-    return None
+    return next((Promotion(*row) for row in store.rows(_LAST_PROMOTION, run_id)), None)
 
 
 def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:

@@ -9,7 +9,7 @@ from agentr_core.store.database import Store
 from agentr_core.types import Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PairVerdict:
     """The judge's verdict on one step of the bad path of a pair."""
 
@@ -87,7 +87,7 @@ def revision_lengths(store: Store, iteration_id: str) -> dict[int, int]:
 def pair_verdicts(store: Store, iteration_id: str) -> list[PairVerdict]:
     """Return every verdict on the pairs of an iteration, sorted by pair and position."""
     return [
-        PairVerdict(pair_id=pair, tree_id=tree, bad_leaf=leaf, position=position, node=node, verdict=Verdict(verdict))
+        PairVerdict(pair, tree, leaf, position, node, Verdict(verdict))
         for pair, tree, leaf, position, node, verdict in store.rows(_VERDICTS, iteration_id)
     ]
 

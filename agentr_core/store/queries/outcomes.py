@@ -9,7 +9,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.published import GATHERED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ErrorCount:
     """The number of errors of one class in one phase, and of the units that one of them ended for
     good, each counted once, however often it was tried anew.
@@ -21,7 +21,7 @@ class ErrorCount:
     lost: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InstanceTraits:
     """What an environment says about an instance; `origin` is the key of the instance it is a
     variant of, or its own.
@@ -53,7 +53,7 @@ def error_counts(store: Store, iteration_id: str) -> list[ErrorCount]:
         "where iteration_id = ? group by all order by all",
         iteration_id,
     )
-    return [ErrorCount(error=error, phase=phase, count=count, lost=lost) for error, phase, count, lost in rows]
+    return [ErrorCount(*row) for row in rows]
 
 
 def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
@@ -87,7 +87,7 @@ def instance_traits(store: Store, keys: Sequence[str]) -> dict[str, InstanceTrai
         "where instance_id in (select unnest(?))",
         list(keys),
     )
-    return {key: InstanceTraits(depth=depth, origin=origin) for key, depth, origin in rows}
+    return {key: InstanceTraits(*traits) for key, *traits in rows}
 
 
 _COLLECTED = f"""

@@ -24,7 +24,7 @@ class PreferenceCounts:
     """Pairs whose rejected side was cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PreferenceTrainingStep:
     """One optimizer step of preference training: means over its pairs."""
 
@@ -71,31 +71,14 @@ def preference_counts(store: Store, iteration_id: str) -> PreferenceCounts:
         iteration_id,
     )
     cut = store.count("select count(*) from preference where iteration_id = ? and dropped_steps > 0", iteration_id)
-    return PreferenceCounts(
-        kinds=dict(kinds),
-        margins={float(low): count for low, count in margins},
-        cut=cut,
-    )
+    return PreferenceCounts(kinds=dict(kinds), margins=dict(margins), cut=cut)
 
 
 def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrainingStep]:
     """Return the steps of an iteration's preference training in their order; none for any other
     training.
     """
-    return [
-        PreferenceTrainingStep(
-            step=step,
-            loss=loss,
-            reward_accuracy=accuracy,
-            chosen_logps=chosen_logps,
-            rejected_logps=rejected_logps,
-            chosen_rewards=chosen_rewards,
-            rejected_rewards=rejected_rewards,
-        )
-        for step, loss, accuracy, chosen_logps, rejected_logps, chosen_rewards, rejected_rewards in store.rows(
-            _STEPS, iteration_id
-        )
-    ]
+    return [PreferenceTrainingStep(*row) for row in store.rows(_STEPS, iteration_id)]
 
 
 _HEAD = """

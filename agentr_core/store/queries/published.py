@@ -23,14 +23,13 @@ class Published(NamedTuple):
 
 
 def published(store: Store, iteration_id: str) -> Published:
-    """Return the products of an iteration. Raises as `Store.reading` does."""
+    """Return the products of an iteration."""
     return next((Published(*row) for row in store.rows(_PUBLISHED, iteration_id)), Published())
 
 
 def count_trajectories(store: Store, iteration_id: str) -> int:
     """Return how many trajectories were gathered for an iteration: leaves of finished trees, and
-    episodes that are neither an evaluation's nor made from a pair. Raises as `Store.reading`
-    does.
+    episodes that are neither an evaluation's nor made from a pair.
     """
     return store.count(_TRAJECTORIES, iteration_id)
 

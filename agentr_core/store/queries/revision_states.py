@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RevisionState:
     """The first `cut` steps of a failed episode, which is number `repeat` of its instance."""
 
@@ -21,4 +21,4 @@ def revision_states(store: Store, run_id: str) -> list[RevisionState]:
     rows = store.rows(
         "select trajectory_id, repeat, cut from revision_state where run_id = ? order by position", run_id
     )
-    return [RevisionState(trajectory_id=key, repeat=repeat, cut=cut) for key, repeat, cut in rows]
+    return [RevisionState(*row) for row in rows]

@@ -24,7 +24,7 @@ class RunState:
     """The number of iterations that its recipe asks for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CheckpointMade:
     """A checkpoint that an iteration of a run made; `config` is the resolved recipe as JSON."""
 
@@ -46,17 +46,7 @@ def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
         "where starts_with(c.checkpoint_id, ?) order by c.checkpoint_id",
         prefix,
     )
-    return [
-        CheckpointMade(
-            checkpoint_id=checkpoint_id,
-            path=path,
-            weights_sha256=weights,
-            run_id=run_id,
-            iteration=iteration,
-            config=config,
-        )
-        for checkpoint_id, path, weights, run_id, iteration, config in rows
-    ]
+    return [CheckpointMade(*row) for row in rows]
 
 
 def runs_beginning(store: Store, prefix: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Contradiction:
     """A node or a trajectory whose rows contradict each other."""
 
@@ -24,9 +24,5 @@ def dangling_references(store: Store) -> list[tuple[str, ...]]:
 
 def contradictions(store: Store) -> list[Contradiction]:
     """Return the contradictions between rows of the store, sorted."""
-    return [
-        Contradiction(kind=kind, id=key, position=position, what=what)
-        for kind, key, position, what in store.rows(
-            "select kind, id, position, what from v_contradictions order by all"
-        )
-    ]
+    rows = store.rows("select kind, id, position, what from v_contradictions order by all")
+    return [Contradiction(*row) for row in rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentr_core.store.database import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CallCount:
     """The calls of one tool in an iteration by how they ended; `provider` says who answered: for
     Python, the level of the sandbox. `cached` of them had an answer already. `seconds` is how long
@@ -26,10 +26,7 @@ def call_counts(store: Store, run_id: str, iteration: int) -> list[CallCount]:
     """Return the counts of an iteration's calls, by tool and provider, the commonest status
     first.
     """
-    return [
-        CallCount(tool=tool, provider=provider, status=status, calls=calls, cached=cached, seconds=seconds)
-        for tool, provider, status, calls, cached, seconds in store.rows(_CALLS, run_id, iteration)
-    ]
+    return [CallCount(*row) for row in store.rows(_CALLS, run_id, iteration)]
 
 
 _CALLS = """

@@ -55,7 +55,6 @@ class PairHead(NamedTuple):
     shared_steps: int
     good_reward: float
     bad_reward: float
-    gap: float
     judged: bool
     first_error: int | None
 
@@ -127,7 +126,7 @@ order by n.node_index
 """
 _PAIR = """
 select p.pair_id, i.run_id, i.iteration, p.tree_id, t.instance_id, x.text, p.good_leaf, p.bad_leaf, p.shared_steps,
-    p.good_reward, p.bad_reward, p.gap, c.pair_id is not null, c.first_error
+    p.good_reward, p.bad_reward, c.pair_id is not null, c.first_error
 from pair p
 join tree t using (tree_id)
 join text x on x.text_id = t.first_observation_id

@@ -12,7 +12,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.published import GATHERED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TokenUse:
     """Tokens that models read and wrote. In `prompt`, a prompt counts once for each of its
     replies.
@@ -22,7 +22,7 @@ class TokenUse:
     completion: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RequestUse:
     """HTTP requests and their tokens. A prompt counts once for each request."""
 
@@ -31,7 +31,7 @@ class RequestUse:
     completion: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CutReplies:
     """The number of replies for one purpose, and of those cut by their token limit; replies for
     which this is not known are left out.
@@ -51,8 +51,8 @@ def token_use(store: Store, iteration_id: str) -> TokenUse:
     """Return the tokens of all replies that an iteration asked for; copies of another run's replies
     count for that run.
     """
-    ((prompt, completion),) = store.rows(_TOKENS, iteration_id) or [(0, 0)]
-    return TokenUse(prompt=int(prompt), completion=int(completion))
+    (tokens,) = store.rows(_TOKENS, iteration_id) or [(0, 0)]
+    return TokenUse(*map(int, tokens))
 
 
 def experience_tokens(store: Store, run_id: str) -> int:
@@ -99,17 +99,13 @@ def request_use(
     """
     collector: ModelRole = "teacher" if taught else "actor"
     kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
-    found = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited]) or [(0, 0, 0)]
-    ((requests, prompt, completion),) = found
-    return RequestUse(requests=requests or 0, prompt=prompt or 0, completion=completion or 0)
+    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited]) or [(0, 0, 0)]
+    return RequestUse(*(number or 0 for number in sums))
 
 
 def cut_replies(store: Store, iteration_id: str) -> list[CutReplies]:
     """Return how many replies of an iteration were cut by their token limit, by purpose."""
-    return [
-        CutReplies(purpose=purpose, replies=replies, cut=cut)
-        for purpose, replies, cut in store.rows(_CUT, iteration_id)
-    ]
+    return [CutReplies(*row) for row in store.rows(_CUT, iteration_id)]
 
 
 _COLLECTED = ["node", "played"]

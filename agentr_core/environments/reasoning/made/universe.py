@@ -91,7 +91,7 @@ def _people(rng: random.Random, names: _Names, count: int) -> dict[str, dict[str
     A child has the family name of its father, and a wife that of her husband.
     """
     facts: dict[str, dict[str, str]] = {}
-    generation = _couples(rng, names, facts, max(2, count // 12))
+    generation = _couples(names, facts, max(2, count // 12))
     while len(facts) < count and generation:
         children: list[str] = []
         for mother, father in generation:
@@ -113,7 +113,7 @@ def _people(rng: random.Random, names: _Names, count: int) -> dict[str, dict[str
     return facts
 
 
-def _couples(rng: random.Random, names: _Names, facts: dict[str, dict[str, str]], count: int) -> list[tuple[str, str]]:
+def _couples(names: _Names, facts: dict[str, dict[str, str]], count: int) -> list[tuple[str, str]]:
     couples = []
     for _ in range(count):
         family = names.fresh()

@@ -20,7 +20,7 @@ from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.models.together import all_or_none
 from agentr_core.recipes import CritiqueConfig
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.types import Critique, Generation, Path, PathPair, Request, StepVerdict, Verdict
+from agentr_core.types import Critique, Generation, Judgement, Path, PathPair, Request, StepVerdict, Verdict
 
 
 class Scan(NamedTuple):
@@ -39,37 +39,6 @@ class Question:
     node: int
     request: Request
     dropped_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """The judge's verdict on node `node`: the majority of its `votes`, each read from one of
-    `generations`.
-
-    `votes` and `generations` are empty and the verdict is unparsable for a step that does not fit
-    the judge's context even without a log, by the judge's own count of tokens. `seed` is the
-    request's; `dropped_steps` counts the steps left out of its log.
-    """
-
-    node: int
-    seed: int
-    dropped_steps: int
-    verdict: Verdict
-    votes: tuple[Verdict, ...]
-    generations: tuple[Generation, ...]
-
-    @property
-    def generation(self) -> Generation | None:
-        """The first generation that agrees with the majority, or else the first; None if there are
-        none.
-        """
-        agreeing = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
-        return next(iter(agreeing or self.generations), None)
-
-    @property
-    def reply(self) -> str:
-        """The text of `generation`; empty if there is none."""
-        return self.generation.text if self.generation is not None else ""
 
 
 def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentr_core.episodes.units import run_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.critique.locate import Judgement, critique_of, judge_paths, scans_of
+from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths, scans_of
 from agentr_core.methods.agent_r.pairing import pair_id, pairs_of_tree
 from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.models.samplers import Sampler
@@ -17,8 +17,6 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
-    Draw,
-    StoredJudgement,
     copy_judgements,
     critique_rows,
     judgement_rows,
@@ -30,7 +28,7 @@ from agentr_core.store.codec import (
     runs_alike,
 )
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Path, PathPair, Rejection, Tree
+from agentr_core.types import Judgement, Path, PathPair, Rejection, Tree
 
 STAGE = "critique"
 
@@ -141,7 +139,7 @@ async def _judge_tree(
     iteration: int,
     tree_id: str,
     pairs: Sequence[PathPair],
-    stored: Mapping[int, StoredJudgement],
+    stored: Mapping[int, Judgement],
     batcher: Sampler,
     writer: Writer,
 ) -> None:
@@ -157,33 +155,9 @@ async def _judge_tree(
         seed=derive_seed(place.recipe.seed, "critique", iteration),
         count_tokens=batcher.model.count_tokens,
         context_length=batcher.model.context_length,
-        known={node: _known(node, judgement) for node, judgement in stored.items()},
-        on_judgement=lambda made: writer.add(_rows(tree_id, made, iteration_id)),
+        known=stored,
+        on_judgement=lambda made: writer.add(judgement_rows(tree_id, made, iteration_id=iteration_id)),
     )
     for pair in pairs:
         found = critique_of(pair, judgements, config)
         writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))
-
-
-def _rows(tree_id: str, judgement: Judgement, iteration_id: str) -> Rows:
-    stored = StoredJudgement(
-        verdict=judgement.verdict,
-        votes=judgement.votes,
-        draws=tuple(
-            Draw(seed=judgement.seed, number=number, generation=generation)
-            for number, generation in enumerate(judgement.generations)
-        ),
-        dropped_steps=judgement.dropped_steps,
-    )
-    return judgement_rows(tree_id, judgement.node, stored, iteration_id=iteration_id)
-
-
-def _known(node: int, stored: StoredJudgement) -> Judgement:
-    return Judgement(
-        node=node,
-        seed=stored.draws[0].seed if stored.draws else 0,
-        dropped_steps=stored.dropped_steps,
-        verdict=stored.verdict,
-        votes=stored.votes,
-        generations=tuple(draw.generation for draw in stored.draws),
-    )

@@ -179,8 +179,6 @@ class _Trees:
                 phase=phase_of(error),
                 message=f"the tree is grown anew from its root, as {again}: {error}",
                 traceback="",
-                attempt=attempt,
-                transient=True,
                 final=False,
             )
         )

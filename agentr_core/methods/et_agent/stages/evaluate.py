@@ -83,7 +83,9 @@ def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]
 async def _nudge(place: Workplace, iteration: int) -> None:
     """Let the policy go on after each wrong answer with one hint."""
     evaluation = place.recipe.evaluation
-    wrong = [one for one in load_episodes(place.store, evaluation_id(place, iteration, TEST)) if not _right(one)]
+    wrong = [
+        one for one in load_episodes(place.store, evaluation_id(place, iteration, TEST)) if not one.trajectory.success
+    ]
     with place.worlds() as worlds:
         plans = tuple(_nudged(place, one, worlds.of(one.instance)) for one in wrong)
     series = Series(
@@ -111,10 +113,6 @@ def _nudged(place: Workplace, wrong: Episode, env: Environment) -> EpisodePlan:
     return EpisodePlan(instance=wrong.instance, number=wrong.repeat, seed=seed, prefix=prefix)
 
 
-def _right(episode: Episode) -> bool:
-    return episode.trajectory.success
-
-
 async def _vote(place: Workplace, iteration: int) -> None:
     """Have the judge vote on each episode of the test set."""
     votes = _votes(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
@@ -135,7 +133,7 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
                     return await _ask(sampler, one, recipe.seed)
                 except PromptTooLong as error:
                     # Such an episode has no vote, however often it is tried.
-                    failed(describe(one.key, error, attempt=1, final=True))
+                    failed(describe(one.key, error, final=True))
                     return None
 
             def keep(key: str, answer: Answer | None) -> None:
