@@ -272,9 +272,11 @@ async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance,
     )
 
 
-def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
+def check_separate(
+    env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...], *, begins: bool = True
+) -> None:
     """Raise `DataFault` if a training instance is a held-out instance, or a variant of one, under
-    any name.
+    any name. Without `begins` only names are compared, and no instance is begun.
 
     An instance that cannot begin, or not with a text, is not compared: its episodes will fail, and
     count against the error budget. Blocks as the environment's `reset` does, and raises its faults
@@ -283,10 +285,10 @@ def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[In
     held_out: dict[str, str] = {}
     for instance in test:
         check_wanted()
-        held_out |= dict.fromkeys(_names(env, instance), instance.key)
+        held_out |= dict.fromkeys(_names(env, instance, begins), instance.key)
     for instance in train:
         check_wanted()
-        twin = next((held_out[name] for name in _names(env, instance) if name in held_out), None)
+        twin = next((held_out[name] for name in _names(env, instance, begins) if name in held_out), None)
         if twin is not None:
             raise DataFault(
                 f"training instance {instance.key} is held-out instance {twin}, or a variant of the same one; change "
@@ -294,9 +296,11 @@ def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[In
             )
 
 
-def _names(env: Environment, instance: Instance) -> tuple[str, ...]:
+def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...]:
     """Return the texts that no training and held-out instance may share."""
-    names = [f"origin {env.origin(instance).key}"] if isinstance(env, Deriving) else []
+    names = [f"origin {(env.origin(instance) if isinstance(env, Deriving) else instance).key}"]
+    if not begins:
+        return tuple(names)
     try:
         names.append(answers.identity(env, instance))
     except EnvironmentFault as fault:

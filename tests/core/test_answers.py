@@ -140,9 +140,12 @@ def test_splits_are_compared_without_what_begins_ill_typed() -> None:
 def test_an_instance_that_cannot_begin_is_left_to_its_episodes() -> None:
     """It once ended the whole run before any episode could be counted against the error budget."""
     broken, env = instance(5), Line()
-    check_separate(env, (broken, instance(1)), (instance(0), broken))
+    check_separate(env, (broken, instance(1)), (instance(0), instance(6)))
     with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
-        check_separate(env, (broken, instance(1)), (broken, instance(1)))
+        check_separate(env, (broken, instance(1)), (instance(6), instance(1)))
+
+    with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
+        check_separate(env, (instance(1),), (instance(1),), begins=False)
 
     class Away(Line):
         def reset(self, instance: Instance) -> str:
@@ -150,6 +153,7 @@ def test_an_instance_that_cannot_begin_is_left_to_its_episodes() -> None:
 
     with pytest.raises(EnvironmentUnavailable):
         check_separate(Away(), (broken,), ())
+    check_separate(Away(), (broken,), (instance(1),), begins=False)
 
 
 def test_the_contract_catches_what_the_door_refuses() -> None:

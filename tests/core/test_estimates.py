@@ -280,6 +280,11 @@ def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estim
     return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test, states)
 
 
+def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampled() -> None:
+    with pytest.raises(ConfigError, match=r"textcraft/renamed-test/\d+ is held-out instance textcraft/test/\d+, or a"):
+        describe(RECIPES / "textcraft-tiny.yaml", ["instances.train=renamed-test", "evaluation.sets={}"])
+
+
 def test_states_of_the_revision_test_are_counted_as_if_the_base_model_failed_everywhere() -> None:
     def counted(*changes: str) -> int:
         return state_count(recipe("textcraft-tiny", *changes), TextCraft())
