@@ -31,7 +31,7 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     unspliced = tuple(tally for tally in lost if tally not in died)
     stages = [
         FunnelStage(name="trees", count=made.trees),
-        FunnelStage(name="leaves", count=made.leaves),
+        FunnelStage(name="ended paths", count=made.paths),
         FunnelStage(name="candidate pairs", count=made.pairs, rejected=rejected_by(place, source, "pairs")),
         FunnelStage(name="judged", count=made.critiques),
         FunnelStage(name="spliced", count=made.spliced, rejected=unspliced),
