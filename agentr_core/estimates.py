@@ -189,14 +189,16 @@ def reinforcing(shape: Shape, recipe: Recipe) -> int:
     return training(shape, alone, recipe.grpo.micro_batch_tokens).total
 
 
-def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int) -> list[Tokens]:
-    """Return the most replies and tokens that an iteration samples, with `test` held-out episodes.
+def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int, states: int) -> list[Tokens]:
+    """Return the most replies and tokens that an iteration samples, with `test` held-out episodes
+    and a revision test of `states` more.
 
     Args:
         sampled: the most replies, and the most tokens of each, that its method samples, by stage.
     """
     evaluation = recipe.evaluation
-    replies = {**sampled, "evaluate": (test * evaluation.max_steps, evaluation.max_new_tokens)}
+    evaluated = test * evaluation.max_steps + states * evaluation.revision_test.max_steps
+    replies = {**sampled, "evaluate": (evaluated, evaluation.max_new_tokens)}
     return [Tokens(stage=stage, replies=count, tokens=count * most) for stage, (count, most) in replies.items()]
 
 

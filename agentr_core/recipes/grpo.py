@@ -125,6 +125,13 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         faults.append("grpo.memory: a uniform curriculum remembers no episodes; leave it out, or set contrast")
     if grpo.curriculum == "uniform" and grpo.expert_share:
         faults.append("grpo.expert_share: a uniform curriculum does not know what was always lost; set contrast")
+    faults += [
+        f"grpo.{name}: {share:g} of {grpo.groups} groups is less than one; raise it or grpo.groups, or leave it out"
+        for name, share in (("revision_share", grpo.revision_share), ("expert_share", grpo.expert_share))
+        if share and not min(round(share * grpo.groups), grpo.groups - 1)
+    ]
+    if grpo.eval_steps > grpo.steps:
+        faults.append(f"grpo.eval_steps: an iteration has {grpo.steps} steps, so none is validated; lower it")
     if grpo.delta is not None and grpo.delta <= 1 + (grpo.epsilon_high or grpo.epsilon):
         faults.append("grpo.delta: it must be above 1 + epsilon_high, which limits the ratio already; give 3 or so")
     if grpo.branching is not None and grpo.branching.initial_rollouts >= grpo.num_generations:

@@ -153,7 +153,7 @@ class Promoted:
 class FunnelStage:
     """The number of items that passed a stage of data construction, and why the others did not.
 
-    The expected names, in order: trees, leaves, candidate pairs, judged, spliced, verified,
+    The expected names, in order: trees, ended paths, candidate pairs, judged, spliced, verified,
     samples, trained rows; with exploration or cloning: expert episodes, explored episodes,
     successes or preference pairs, samples, trained rows.
     """

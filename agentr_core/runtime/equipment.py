@@ -12,6 +12,7 @@ from typing import Protocol
 from agentr_core.episodes.conversation import Fits
 from agentr_core.episodes.drawing import Ask
 from agentr_core.episodes.units import UnitError
+from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler, sampler_of
 from agentr_core.protocols import Caching, ChatModel, Starting
@@ -125,11 +126,17 @@ def held_back(sampler: Sampler, sink: Sink) -> Ask:
 
 def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
     """Return a test for whether a prompt leaves a model room for a whole reply; None if the recipe
-    has no window.
+    has no window. Raises `ConfigError` when no prompt could.
     """
     if recipe.context == "stop":
         return None
     model = sampler.model
+    if sampling.max_new_tokens >= model.context_length:
+        raise ConfigError(
+            f"context: a window keeps room for a whole reply, and one of {sampling.max_new_tokens:,} tokens fills the "
+            f"model's context of {model.context_length:,}, so nothing would be left of any history; lower "
+            "max_new_tokens"
+        )
 
     def fits(messages: tuple[Message, ...]) -> bool:
         tokens = model.count_tokens(Request(messages=messages, sampling=sampling, seed=0))

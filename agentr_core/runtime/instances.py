@@ -6,11 +6,10 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from agentr_core import answers
-from agentr_core.errors import ConfigError, DataFault, IllTypedAnswer
+from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Deriving, Environment
 from agentr_core.recipes import EvaluationSetConfig, InstancesConfig, Recipe
@@ -193,6 +192,17 @@ def episode_count(recipe: Recipe, env: Environment) -> int:
     return recipe.evaluation.episodes * len(test_instances(recipe, env)) + further
 
 
+def state_count(recipe: Recipe, env: Environment) -> int:
+    """Return how many episodes of the revision test each iteration plays at most: as if the base
+    model failed everywhere.
+    """
+    config = recipe.evaluation.revision_test
+    if not config.enabled:
+        return 0
+    cuts = config.cuts * recipe.evaluation.episodes * len(test_instances(recipe, env))
+    return min(config.limit or cuts, cuts)
+
+
 def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
     """Return the rows of instances with what their environment says about them."""
     return [
@@ -262,20 +272,23 @@ async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance,
     )
 
 
-def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...]) -> None:
+def check_separate(
+    env: Environment, train: tuple[Instance, ...], test: tuple[Instance, ...], *, begins: bool = True
+) -> None:
     """Raise `DataFault` if a training instance is a held-out instance, or a variant of one, under
-    any name.
+    any name. Without `begins` only names are compared, and no instance is begun.
 
-    An instance whose first observation is not a text is not compared: its episode will be refused.
-    Blocks as the environment's `reset` does.
+    An instance that cannot begin, or not with a text, is not compared: its episodes will fail, and
+    count against the error budget. Blocks as the environment's `reset` does, and raises its faults
+    that may heal.
     """
     held_out: dict[str, str] = {}
     for instance in test:
         check_wanted()
-        held_out |= dict.fromkeys(_names(env, instance), instance.key)
+        held_out |= dict.fromkeys(_names(env, instance, begins), instance.key)
     for instance in train:
         check_wanted()
-        twin = next((held_out[name] for name in _names(env, instance) if name in held_out), None)
+        twin = next((held_out[name] for name in _names(env, instance, begins) if name in held_out), None)
         if twin is not None:
             raise DataFault(
                 f"training instance {instance.key} is held-out instance {twin}, or a variant of the same one; change "
@@ -283,9 +296,14 @@ def check_separate(env: Environment, train: tuple[Instance, ...], test: tuple[In
             )
 
 
-def _names(env: Environment, instance: Instance) -> tuple[str, ...]:
+def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...]:
     """Return the texts that no training and held-out instance may share."""
-    names = [f"origin {env.origin(instance).key}"] if isinstance(env, Deriving) else []
-    with suppress(IllTypedAnswer):
+    names = [f"origin {(env.origin(instance) if isinstance(env, Deriving) else instance).key}"]
+    if not begins:
+        return tuple(names)
+    try:
         names.append(answers.identity(env, instance))
+    except EnvironmentFault as fault:
+        if isinstance(fault, Transient):
+            raise
     return tuple(names)

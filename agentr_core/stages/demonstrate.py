@@ -15,7 +15,8 @@ from agentr_core import answers
 from agentr_core.episodes.replay import play
 from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.episodes.transcript import whole_episode
-from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer
+from agentr_core.episodes.units import allowed_losses
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.protocols import Environment
@@ -67,7 +68,8 @@ async def expert_samples(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Raises:
         ConfigError: the environment has no expert, and no file of demonstrations is named.
-        EnvironmentFault: the environment's expert does not solve an instance it claims to solve.
+        EnvironmentFault: the expert does not solve instances it claims to solve, or these cannot be
+            played, more of them than `errors.budget` allows.
         DataFileError: the file of demonstrations is malformed, or one of them fails when it is
             replayed.
         DataFault: training and test instances overlap.
@@ -101,6 +103,8 @@ def _make(
     played = load_trajectories(place.store, iteration_id=iteration_id, source=source)
     units: list[Rows] = []
     rejections: list[Rejection] = []
+    faults: list[Rejection] = []
+    allowed = allowed_losses(place.recipe.errors, len(instances))
     with place.worlds() as worlds:
         experts = {env.name: expert_of(recipe, env) for recipe, env in worlds}
         for done, instance in enumerate(instances, start=1):
@@ -109,10 +113,7 @@ def _make(
             env = worlds.of(instance)
             ids = (id_of(iteration_id, instance, number) for number in count())
             known = [played[key] for key in takewhile(played.__contains__, ids)]
-            try:
-                found = known or experts[env.name](env, instance)
-            except IllTypedAnswer as error:
-                found = [Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))]
+            found = known or _tolerant(experts[env.name], env, instance, faults, allowed)
             sound = [one for one in found if isinstance(one, Trajectory)]
             rejections += [one for one in found if isinstance(one, Rejection)]
             rows = bare_rows if bare else partial(expert_rows, env=env, samples=samples)
@@ -127,6 +128,23 @@ def _make(
             else _no_expert(place.recipe)
         )
     return units, rejections
+
+
+def _tolerant(
+    expert: Expert, env: Environment, instance: Instance, faults: list[Rejection], allowed: int
+) -> Sequence[Trajectory | Rejection]:
+    """Return the expert's episodes of an instance, or why its world gives none. Faults of the world
+    are added to `faults`; the one after as many as are `allowed` is raised.
+    """
+    try:
+        return expert(env, instance)
+    except IllTypedAnswer as error:
+        return [Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))]
+    except EnvironmentFault as fault:
+        if isinstance(fault, Transient) or len(faults) == allowed:
+            raise
+        faults.append(Rejection(stage=STAGE, subject=instance.key, reason="environment-fault", detail=str(fault)))
+        return faults[-1:]
 
 
 def expert_of(recipe: Recipe, env: Environment) -> Expert:

@@ -15,7 +15,7 @@ from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, shown
 from agentr_core.runtime.description import Training
-from agentr_core.runtime.instances import episode_count, training_instances
+from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.start import run_id_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.store.queries.iterations import count_finished_iterations
@@ -49,7 +49,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     lacking = faults.machine if away else []
     replace(faults, machine=[] if away else faults.machine).tell()
     counts = _counts(recipe)
-    train, test = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    train, test, _ = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     if method.flow == "compare":
         for one in makers_of_samples(recipe):
             faults_of(one, asks=False).tell()
@@ -62,7 +62,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     lines = [
         f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
         *method.describe(recipe, train, test),
-        *(_world_line(name, *counts[name], share=world.share) for name, world in recipe.environments.items()),
+        *(_world_line(name, *counts[name][:2], share=world.share) for name, world in recipe.environments.items()),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
@@ -76,10 +76,15 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     return "\n".join(lines)
 
 
-def _counts(recipe: Recipe) -> dict[str, tuple[int, int]]:
-    """Return the numbers of training instances and of held-out episodes of each world."""
+def _counts(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
+    """Return the numbers of training instances, of held-out episodes and of states of the revision
+    test, at most, of each world.
+    """
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
-        found = [(len(training_instances(world, env, 1)), episode_count(world, env)) for world, env in worlds]
+        found = [
+            (len(training_instances(world, env, 1)), episode_count(world, env), state_count(world, env))
+            for world, env in worlds
+        ]
     return dict(zip(recipe.world_names, found, strict=True))
 
 
@@ -118,16 +123,16 @@ def _budget(recipe: Recipe) -> str:
 
 
 def _needs(
-    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], counts: Mapping[str, tuple[int, int]], gpu: float
+    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], counts: Mapping[str, tuple[int, int, int]], gpu: float
 ) -> list[str]:
-    """Return the needs of a run as lines: tokens at most, and memory of each GPU. `counts` are the
-    numbers of training instances and of held-out episodes of each world.
+    """Return the needs of a run as lines: tokens at most, and memory of each GPU. `counts` are
+    those of `_counts`.
     """
     lines = ["", "each iteration samples at most"]
     for name, world in recipe.worlds().items():
-        train, test = counts[name]
+        train, test, states = counts[name]
         where = f"{name}, " if recipe.environments else ""
-        for one in estimates.tokens(world, method_of(world).sampled(world, train), test):
+        for one in estimates.tokens(world, method_of(world).sampled(world, train), test, states):
             lines.append(f"  {where}{one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
     lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
     for role, shape in shapes.items():

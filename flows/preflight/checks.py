@@ -11,11 +11,11 @@ from agentr_core import answers
 from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
-from agentr_core.errors import ConfigError, StoreError
+from agentr_core.errors import ConfigError, DataFault, StoreError
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.protocols import Environment, Graded, Served
 from agentr_core.recipes import Recipe
-from agentr_core.runtime.instances import held_out_instances, training_instances
+from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
 from agentr_core.runtime.prompts import example_ids, opening_of
 from agentr_core.types import Instance, Sampling
 from flows.preflight.requirements import (
@@ -102,8 +102,10 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
         _check_opening(env, opening_of(recipe))
         stretches = recipe.instances.stretches(recipe.iterations)
         instances = tuple(itertools.chain(*(training_instances(recipe, env, first) for first in stretches)))
-        _check_examples(recipe, held_out_instances(recipe, env))
+        held_out = held_out_instances(recipe, env)
+        _check_examples(recipe, held_out)
         if trains:
+            _check_apart(env, instances, held_out)
             for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
                 stage.check(recipe, env, instances)
         if prompts:
@@ -121,6 +123,16 @@ def _check_judge(env: Environment, recipe: Recipe) -> None:
             f"models.judge: environment {env.name} asks it whether answers are right, and without one the policy would "
             "judge its own; name a model, which may be the one that the run begins with"
         )
+
+
+def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[Instance, ...]) -> None:
+    """Raise `ConfigError` when a training instance is by its name a held-out one, or a variant of
+    one; what they begin with is compared later, since a world may take long to begin.
+    """
+    try:
+        check_separate(env, train, held_out, begins=False)
+    except DataFault as fault:
+        raise ConfigError(str(fault)) from fault
 
 
 def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:

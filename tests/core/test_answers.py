@@ -20,7 +20,14 @@ from agentr_core.environments.contract import check
 from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import act
 from agentr_core.episodes.units import UnitError
-from agentr_core.errors import IllTypedAnswer, MalformedAnswer, MalformedReply, ModelFault
+from agentr_core.errors import (
+    DataFault,
+    EnvironmentUnavailable,
+    IllTypedAnswer,
+    MalformedAnswer,
+    MalformedReply,
+    ModelFault,
+)
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
 from agentr_core.models.batching import Batcher
 from agentr_core.models.openai.wire import read_completion, read_models
@@ -128,6 +135,25 @@ def test_splits_are_compared_without_what_begins_ill_typed() -> None:
     """Two instances that both begin with None are not one."""
     env = Odd(None, at=1, first=None)
     check_separate(env, (instance(1), instance(2)), (instance(3), instance(0)))
+
+
+def test_an_instance_that_cannot_begin_is_left_to_its_episodes() -> None:
+    """It once ended the whole run before any episode could be counted against the error budget."""
+    broken, env = instance(5), Line()
+    check_separate(env, (broken, instance(1)), (instance(0), instance(6)))
+    with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
+        check_separate(env, (broken, instance(1)), (instance(6), instance(1)))
+
+    with pytest.raises(DataFault, match="training instance line/train/1 is held-out"):
+        check_separate(env, (instance(1),), (instance(1),), begins=False)
+
+    class Away(Line):
+        def reset(self, instance: Instance) -> str:
+            raise EnvironmentUnavailable("the line is away")
+
+    with pytest.raises(EnvironmentUnavailable):
+        check_separate(Away(), (broken,), ())
+    check_separate(Away(), (broken,), (instance(1),), begins=False)
 
 
 def test_the_contract_catches_what_the_door_refuses() -> None:

@@ -394,6 +394,18 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
         ("textcraft-tiny", ["search.method=rollouts", "search.merge=action"], r"search.merge: independent episodes do"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.expert_share=0.1"], r"grpo.expert_share: a uniform"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
+        ("textcraft-grpo-tiny", ["grpo.revision_share=0.01", "grpo.groups=32"], r"grpo.revision_share: 0.01 of 32"),
+        ("textcraft-grpo-tiny", ["grpo.expert_share=1", "grpo.groups=1"], r"grpo.expert_share: 1 of 1 groups is less"),
+        (
+            "textcraft-grpo-tiny",
+            [
+                "grpo.steps=4",
+                "grpo.eval_steps=5",
+                "evaluation.sets={dev: {split: renamed-test}}",
+                "evaluation.development=dev",
+            ],
+            r"grpo.eval_steps: an iteration has 4 steps, so none is validated",
+        ),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"training.max_tokens: grpo.steps says how long"),
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),
         (

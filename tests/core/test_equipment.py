@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from agentr_core.errors import ConfigError
 from agentr_core.models.batching import Batcher
 from agentr_core.models.local.prefill import BLOCK
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.runtime.equipment import in_flight, speed
+from agentr_core.recipes import parse
+from agentr_core.runtime.equipment import in_flight, speed, window
 from agentr_core.types import Message, Request, Sampling
 
 
@@ -49,3 +53,12 @@ def test_large_batches_are_kept_full() -> None:
     assert in_flight(Batcher(model, max_batch=4096), 4) == 2048
     assert in_flight(Batcher(model, max_batch=4096), 1) == 8192
     assert in_flight(Batcher(model, max_batch=4096), 1, wanted=8) == 8
+
+
+def test_a_window_without_room_for_a_reply_is_told() -> None:
+    """Each prompt once lost its whole history, and nobody said so."""
+    batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a", context_length=20), max_batch=4)
+    recipe = parse({"name": "door", "model": {"path": "none"}, "context": "window"})
+    assert window(recipe, batcher, Sampling(max_new_tokens=19)) is not None
+    with pytest.raises(ConfigError, match="one of 20 tokens fills the model's context of 20, so nothing would be left"):
+        window(recipe, batcher, Sampling(max_new_tokens=20))

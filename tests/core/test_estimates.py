@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentr_core import estimates
 from agentr_core.data_files import data_path
+from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError, ModelDirectoryError, UserError
 from agentr_core.methods.table import method_of
 from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
+from agentr_core.runtime.instances import state_count
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
 from flows.commands.plan import describe
@@ -274,17 +276,35 @@ def recipe(name: str, *changes: str) -> Recipe:
     return load(RECIPES / f"{name}.yaml", list(changes))
 
 
-def tokens(recipe: Recipe, train: int, test: int) -> list[estimates.Tokens]:
-    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test)
+def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estimates.Tokens]:
+    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test, states)
+
+
+def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampled() -> None:
+    with pytest.raises(ConfigError, match=r"textcraft/renamed-test/\d+ is held-out instance textcraft/test/\d+, or a"):
+        describe(RECIPES / "textcraft-tiny.yaml", ["instances.train=renamed-test", "evaluation.sets={}"])
+
+
+def test_states_of_the_revision_test_are_counted_as_if_the_base_model_failed_everywhere() -> None:
+    def counted(*changes: str) -> int:
+        return state_count(recipe("textcraft-tiny", *changes), TextCraft())
+
+    assert counted() == 80
+    assert counted("evaluation.revision_test.limit=0") == 2 * 100
+    assert counted("evaluation.revision_test.limit=999", "instances.test_limit=7") == 2 * 7
+    assert counted("evaluation.revision_test.enabled=false") == 0
 
 
 def test_tokens_are_those_of_the_stages_that_run() -> None:
-    tiny = tokens(recipe("textcraft-tiny"), 120, 100)
+    tiny = tokens(recipe("textcraft-tiny"), 120, 100, 80)
     assert [(one.stage, one.replies, one.tokens) for one in tiny] == [
         ("search", 120 * 3 * 4 * 15, 120 * 3 * 4 * 15 * 72),
-        ("critique", 120 * 6 * 14, 120 * 6 * 14 * 120),
-        ("evaluate", 100 * 20, 100 * 20 * 72),
+        ("critique", 120 * 6 * 15, 120 * 6 * 15 * 120),
+        ("evaluate", 100 * 20 + 80 * 12, (100 * 20 + 80 * 12) * 72),
     ]
+    for unjudged in (["data.use=good"], ["splice.mode=direct", "splice.prune=false"]):
+        assert [one.stage for one in tokens(recipe("textcraft-tiny", *unjudged), 5, 5)] == ["search", "evaluate"]
+    assert [one.stage for one in tokens(recipe("textcraft-eto-tiny", "eto.phases=[sft]"), 5, 7)] == ["evaluate"]
     assert [one.stage for one in tokens(recipe("webshop-quick"), 5, 5)] == ["evaluate"]
     eto = tokens(recipe("textcraft-eto-tiny", "eto.explore.samples=3"), 5, 7)
     assert [one.stage for one in eto] == ["explore", "evaluate"]

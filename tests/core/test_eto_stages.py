@@ -323,6 +323,17 @@ async def test_an_expert_that_has_played_does_not_play_again(site: Sites) -> Non
     assert await demonstrate(later, 1) == told
 
 
+async def test_a_broken_instance_costs_its_demonstration_and_not_the_stage(site: Sites) -> None:
+    broken = ["door/train/2"]
+    one = await prepare(site(broken=broken))
+    assert await demonstrate(one.place, 1) == {"expert": 5, "rejected": 1}
+    said = [("door/train/2", "environment-fault", "door door/train/2 fell out of its frame")]
+    assert one.ask("select subject, reason, detail from rejection") == said
+    strict = await prepare(site("errors.budget=0.1", broken=broken, folder="strict"))
+    with pytest.raises(EnvironmentFault, match="fell out of its frame"):
+        await demonstrate(strict.place, 1)
+
+
 async def test_an_episode_without_a_reward_is_turned_away(site: Sites) -> None:
     one = site()
     await prepare(one)

@@ -12,7 +12,7 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.episodes.rollout import episode
-from agentr_core.evaluation.headroom import Headroom
+from agentr_core.evaluation.headroom import Headroom, Prospect
 from agentr_core.evaluation.pass_rates import Tried, mixed, pass_rates
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.pairing import pairs_of_tree
@@ -116,6 +116,18 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     assert "expert pairs" in told.reason
     without = Headroom(rates=pass_rates(known), instances=200, has_expert=False)
     assert "own pairs" in foresee_exploration(recipe, without).reason
+
+
+def test_where_only_good_paths_are_trained_on_nothing_needs_to_be_lost() -> None:
+    always = pass_rates([tried(8, key=str(number), greedy=True) for number in range(50)])
+    known = Headroom(rates=always, instances=50, has_expert=False)
+
+    def told(use: str) -> Prospect:
+        return foresee(parse({"name": "line", "model": {"path": "none"}, "data": {"use": use}}), known)
+
+    assert "pairs" in told("both").reason
+    assert told("good").learns
+    assert "good paths to learn from" in told("good").reason
 
 
 def test_no_interval_of_a_forecast_goes_beyond_what_can_be_made() -> None:

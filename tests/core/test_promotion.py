@@ -10,6 +10,7 @@ import pytest
 from door import Door
 
 from agentr_core.errors import ConfigError, DataFault
+from agentr_core.methods.comparison.report import ends_with
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.reports.html import render_html
@@ -117,6 +118,7 @@ async def test_a_run_whose_first_model_is_promoted_goes_on_from_its_own_director
 ) -> None:
     place = make(*BEST)
     await turned(place, 0)
+    assert ends_with(place) == (1, 0), "comparisons of whole runs once took the model that was not promoted"
     await finish(place, "finished")
     moved = tmp_path / "moved"
     moved.symlink_to(tiny_model_dir)
@@ -132,6 +134,7 @@ async def test_without_it_the_last_one_goes_on(make: Callable[..., Workplace]) -
     place = make()
     await turned(place, 4, 0)
     assert place.policy(3).id == "made-2"
+    assert ends_with(place) == (2, 2)
     assert place.store.rows("select promoted from iteration where promoted is not null") == []
     assert "Promoted" not in render_html(build_report(place, 2))
 

@@ -33,6 +33,7 @@ from agentr_core.store.codec import (
     tree_rows,
     unfinished_trees,
 )
+from agentr_core.store.queries.funnels import tree_counts
 from agentr_core.store.queries.runs import checkpoints_beginning
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (
@@ -267,6 +268,21 @@ def test_funnel(store: Store) -> None:
     }
     assert {name: row[name] for name in counts} == counts
     assert json.loads(row["rejections"]) == {"filter.duplicate": 2, "splice.verify-ended-early": 1}
+
+
+def test_a_report_counts_paths_that_ended_not_leaves_that_were_never_expanded(store: Store) -> None:
+    def paths() -> int:
+        counts = tree_counts(store, "i1")
+        assert counts is not None
+        return counts.paths
+
+    assert paths() == 2
+    change = "update node set stop = ? where tree_id = 't0' and node_index = 3"
+    with store.transaction() as con:
+        con.execute(change, [None])
+    assert paths() == 1
+    with store.transaction() as con:
+        con.execute(change, [str(StopReason.FAILURE)])
 
 
 def test_one_query_walks_from_a_checkpoint_to_node_seed_and_recipe(store: Store) -> None:

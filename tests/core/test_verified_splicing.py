@@ -8,6 +8,7 @@ from toy_paths import ToyTree, critique, reply, sampled_ids
 
 from agentr_core.errors import ReplayDiverged
 from agentr_core.methods.agent_r.pairing import pair_id
+from agentr_core.methods.agent_r.report import survival_of
 from agentr_core.methods.agent_r.splicing import splice
 from agentr_core.recipes import SpliceConfig
 from agentr_core.types import Instance, PathPair, Rejection, Sample, Transition
@@ -164,3 +165,14 @@ def test_a_replay_that_differs_in_the_kept_part_is_a_fault() -> None:
     pair = ToyTree(0).pair(["right", "right"], ["look", "stop"])
     with pytest.raises(ReplayDiverged, match=r"after 1 steps the recording has 'You are at 0\."):
         verified(pair, 0, env=Line(drift=True))
+
+
+def test_every_splice_that_was_played_counts_in_the_survival() -> None:
+    lost = {"no-gain": 2, "verify-ended-early": 1, "no-good-suffix": 5, "ended-at-revision-turn": 1, "not-judged": 4}
+    record = survival_of(4, lost)
+    assert (record.tried, record.survived) == (8, 4)
+    assert {one.name: one.count for one in record.died} == {
+        "no-gain": 2,
+        "verify-ended-early": 1,
+        "ended-at-revision-turn": 1,
+    }

@@ -197,7 +197,7 @@ def full_report() -> IterationReport:
         funnel_title=FUNNEL_OF_TREES.title,
         funnel=(
             FunnelStage(name="trees", count=200),
-            FunnelStage(name="leaves", count=3318, rejected=tallies(tree_without_reward=29)),
+            FunnelStage(name="ended paths", count=3318, rejected=tallies(tree_without_reward=29)),
             FunnelStage(
                 name="candidate pairs", count=4127, rejected=tallies(gap_at_most_beta=2893, good_below_alpha=611)
             ),

@@ -90,13 +90,14 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 
 def _searched(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    search, critique = recipe.search, recipe.critique
-    leaves = train * search.dives * search.width
-    bad = min(leaves, train * recipe.pairs.per_tree) if recipe.pairs.per_tree else leaves
-    return {
-        "search": (leaves * (search.depth + 1), search.max_new_tokens),
-        "critique": (bad * search.depth * critique.votes, critique.max_new_tokens),
-    }
+    search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
+    replies = train * search.dives * search.width * longest
+    found = {"search": (replies, search.max_new_tokens)}
+    if recipe.data.use == "good" or recipe.splice.mode == "direct":
+        return found
+    # Each node is judged once, whatever the number of bad paths through it.
+    judged = min(replies, train * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
+    return found | {"critique": (judged * critique.votes, critique.max_new_tokens)}
 
 
 def _clones(recipe: Recipe) -> bool:

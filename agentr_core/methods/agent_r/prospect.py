@@ -80,11 +80,11 @@ def tree_size(recipe: Recipe) -> TreeSize:
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     """Return what the trees of a first iteration would yield, and whether Agent-R can learn from
-    it.
+    it: from good paths where it trains on nothing else, from pairs otherwise.
 
     Rewards are assumed to be 0 or 1.
     """
-    size = tree_size(recipe)
+    size, of_good = tree_size(recipe), recipe.data.use == "good"
 
     def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
         most = max(value(won, size.dives - won) for won in range(size.dives + 1))
@@ -99,8 +99,8 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
             over_all("pairs", size.pairs),
             over_all("good_paths", lambda won, lost: size.good_paths(won)),
         ],
-        needs="pairs",
-        short="nearly every tree is won or lost as a whole",
+        needs="good_paths" if of_good else "pairs",
+        short="hardly a tree is won" if of_good else "nearly every tree is won or lost as a whole",
     )
 
 

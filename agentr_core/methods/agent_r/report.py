@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agentr_core.methods.agent_r import report_sections
 from agentr_core.methods.agent_r.oracle import agreement
 from agentr_core.methods.agent_r.report_audit import audit, audit_of_run
@@ -13,6 +15,9 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report_funnels import expert_episodes, rejected_by, tallies, to_rows
 from agentr_core.store.queries import funnels, judging
 from agentr_core.store.queries.iterations import iteration_state
+
+_DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
+"""How the reasons begin for which a splice that was played is turned away."""
 
 
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
@@ -26,7 +31,7 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     unspliced = tuple(tally for tally in lost if tally not in died)
     stages = [
         FunnelStage(name="trees", count=made.trees),
-        FunnelStage(name="leaves", count=made.leaves),
+        FunnelStage(name="ended paths", count=made.paths),
         FunnelStage(name="candidate pairs", count=made.pairs, rejected=rejected_by(place, source, "pairs")),
         FunnelStage(name="judged", count=made.critiques),
         FunnelStage(name="spliced", count=made.spliced, rejected=unspliced),
@@ -77,8 +82,14 @@ def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
         return None
     source = place.source_id(iteration)
     turned_away = funnels.rejection_counts(place.store, source).get("splice", {})
-    died = {reason: count for reason, count in turned_away.items() if reason.startswith(("verify-", "no-try-"))}
-    survived = funnels.count_revised_pairs(place.store, source)
+    return survival_of(funnels.count_revised_pairs(place.store, source), turned_away)
+
+
+def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:
+    """Return what became of the splices that were played, of which some survived, given all splices
+    turned away by reason: those that could not be played do not count.
+    """
+    died = {reason: count for reason, count in turned_away.items() if reason.startswith(_DIED)}
     return SpliceSurvival(tried=survived + sum(died.values()), survived=survived, died=tallies(died))
 
 

@@ -11,8 +11,8 @@ from agentr_core.reports.records import Estimate, Tally
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpliceSurvival:
-    """The number of splices that still cleared alpha when played in the environment; `died` counts
-    the others by reason.
+    """The number of splices that still cleared alpha when played in the environment, and gained
+    reward after the revision; `died` counts the others by reason.
     """
 
     tried: int

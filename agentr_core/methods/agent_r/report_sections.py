@@ -31,7 +31,8 @@ def survival(record: SpliceSurvival | None) -> Section:
         return not_measured("survival", title, "there was no splice to play")
     said = (
         f"{wording.count(record.survived)} of {wording.count(record.tried)} splices "
-        f"({wording.percent(record.survived / record.tried)}%) still reached the required reward when played live."
+        f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
+        "revision, when played live."
     )
     return Section("survival", title, (Paragraph(said), _outcomes(record)))
 

@@ -23,6 +23,7 @@ from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonRe
 from agentr_core.reports.records import IterationScore
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import asked_for
+from agentr_core.stages.report import promoted
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries.iterations import checkpoint_made, trained_by, trained_iterations, training_made
 from agentr_core.store.queries.runs import configs_of_all, configs_on_pool, run_state
@@ -34,11 +35,14 @@ TRAINED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evaluated:
-    """An arm with its run, and the last trained iteration of that run."""
+    """An arm with its run: how many iterations that has trained, and the iteration whose model it
+    ends with (0: the first model).
+    """
 
     arm: Arm
     place: Workplace
     board: Scoreboard
+    trained: int
     last: int
 
 
@@ -86,8 +90,17 @@ def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
     for arm in arms:
         if run_id := made_of.get(canonical(asked_for(arm.recipe))):
             here = replace(place, recipe=arm.recipe, run_id=run_id)
-            last = max(trained_iterations(here.store, run_id), default=0) if arm.whole else TRAINED
-            yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), last=last)
+            trained, last = ends_with(here) if arm.whole else (TRAINED, TRAINED)
+            yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), trained=trained, last=last)
+
+
+def ends_with(place: Workplace) -> tuple[int, int]:
+    """Return the last iteration that a run has trained, 0 if none, and the one whose model it ends
+    with so far: that one or, with `promote: best`, the best.
+    """
+    trained = max(trained_iterations(place.store, place.run_id), default=0)
+    best = promoted(place, trained)
+    return trained, best.iteration if best else trained
 
 
 def _board_of_base(place: Workplace, begun: Sequence[_Evaluated]) -> Scoreboard | None:
@@ -153,8 +166,8 @@ def _trainings(place: Workplace) -> dict[str, str]:
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
     """Return the results of an arm's run; None until its last model is evaluated."""
     arm, here, board, last = one.arm, one.place, one.board, one.last
-    score = board.score(last) if last else None
-    if score is None or (arm.whole and last < arm.recipe.iterations):
+    score = board.score(last) if one.trained and board.score(one.trained) else None
+    if score is None or (arm.whole and one.trained < arm.recipe.iterations):
         return None
     known = _told(board, last, metrics)
     if arm.whole:

@@ -83,12 +83,13 @@ def _training(recipe: Recipe, iteration: int) -> Training:
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     explore = recipe.eto.explore
     phases = by_iteration(recipe, [phase_of(recipe.eto, i) for i in recipe.distinct_iterations()])
-    return [
-        f"iterations: {phases}; each ends with {test} held-out episodes",
-        f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
-        + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else ""),
-        *_unread(recipe),
-    ]
+    lines = [f"iterations: {phases}; each ends with {test} held-out episodes"]
+    if _explores(recipe):
+        lines.append(
+            f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
+            + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else "")
+        )
+    return [*lines, *_unread(recipe)]
 
 
 def _unread(recipe: Recipe) -> list[str]:
@@ -110,8 +111,15 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
     """Return the most replies, and tokens of each; exploration from every step of the expert is not
     counted, as it depends on the expert.
     """
+    if not _explores(recipe):
+        return {}
     explore = recipe.eto.explore
     return {"explore": (train * (explore.samples + explore.greedy) * explore.max_steps, explore.max_new_tokens)}
+
+
+def _explores(recipe: Recipe) -> bool:
+    stages = {stage for i in recipe.distinct_iterations() for stage in _made_by(recipe.eto, i)}
+    return not stages.isdisjoint((EXPLORE, EXPLORE_AND_KEEP))
 
 
 def _faults(recipe: Recipe) -> list[str]:

@@ -11,10 +11,10 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True)
 class TreeCounts:
-    """The counts of what an iteration that grows trees made."""
+    """The counts of what an iteration that grows trees made; `paths` are those that ended."""
 
     trees: int
-    leaves: int
+    paths: int
     pairs: int
     critiques: int
     spliced: int
@@ -32,7 +32,9 @@ class EpisodeCounts:
 def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
     """Return the counts of what an iteration made from its trees; None before it has begun."""
     rows = store.rows(
-        "select trees, leaves, pairs, critiques, spliced, verified from v_funnel where iteration_id = ?",
+        "select trees, (select count(*) from node n join tree t using (tree_id) where t.iteration_id = f.iteration_id "
+        "and n.stop is not null and n.node_index > 0), pairs, critiques, spliced, verified "
+        "from v_funnel f where iteration_id = ?",
         iteration_id,
     )
     return next((TreeCounts(*row) for row in rows), None)
