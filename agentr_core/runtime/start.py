@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from agentr_core.store.codec import (
 from agentr_core.store.codec.ledger import Status
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.runs import checkpoint_with, run_state
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Rows, merge
 
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
@@ -148,11 +150,14 @@ def goal_with(store: Store, run_id: str, more: int) -> int:
 
 async def begin(place: Workplace, iteration: int) -> None:
     """Store that an iteration is running; a finished iteration stays finished."""
-    if iteration_state(place.store, place.iteration_id(iteration)) is None:
-        policy, collector = place.policy(iteration), place.collector(iteration)
-        place.store.write(
+    with snapshot(place.store) as state:
+        now, key = dataclasses.replace(place, store=state), place.iteration_id(iteration)
+        if iteration_state(state, key) is not None:
+            return
+        policy, collector = now.policy(iteration), now.collector(iteration)
+        state.write(
             iteration_rows(
-                place.iteration_id(iteration),
+                key,
                 run_id=place.run_id,
                 iteration=iteration,
                 checkpoint_in=policy.id,

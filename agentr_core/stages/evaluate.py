@@ -20,10 +20,12 @@ from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
 from agentr_core.stages.measures import OF_REVISION, Measures, load_measures, measure, measure_rows, measure_worlds
 from agentr_core.stages.revision_states import revision_states
+from agentr_core.store import Store
 from agentr_core.store.codec import evaluation_rows, load_episodes
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.store.queries.iterations import checkpoint_promoted
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Sampling
 
@@ -166,11 +168,11 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     name.
     """
     anything = await play_evaluations(place, iteration, series)
-    scores = {}
-    for one in series:
-        found = measure_evaluation(place, iteration, one.name)
-        keep_measures(place, iteration, one, found)
-        scores[one.name] = asdict(found["success"]) if found else {"n": 0}
+    with snapshot(place.store) as state:
+        now = dataclasses.replace(place, store=state)
+        found = [(one, measure_evaluation(now, iteration, one.name)) for one in series]
+    keep_measures(place, iteration, found)
+    scores = {one.name: asdict(measures["success"]) if measures else {"n": 0} for one, measures in found}
     if anything:
         _measure_later(place, iteration, scores.keys())
     return scores
@@ -183,24 +185,31 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     Episodes that failed for good are kept as rejections. Raises as `evaluate`.
     """
     checkpoint = place.trained(iteration)
-    for one in series:
-        place.store.write(_head(place, iteration, one, checkpoint, finished=False))
-    shards = tuple(shard for one in series if len(shard := _missing(place, iteration, one, checkpoint)))
-    if shards:
-        names = ", ".join(shard.name for shard in shards)
-        work = EpisodeShards(parts=shards)
-        await place.work_through(work, f"{STAGE} {names}", iteration, f"episodes of {names}")
-    for one in series:
-        key = one.evaluation_id
-        lost = lost_rows(key, one.plans, load_episodes(place.store, key), iteration_id=place.iteration_id(iteration))
+    place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
+    with snapshot(place.store) as state:
+        now = dataclasses.replace(place, store=state)
+        shards = tuple(shard for one in series if len(shard := _missing(now, iteration, one, checkpoint)))
+    if not shards:
+        return False
+    names = ", ".join(shard.name for shard in shards)
+    await place.work_through(EpisodeShards(parts=shards), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    with snapshot(place.store) as state:
+        lost = merge(_lost(state, one, place.iteration_id(iteration)) for one in series)
+    if any(lost.values()):
         place.store.write(lost)
-    return bool(shards)
+    return True
 
 
-def keep_measures(place: Workplace, iteration: int, one: Series, found: Measures) -> None:
-    """Store the measures of an evaluation, which finishes it."""
-    done = _head(place, iteration, one, place.trained(iteration), finished=True)
-    place.store.write(merge([done, measure_rows(one.evaluation_id, found)]))
+def _lost(store: Store, one: Series, iteration_id: str) -> Rows:
+    played = load_episodes(store, one.evaluation_id)
+    return lost_rows(one.evaluation_id, one.plans, played, iteration_id=iteration_id)
+
+
+def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:
+    """Store the measures of evaluations, which finishes them."""
+    checkpoint = place.trained(iteration)
+    heads = (_head(place, iteration, one, checkpoint, finished=True) for one, _ in found)
+    place.store.write(merge([*heads, *(measure_rows(one.evaluation_id, measures) for one, measures in found)]))
 
 
 def _head(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint, *, finished: bool) -> Rows:
@@ -264,10 +273,9 @@ def _measure_later(place: Workplace, iteration: int, names: Collection[str]) -> 
     """Measure the finished evaluations of later iterations again: their gains are relative to this
     one.
     """
-    later = finished_evaluations(place.store, place.run_id, after=iteration)
-    rows = [
-        measure_rows(one.evaluation_id, measure_evaluation(place, one.iteration, one.name))
-        for one in later
-        if one.name in names
-    ]
-    place.store.write(merge(rows))
+    with snapshot(place.store) as state:
+        now = dataclasses.replace(place, store=state)
+        later = [one for one in finished_evaluations(state, place.run_id, after=iteration) if one.name in names]
+        rows = [measure_rows(one.evaluation_id, measure_evaluation(now, one.iteration, one.name)) for one in later]
+    if rows:
+        place.store.write(merge(rows))

@@ -81,8 +81,7 @@ async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
         )
         for one in series
     }
-    for one in series:
-        keep_measures(place, 0, one, measures[one.name])
+    keep_measures(place, 0, [(one, measures[one.name]) for one in series])
     known = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
     prospects = tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)
     forecasts = {OF_FORECASTS + one.name: one.expected for prospect in prospects for one in prospect.forecasts}

@@ -15,6 +15,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_episodes, load_trajectories, rejection_rows
 from agentr_core.store.queries import revision_states as queries
 from agentr_core.store.queries.runs import run_seed
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Row
 
 
@@ -29,6 +30,11 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
         DataFault: the other run has no states, or they are of another environment; or the first
             model of this run was not evaluated before.
     """
+    with snapshot(place.store) as state:
+        return _states(replace(place, store=state), base_evaluation)
+
+
+def _states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
     other = place.recipe.evaluation.revision_test.states
     if other:
         found = _load(place, other)

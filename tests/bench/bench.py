@@ -82,7 +82,7 @@ def _memory(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Mea
 
 
 def _python_calls(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    return python_calls.measure(calls=20 if options.quick else 200, fresh=3 if options.quick else 10)
+    return python_calls.measure(calls=20 if options.quick else 200, fresh=1 if options.quick else 10)
 
 
 def _retrieval(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

@@ -38,6 +38,7 @@ from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
 from agentr_core.store.codec import checkpoint_rows, training_step_rows
+from agentr_core.store.snapshot import settled as at_once
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message
 
@@ -120,6 +121,10 @@ class Site:
 
     def ask(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         return self.pool.store.rows(sql, *params)
+
+    def report(self) -> ComparisonReport:
+        """Return the report of the comparison, from one state of the store, as the flow does."""
+        return at_once(self.pool.store, lambda state: build_comparison(changed(self.pool, store=state)))
 
     async def collected(self) -> Site:
         """Evaluate the base and make the pool, as the flow does."""
@@ -367,7 +372,7 @@ async def test_trees_that_an_arm_spliced_anew_are_settled(site: Callable[..., Si
     assert settled(one.pool, 1) == []
     await one.learned(arm)
     assert [stage.name for stage in settled(one.pool, 1)] == ["collect"]
-    assert build_comparison(one.pool).arms[0].trains_on == "good, pairs.alpha=[1.0]"
+    assert one.report().arms[0].trains_on == "good, pairs.alpha=[1.0]"
 
 
 @pytest.mark.slow
@@ -383,7 +388,7 @@ async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..
         place = await one.learned(arm)
         assert one.ask(cuts, place.iteration_id(1)) == base
         assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
-        assert build_report(place, 1).score(0) == build_comparison(one.pool).base
+        assert build_report(place, 1).score(0) == one.report().base
         funnel = {stage.name: stage.count for stage in build_report(place, 1).funnel}
         assert [funnel["trees"]] == [number for (number,) in one.ask("select count(*) from tree")]
         assert funnel["samples of the pool"] >= funnel["trained rows"] > 0
@@ -408,10 +413,10 @@ async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -
 async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callable[..., Site]) -> None:
     one = await site(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]}).collected()
     good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)
-    assert [arm.runs for arm in build_comparison(one.pool).arms] == [(), ()]
+    assert [arm.runs for arm in one.report().arms] == [(), ()]
     for arm in (good, again, eto):
         await one.learned(arm)
-    report = build_comparison(one.pool)
+    report = one.report()
     first, second = report.arms
 
     assert (report.max_tokens, report.max_seconds, report.seeds) == (700, 0, (5, 6))
@@ -455,7 +460,7 @@ async def test_arms_of_an_earlier_version_are_in_the_report(collected: Callable[
     del fewer["training"]["max_seconds"]
     one.pool.store.update("run", {"run_id": "earlier", "config": json.dumps(fewer)})
 
-    assert [run.run_id for run in build_comparison(one.pool).arms[0].runs] == ["earlier"]
+    assert [run.run_id for run in one.report().arms[0].runs] == ["earlier"]
 
 
 @pytest.mark.slow

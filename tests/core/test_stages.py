@@ -45,8 +45,9 @@ from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import Scoreboard
-from agentr_core.store import Store
+from agentr_core.store import Store, database
 from agentr_core.store.codec import iteration_rows, knows_inputs, load_episodes, load_samples
+from agentr_core.store.connection import connected
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 
@@ -335,6 +336,28 @@ async def test_later_stages_take_the_instances_that_the_first_ones_stored(site: 
     assert (await dataset(later, 1))["rows"] > 0
     assert (await collect(later, 1))["new"] == 0
     await evaluate(later, 0)
+
+
+@pytest.mark.slow
+async def test_an_evaluation_opens_the_store_as_often_for_many_sets_as_for_one(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path)
+        return connected(path, *args, **options)
+
+    async def opens(*sets: str) -> int:
+        place = site("evaluation.revision_test.enabled=false", *sets).place
+        await start(place)
+        await evaluate(place, 0)
+        opened.clear()
+        await evaluate(place, 0)
+        return len(opened)
+
+    monkeypatch.setattr(database, "connected", counted)
+    assert await opens("evaluation.sets={dev: {split: dev}, again: {split: test}}") == await opens()
 
 
 @pytest.mark.slow

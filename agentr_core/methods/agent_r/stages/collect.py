@@ -81,7 +81,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         first_ids = {key: tree_id(place, iteration, collector.id, wanted[key]) for key in missing}
         shard = TreeShard(
             iteration=iteration,
-            checkpoint=place.collector(iteration),
+            checkpoint=collector,
             trees=tuple(
                 TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
                 for key in missing

@@ -102,7 +102,8 @@ async def _nudge(place: Workplace, iteration: int) -> None:
     found = measure(
         counted_episodes(place, series.evaluation_id), disaster_counts=place.recipe.evaluation.disaster_counts
     )
-    keep_measures(place, iteration, series, {name: one for name, one in found.items() if name in ("success", "reward")})
+    kept = {name: one for name, one in found.items() if name in ("success", "reward")}
+    keep_measures(place, iteration, [(series, kept)])
 
 
 def _nudged(place: Workplace, wrong: Episode, env: Environment) -> EpisodePlan:
