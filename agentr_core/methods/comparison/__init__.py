@@ -77,9 +77,7 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
     paired = made.source if "preferences" in uses else None
     searched = not OF_TREES.isdisjoint(uses)
     judged = recipe.data.use != "good"
-    cloned = not OF_EXPERT.isdisjoint(uses) or (
-        paired == "exploration" and made.against == "expert"
-    )
+    cloned = not OF_EXPERT.isdisjoint(uses) or (paired == "exploration" and made.against == "expert")
     wanted = {
         COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
