@@ -4,24 +4,20 @@ terminal.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.exceptions import TerminationSignal
 from rich.console import Console
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import arms_of
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import Recipe, replace
-from flows import server
+from flows import interruption, server
 from flows.base_model import make_base
 from flows.collecting import gather, learn
 from flows.compare import comparison, run_arms
@@ -236,26 +232,5 @@ def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) 
     else:
         server.require(f"scale.runner {recipe.scale.runner}")
     progress.console.set(Console(stderr=True))
-    with _interruptible(), server.needed():
-        return asyncio.run(function(recipe, **options))
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Have SIGTERM interrupt the block as Ctrl-C does.
-
-    While a flow runs, Prefect turns the signal into an exception. Before it passes that on, it
-    sends the signal to the handler that was there before, which without this one ends the process
-    without a word.
-    """
-    earlier = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    except TerminationSignal:
-        raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    with server.needed():
+        return interruption.run(function(recipe, **options))

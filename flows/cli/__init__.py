@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 
 import click
@@ -57,6 +58,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and turn errors into one sentence and an exit code."""
+    # What ends a process from outside is told as Ctrl-C is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli.main(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
