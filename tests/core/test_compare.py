@@ -528,7 +528,9 @@ def test_a_run_is_another_one_for_each_arm_seed_and_pool(tiny_model_dir: Path) -
 
 def test_a_pool_has_what_its_arms_need() -> None:
     def stages(*uses: str, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-        made = pool_stages(recipe(*overrides, arms={use: [f"data.use={use}"] for use in uses}))
+        made = pool_stages(
+            recipe(*overrides, arms={f"arm-{number}": [f"data.use={use}"] for number, use in enumerate(uses)})
+        )
         return tuple(stage.name for stage in made)
 
     assert stages("revision", "expert") == ("collect", "critique", "splice", "demonstrate")
@@ -611,7 +613,7 @@ def test_samples_are_made_once_for_all_arms_that_splice_alike(tiny_model_dir: Pa
 def test_only_arms_that_are_there_can_be_chosen() -> None:
     assert list(chosen(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
     with pytest.raises(
-        ConfigError, match="recipe doors has no arm 'dagger'; it has good, revision, both, cloning, rft, own, eto"
+        ConfigError, match="recipe doors has no arm 'dagger'; it has good, revision, both, cloning, all, rft, own, eto"
     ):
         chosen(recipe(), ["good", "dagger"])
 
