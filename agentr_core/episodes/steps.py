@@ -160,8 +160,8 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
 
     Shared threads are few: a slow answer would hold up other episodes, and the call that lets one
     waiting for an outside agent go on might never get a thread. Raises `EnvironmentTimeout` if the
-    call takes longer than the environment allows; its thread then goes on without anybody to wait
-    for it, the end of the process included.
+    call takes longer than the environment allows; its thread may then go on, with nobody to wait
+    for it.
     """
 
     def timed() -> T:
@@ -173,15 +173,19 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
     limit = env.time_limit if isinstance(env, Limited) else None
     try:
         async with asyncio.timeout(limit) as waiting:
-            return await _in_thread(env.name, timed)
+            return await _in_thread(env.name, timed, awaited=limit is None)
     except TimeoutError:
         if not waiting.expired():
             raise
         raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
 
 
-async def _in_thread(name: str, function: Callable[[], T]) -> T:
-    """Return the result of a function, run in a thread that no end of a process waits for."""
+async def _in_thread(name: str, function: Callable[[], T], *, awaited: bool) -> T:
+    """Return the result of a function, run in a thread.
+
+    `awaited` says whether the end of the process waits for it: an environment that is closed during
+    a call may release what it holds only after the call.
+    """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -192,5 +196,5 @@ async def _in_thread(name: str, function: Callable[[], T]) -> T:
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=not awaited).start()
     return await asyncio.wrap_future(result)
