@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 import signal
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
+
+from agentr_core.threads import started
 
 T = TypeVar("T")
 
@@ -31,35 +32,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     Raises `KeyboardInterrupt` where a signal ended it.
     """
-    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-    outcome: Future[T] = Future()
+    begun: Future[Callable[[], object]] = Future()
 
     async def noted() -> T:
         task = asyncio.current_task()
         assert task is not None
-        begun.set_result((asyncio.get_running_loop(), task))
+        begun.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
         return await main
 
-    def work() -> None:
-        try:
-            outcome.set_result(asyncio.run(noted()))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), name="run")
     with _minding(begun):
-        thread.start()
-        thread.join()
-    try:
-        return outcome.result()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        try:
+            return started(lambda: asyncio.run(noted()), name="run").result()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 @contextmanager
-def _minding(begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]) -> Iterator[None]:
-    """Have the first signal cancel a task, once it has begun, and a much later one end the
-    process.
+def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
+    """Have the first signal cancel a task, once it has begun and is known how, and a much later one
+    end the process.
     """
     first: float | None = None
 
@@ -84,8 +75,7 @@ def _minding(begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]])
                 signal.signal(number, handler)
 
 
-def _cancel(begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]) -> None:
-    loop, task = begun.result()
+def _cancel(begun: Future[Callable[[], object]]) -> None:
     # The loop is closed where the task has just ended by itself.
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(task.cancel)
+        begun.result()()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +16,7 @@ from agentr_core.episodes.units import phase
 from agentr_core.errors import EnvironmentTimeout
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment, Limited, Listening, Relaying
+from agentr_core.threads import started
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 
 T = TypeVar("T")
@@ -173,28 +171,10 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
     limit = env.time_limit if isinstance(env, Limited) else None
     try:
         async with asyncio.timeout(limit) as waiting:
-            return await _in_thread(env.name, timed, awaited=limit is None)
+            # Without a limit the end of the process waits for the call: an environment that is
+            # closed during one may release what it holds only after it.
+            return await asyncio.wrap_future(started(timed, name=env.name, daemon=limit is not None))
     except TimeoutError:
         if not waiting.expired():
             raise
         raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
-
-
-async def _in_thread(name: str, function: Callable[[], T], *, awaited: bool) -> T:
-    """Return the result of a function, run in a thread.
-
-    `awaited` says whether the end of the process waits for it: an environment that is closed during
-    a call may release what it holds only after the call.
-    """
-    result: Future[T] = Future()
-    result.set_running_or_notify_cancel()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            result.set_result(context.run(function))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=not awaited).start()
-    return await asyncio.wrap_future(result)

@@ -34,7 +34,7 @@ from agentr_core.methods.catalogue import (
     cloning,
     splice_stage,
 )
-from agentr_core.methods.comparison.arms import OF_EXPERT, OF_TREES, arms_of
+from agentr_core.methods.comparison.arms import OF_TREES, TAKEN, arms_of
 from agentr_core.methods.objectives import preference, supervised
 from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
@@ -73,17 +73,18 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
     Args:
         lends_trees: whether other runs make samples of its trees.
     """
+    kinds = frozenset[str]().union(*(TAKEN[use] for use in uses))
     made = recipe.eto.preferences
     paired = made.source if "preferences" in uses else None
-    searched = not OF_TREES.isdisjoint(uses)
+    searched = not OF_TREES.isdisjoint(kinds)
     judged = recipe.data.use != "good"
-    cloned = not OF_EXPERT.isdisjoint(uses) or (paired == "exploration" and made.against == "expert")
+    cloned = "expert" in kinds or (paired == "exploration" and made.against == "expert")
     wanted = {
         COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
         splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
-        EXPLORE_AND_KEEP: not {"successes", "rft"}.isdisjoint(uses) or paired == "exploration",
+        EXPLORE_AND_KEEP: "successes" in kinds or paired == "exploration",
         PREFER: paired is not None,
     }
     return tuple(stage for stage, needed in wanted.items() if needed)
@@ -96,16 +97,10 @@ def taking(use: Use) -> Callable[[Sample], bool]:
     A good path of a tree and a success of an explored episode have the same kind, but only the
     former has a tree.
     """
-    several = {
-        "both": {"revision", "good"},
-        "both+expert": {"revision", "good", "expert"},
-        "rft": {"expert", "successes"},
-    }
-    wanted = several.get(use, {str(use)})
 
     def takes(sample: Sample) -> bool:
         explored = sample.kind == SampleKind.GOOD and not sample.provenance.tree_id
-        return ("successes" if explored else str(sample.kind)) in wanted
+        return ("successes" if explored else str(sample.kind)) in TAKEN[use]
 
     return takes
 
@@ -122,7 +117,7 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
 def _faults(recipe: Recipe) -> list[str]:
     # A comparison grows trees itself, and need not be told which run has them.
     faults = eto_faults(recipe.eto, own_trees=True)
-    if recipe.data.suffixes == "exchanged" and recipe.data.use not in ("revision", "both", "both+expert"):
+    if recipe.data.suffixes == "exchanged" and "revision" not in TAKEN[recipe.data.use]:
         faults.append(f"data.suffixes: exchanges those of revisions, and data.use {recipe.data.use} has none")
     if recipe.data.replay:
         faults.append("data.replay: a comparison has no earlier iterations; leave it out")

@@ -9,13 +9,12 @@ Those of method `compare-runs` collect for themselves, each in a run with a meth
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_named, names
 from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
-from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
 from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
@@ -33,8 +32,20 @@ BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
 SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
 """Fields, or beginnings of them, that no arm of `compare-runs` may change."""
-OF_TREES: frozenset[Use] = frozenset({"revision", "good", "both", "both+expert"})
-OF_EXPERT: frozenset[Use] = frozenset({"expert", "both+expert", "rft"})
+TAKEN: Mapping[str, frozenset[str]] = {
+    "revision": frozenset({"revision"}),
+    "good": frozenset({"good"}),
+    "both": frozenset({"revision", "good"}),
+    "both+expert": frozenset({"revision", "good", "expert"}),
+    "expert": frozenset({"expert"}),
+    "successes": frozenset({"successes"}),
+    "rft": frozenset({"expert", "successes"}),
+    "preferences": frozenset(),
+}
+"""The kinds of a pool's samples that an arm with each `data.use` is trained on; preferences are
+pairs."""
+OF_TREES = frozenset({"revision", "good"})
+"""The kinds of samples that are made of trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +99,7 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
         faults += [
             f"compare.arms.{name}: trains on revisions, and with data.use good the pool has none; set data.use to both"
             for name, use in uses.items()
-            if use in OF_TREES - {"good"}
+            if "revision" in TAKEN[use]
         ]
     if faults:
         raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
@@ -147,7 +158,7 @@ def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
     plain["compare"] = {"arms": {name: rest}, "seeds": [recipe.seed], "trees": pool}
     made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
     use = arms_of(made)[0].recipe.data.use
-    if use not in OF_TREES:
+    if not TAKEN[use] & OF_TREES:
         raise ConfigError(f"compare.arms.{name}: {own[0]!r} is about samples of trees, and data.use {use} has none")
     if _alike(made, recipe):
         return None
@@ -235,7 +246,7 @@ def _faults(recipe: Recipe) -> list[str]:
             "training.max_tokens: give the number of trained tokens that every arm gets, or its time as "
             "training.max_seconds"
         )
-    if recipe.data.use not in OF_TREES - {"both+expert"}:
+    if not TAKEN[recipe.data.use] or TAKEN[recipe.data.use] - OF_TREES:
         faults.append(
             f"data.use: {recipe.data.use} is for an arm; here it says what the pool makes of trees: both, or only good "
             "(nobody is judged)"
