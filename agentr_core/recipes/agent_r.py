@@ -41,6 +41,11 @@ class SearchConfig(SamplingFields):
     give_up: Natural = later(0)
     """A tree gets no further dives after this many if none of them was rewarded; 0: it gets all.
     Only for `mcts`. Most of a search is spent on instances that the policy cannot win yet."""
+    expert_start: bool = later(False)
+    """Instead of giving a tree up, let its next `give_up` dives begin after the first half of the
+    expert's steps, further ones after half of the rest, and so on until one is rewarded (not in the
+    paper; reverse curriculum, arXiv 2402.05808). Paths through these steps count as good or bad
+    like any other."""
     width: Count = 4
     depth: Count = 20
     exploration: Annotated[float, Field(ge=0)] = 0.25
@@ -101,9 +106,17 @@ class PairsConfig:
 
 def search_faults(search: SearchConfig) -> list[str]:
     """Return what is wrong with the section `search` of a recipe, one sentence each."""
+    faults = []
     if search.temperature == 0 and search.width > 1:
-        return ["search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1"]
-    return []
+        faults.append("search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1")
+    if search.expert_start and not 0 < search.give_up < search.dives:
+        faults.append(
+            "search.expert_start: only dives after the first search.give_up begin after the expert's steps; "
+            f"set search.give_up to a number from 1 to {search.dives - 1}"
+            if search.dives > 1
+            else "search.expert_start: a tree of one dive has no later one; raise search.dives"
+        )
+    return faults
 
 
 def critique_faults(critique: CritiqueConfig) -> list[str]:

@@ -60,7 +60,7 @@ async def expand(
         generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
     except PromptTooLong:
         return end_at_context_limit(arena, node)
-    firsts = first_of_equals(generations, env.parse if config.merge == "action" else None)
+    firsts = first_of_equals(generations, same_reply(env, config))
     chosen = [generations[i] for i in sorted(set(firsts))]
     outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
@@ -170,12 +170,12 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
     return Growth(first_created=len(arena.nodes), touched=frozenset(touched))
 
 
-def first_of_equals(generations: Sequence[Generation], parse: Callable[[str], str] | None) -> list[int]:
-    """Return for each reply the position of the first one equal to it, by text or by the action
-    that `parse` finds.
-    """
+def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
+    """Return the function whose value two replies share if one child stands for both."""
+    return env.parse if config.merge == "action" else str
+
+
+def first_of_equals(generations: Sequence[Generation], key: Callable[[str], str]) -> list[int]:
+    """Return for each reply the position of the first one with the same key."""
     seen: dict[str, int] = {}
-    return [
-        seen.setdefault(parse(generation.text) if parse else generation.text, position)
-        for position, generation in enumerate(generations)
-    ]
+    return [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
@@ -22,6 +23,7 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import SearchConfig
 from agentr_core.search.chains import grow_chains
 from agentr_core.search.expansion import expand
+from agentr_core.search.leading import Lead
 from agentr_core.search.selection import descend
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import ROOT, Arena, Expansion
@@ -90,61 +92,83 @@ async def _search(
     # The environment of a fresh arena has just been reset; at which node that of a resumed one
     # stands is not known.
     states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
-    position = _resume(arena, config)
+    diving = _Diving(arena, config, Lead(arena=arena, states=states, config=config, timer=timer, helper=helper))
+    known = len(arena.nodes)
+    position = await diving.resume()
     while position is not None:
         growth = await expand(arena, position, states, sample, config, timer, fits, helper)
-        position = _advance(arena, config, position)
-        yield arena.report(growth)
+        position = await diving.advance(position)
+        # Nodes on the way of a dive that begins now are stored with the dive that ended.
+        yield arena.report(replace(growth, first_created=known, touched=growth.touched | diving.opened))
+        known, diving.opened = len(arena.nodes), frozenset()
 
 
-def _resume(arena: Arena, config: SearchConfig) -> int | None:
-    """Return the node to expand next, possibly in the middle of a dive; None when the search is
-    over.
-
-    A dive that has created nodes and is not counted as done continues below the parent of the last
-    of them.
+@dataclass(slots=True)
+class _Diving:
+    """The dives of a search: which node is expanded next. `opened` are nodes that were closed and
+    are open again, since the expert's steps go on below them.
     """
-    last = arena.nodes[-1]
-    if _over(arena, config) or last.index == ROOT or last.dive < arena.dives_done:
-        return _dive(arena, config)
-    return _advance(arena, config, last.parent)
 
+    arena: Arena
+    config: SearchConfig
+    lead: Lead
+    opened: frozenset[int] = frozenset()
 
-def _advance(arena: Arena, config: SearchConfig, expanded: int) -> int | None:
-    """Return the node to expand after `expanded`, counting the dive as done if its branch ended
-    there.
-    """
-    position = _descend(arena, config, expanded)
-    if position is not None:
-        return position
-    arena.dives_done += 1
-    return _dive(arena, config)
+    async def resume(self) -> int | None:
+        """Return the node to expand next, possibly in the middle of a dive; None when the search is
+        over.
 
+        A dive that has created nodes and is not counted as done continues below the parent of the
+        last of them.
+        """
+        last = self.arena.nodes[-1]
+        if last.index == ROOT or last.dive < self.arena.dives_done:
+            return await self._dive()
+        return await self.advance(last.parent)
 
-def _dive(arena: Arena, config: SearchConfig) -> int | None:
-    """Return the node that the next dive expands first; a dive that finds none counts as done."""
-    while not _over(arena, config):
-        position = _descend(arena, config, ROOT)
+    async def advance(self, expanded: int) -> int | None:
+        """Return the node to expand after `expanded`, counting the dive as done if its branch ended
+        there.
+        """
+        position = self._descend(expanded)
         if position is not None:
             return position
-        arena.dives_done += 1
-    return None
+        self.arena.dives_done += 1
+        return await self._dive()
 
+    async def _dive(self) -> int | None:
+        """Return the node that the next dive expands first; a dive that finds none counts as
+        done.
+        """
+        while self.arena.dives_done < self.config.dives:
+            start = await self._start()
+            if start is None:
+                return None
+            position = self._descend(start)
+            if position is not None:
+                return position
+            self.arena.dives_done += 1
+        return None
 
-def _over(arena: Arena, config: SearchConfig) -> bool:
-    return arena.dives_done >= config.dives or arena.nodes[ROOT].terminal or _hopeless(arena, config)
+    async def _start(self) -> int | None:
+        """Return the node at which the next dive begins; None if there is none."""
+        arena, config = self.arena, self.config
+        closed = arena.nodes[ROOT].terminal
+        lost = not arena.nodes[ROOT].value_sum and (closed or 0 < config.give_up <= arena.dives_done)
+        if not (closed or lost):
+            return ROOT
+        if not (lost and config.expert_start):
+            return None
+        start, opened = await self.lead.start()
+        self.opened |= opened
+        return start or None
 
-
-def _hopeless(arena: Arena, config: SearchConfig) -> bool:
-    return 0 < config.give_up <= arena.dives_done and not arena.nodes[ROOT].value_sum
-
-
-def _descend(arena: Arena, config: SearchConfig, start: int) -> int | None:
-    return descend(
-        arena.nodes,
-        arena.children,
-        start,
-        exploration=config.exploration,
-        seed=arena.seed,
-        dive=arena.dives_done,
-    )
+    def _descend(self, start: int) -> int | None:
+        return descend(
+            self.arena.nodes,
+            self.arena.children,
+            start,
+            exploration=self.config.exploration,
+            seed=self.arena.seed,
+            dive=self.arena.dives_done,
+        )

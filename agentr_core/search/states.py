@@ -45,14 +45,42 @@ class NodeStates:
         """Return what `branch` returns, for a world whose steps ask models of other roles."""
         outcomes = []
         for number, generation in enumerate(generations):
-            await call(self.env, timer, partial(self._go, arena, node))
-            self.standing = None
-            ask_seed = derive_seed(seed, "ask", number)
-            outcome = await step_with(self.env, timer, generation, helper, seed=ask_seed, session=session)
-            keep = partial(self._keep, len(arena.nodes) + number, outcome, horizon=horizon)
-            outcomes.append(await call(self.env, timer, keep))
+            outcomes.append(
+                await self.follow(
+                    arena,
+                    node,
+                    generation,
+                    child=len(arena.nodes) + number,
+                    horizon=horizon,
+                    timer=timer,
+                    helper=helper,
+                    seed=derive_seed(seed, "ask", number),
+                    session=session,
+                )
+            )
         self.snapshots.pop(node, None)
         return outcomes
+
+    async def follow(
+        self,
+        arena: Arena,
+        node: int,
+        reply: Generation | str,
+        *,
+        child: int,
+        horizon: bool = False,
+        timer: EpisodeTimer,
+        helper: Helper,
+        seed: int,
+        session: str,
+    ) -> Outcome:
+        """Return the outcome of one reply at a node, sampled or not, which must become node
+        `child`; `horizon` and the errors are those of `branch`.
+        """
+        await call(self.env, timer, partial(self._go, arena, node))
+        self.standing = None
+        outcome = await step_with(self.env, timer, reply, helper, seed=seed, session=session)
+        return await call(self.env, timer, partial(self._keep, child, outcome, horizon=horizon))
 
     def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
         """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the

@@ -18,6 +18,8 @@ from agentr_core.search.grow import grow
         (SearchConfig(dives=8, width=3, depth=5, merge="action"), Policy(("right", "left", "look", "stop"))),
         (SearchConfig(dives=5, width=3, depth=9), Policy(("look", "left", "right"), max_messages=9)),
         (SearchConfig(dives=6, width=3, depth=9, give_up=2), Policy(("look", "left", "right"))),
+        (SearchConfig(dives=8, width=2, depth=9, give_up=2, expert_start=True), Policy(("look", "left"))),
+        (SearchConfig(dives=9, width=2, depth=9, give_up=1, expert_start=True), Policy(("look", "right", "jump"))),
         (SearchConfig(method="rollouts", dives=3, width=2, depth=5), Policy()),
     ],
 )

@@ -117,7 +117,7 @@ def _faults(recipe: Recipe) -> list[str]:
     if recipe.search.method != "mcts":
         faults += [
             f"search.{name}: independent episodes do not use it; leave it out, or set search.method=mcts"
-            for name in ("give_up", "exploration", "merge")
+            for name in ("give_up", "expert_start", "exploration", "merge")
             if getattr(recipe.search, name) != getattr(SearchConfig(), name)
         ]
     if not recipe.agent_r.phases:
