@@ -11,6 +11,7 @@ COLLECT = Stage(
     name="collect",
     about="Grow the trees of an iteration.",
     work=imported("agentr_core.methods.agent_r.stages.collect:collect"),
+    check=imported("agentr_core.methods.agent_r.stages.collect:check_world"),
     reads=("environment", "model", "models.teacher", "teacher_iterations", "instances", "search", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor", "teacher"),

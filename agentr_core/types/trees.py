@@ -38,7 +38,8 @@ class Node:
     stop: StopReason | None = None
     dive: int = 0
     duplicates: int = 1
-    """How many sampled replies this child stands for, after siblings were merged."""
+    """How many sampled replies this child stands for, after siblings were merged; 0 if its step is
+    the expert's."""
 
     @property
     def value(self) -> float:

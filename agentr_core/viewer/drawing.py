@@ -106,7 +106,9 @@ def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, floa
 
 def _numbers(node: TreeNode) -> str:
     words = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
-    if node.duplicates > 1:
+    if not node.duplicates:
+        words.append("the expert's")
+    elif node.duplicates > 1:
         words.append(f"{node.duplicates} alike")
     if not node.valid:
         words.append("invalid")

@@ -392,6 +392,8 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
     [
         ("textcraft-tiny", ["critique.votes=3"], r"critique.votes: at temperature 0 all votes are the same"),
         ("textcraft-tiny", ["search.method=rollouts", "search.merge=action"], r"search.merge: independent episodes do"),
+        ("textcraft-tiny", ["search.expert_start=true", "search.give_up=0"], r"set search.give_up to a number from 1"),
+        ("textcraft-tiny", ["search.expert_start=true", "search.give_up=1", "search.dives=1"], r"raise search.dives$"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.expert_share=0.1"], r"grpo.expert_share: a uniform"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
         ("textcraft-grpo-tiny", ["grpo.revision_share=0.01", "grpo.groups=32"], r"grpo.revision_share: 0.01 of 32"),

@@ -79,8 +79,18 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         ]
     if clones:
         return lines
+    lines += _of_lead(recipe)
     alphas = [f"{recipe.alpha(i):g}" for i in recipe.distinct_iterations()]
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
+
+
+def _of_lead(recipe: Recipe) -> list[str]:
+    search = recipe.search
+    return (
+        [f"a tree that earns nothing in {search.give_up} dives goes on after the expert's first steps"]
+        if search.expert_start
+        else []
+    )
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,8 @@
 """A forecast of what a tree search of a recipe's size would yield with a given policy.
 
 A dive is treated as an episode whose outcome is independent of the other dives of its tree; its
-last node draws `search.width` replies, so it ends in that many paths.
+last node draws `search.width` replies, so it ends in that many paths. Paths that begin after the
+expert's steps are not foreseen.
 """
 
 from __future__ import annotations

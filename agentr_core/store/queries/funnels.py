@@ -40,6 +40,14 @@ def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
     return next((TreeCounts(*row) for row in rows), None)
 
 
+def led_trees(store: Store, iteration_id: str) -> int:
+    """Return how many trees of an iteration have steps of the expert."""
+    return store.count(
+        "select count(distinct tree_id) from node join tree using (tree_id) where iteration_id = ? and duplicates = 0",
+        iteration_id,
+    )
+
+
 def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCounts:
     """Return how many episodes of a source an iteration has."""
     (counts,) = store.rows(
