@@ -101,13 +101,9 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 def _searched(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
     search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
-    leaves = search.dives * search.width
-    replies = train * leaves * longest
+    replies = train * search.dives * search.width * longest
     found = {"search": (replies, search.max_new_tokens)}
-    pairs = 0 if recipe.data.use == "good" else recipe.pairs.per_tree or (leaves // 2) ** 2
-    if recipe.splice.rethink:
-        found["rethink"] = (train * (pairs + leaves) * longest, search.max_new_tokens)
-    if not pairs or recipe.splice.mode == "direct":
+    if recipe.data.use == "good" or recipe.splice.mode == "direct":
         return found
     # Each node is judged once, whatever the number of bad paths through it.
     judged = min(replies, train * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
