@@ -148,18 +148,7 @@ EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
 
 def splice_stage(config: SpliceConfig) -> Stage:
     """Return the stage that makes samples from judged pairs."""
-    return SPLICE_CONTINUED if config.mode == "continued" else _rethought(SPLICE, config)
-
-
-def good_paths_stage(config: SpliceConfig) -> Stage:
-    """Return the stage that makes samples of good paths alone."""
-    return _rethought(GOOD_PATHS, config)
-
-
-def _rethought(stage: Stage, config: SpliceConfig) -> Stage:
-    if not config.rethink:
-        return stage
-    return replace(stage, reads=(*stage.reads, "model", "errors", "scale"), needs=("gpu", "env"), roles=("actor",))
+    return SPLICE_CONTINUED if config.mode == "continued" else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:

@@ -57,8 +57,6 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults += search_faults(recipe.search)
     faults += critique_faults(recipe.critique)
     faults += splice_faults(recipe.splice)
-    if recipe.splice.rethink and recipe.context == "window":
-        faults.append("splice.rethink: prompts of replies said anew have no window; leave it out, or set context: stop")
     faults += evaluation_faults(recipe.evaluation)
     faults += _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
     faults += [

@@ -54,10 +54,6 @@ class SpliceConfig:
     """Leave out the steps of good paths and good suffixes that the live reward does not need; needs
     mode `verified`.
     """
-    rethink: bool = later(False)
-    """Ask the policy what it says greedily in place of each sampled reply of good paths and good
-    suffixes, and take it where it has the same action (not in the paper). Thoughts of spliced and
-    pruned steps are otherwise those of another state."""
     continuation: ContinuationConfig = ContinuationConfig()
 
 
@@ -66,8 +62,6 @@ def splice_faults(splice: SpliceConfig) -> list[str]:
     faults = []
     if splice.prune and splice.mode != "verified":
         faults.append(f"splice.prune: works only in splice.mode verified, not {splice.mode}")
-    if splice.rethink and splice.mode == "continued":
-        faults.append("splice.rethink: the replies of mode continued stand where they were sampled; leave it out")
     if splice.impossible == "keep" and splice.mode not in ("blind", "direct"):
         faults.append(
             f"splice.impossible: mode {splice.mode} plays its splices, which only possible ones allow; leave it out, "

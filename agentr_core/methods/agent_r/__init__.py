@@ -17,6 +17,7 @@ from agentr_core.methods.catalogue import (
     FUNNEL_OF_EXPERT,
     FUNNEL_OF_GROUPS,
     FUNNEL_OF_TREES,
+    GOOD_PATHS,
     GROUPS_OF_RUN,
     IN_TREES,
     PROSPECT_OF_TREES,
@@ -27,7 +28,6 @@ from agentr_core.methods.catalogue import (
     STEPS_OF_GROUPS,
     TRAIN,
     VOICED,
-    good_paths_stage,
     splice_stage,
 )
 from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
@@ -54,7 +54,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     made: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
         "both+expert": (*judged, CLONE),
-        "good": (COLLECT, good_paths_stage(recipe.splice)),
+        "good": (COLLECT, GOOD_PATHS),
     }
     return Plan(
         stages=(*made.get(recipe.data.use, judged), DATASET, TRAIN, EVALUATE),

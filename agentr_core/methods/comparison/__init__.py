@@ -21,6 +21,7 @@ from agentr_core.methods.catalogue import (
     EXPLORE_AND_KEEP,
     FUNNEL_OF_EXPERT,
     FUNNEL_OF_TREES,
+    GOOD_PATHS,
     IN_TREES,
     PAIRS,
     PREFER,
@@ -31,7 +32,6 @@ from agentr_core.methods.catalogue import (
     TRAIN_ON_PAIRS,
     VOICED,
     cloning,
-    good_paths_stage,
     splice_stage,
 )
 from agentr_core.methods.comparison.arms import OF_TREES, TAKEN, arms_of
@@ -82,7 +82,7 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
     wanted = {
         COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
         CRITIQUE: searched and judged,
-        splice_stage(recipe.splice) if judged else good_paths_stage(recipe.splice): searched,
+        splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
         EXPLORE_AND_KEEP: "successes" in kinds or paired == "exploration",
         PREFER: paired is not None,

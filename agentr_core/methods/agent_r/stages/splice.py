@@ -1,11 +1,10 @@
-"""Splicing: each judged pair becomes a revision sample or a rejection, and each good path a
-sample.
+"""Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples
+unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentr_core.episodes.asking import steps_ask
@@ -18,7 +17,6 @@ from agentr_core.methods.agent_r.splicing import continued, good_sample, splice
 from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.methods.agent_r.stages.continuation import Continued, continuations
 from agentr_core.methods.agent_r.stages.critique import pairs_of
-from agentr_core.methods.agent_r.stages.rethink import check_world, rethink
 from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.protocols import Environment, Graded
 from agentr_core.recipes import Recipe
@@ -34,39 +32,14 @@ from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, SampleKind, Tree
 
 STAGE = "splice"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
-    """A sample that is not stored yet: of a pair or of a good path, with the id of the trajectory
-    that it was made from, and that trajectory's rows if they are not stored either.
-    """
-
-    sample: Sample
-    pair_id: str | None = None
-    trajectory_id: str | None = None
-    walked: Rows = field(default_factory=dict)
-
-    def rows(self, iteration_id: str) -> Rows:
-        """Return the rows of the sample and its trajectory."""
-        made = sample_rows(
-            sample_id(self.sample),
-            self.sample,
-            iteration_id=iteration_id,
-            pair_id=self.pair_id,
-            trajectory_id=self.trajectory_id,
-        )
-        return merge([self.walked, made])
-
-
-_Made = tuple[list[_Draft], list[Rejection]]
+_Made = tuple[list[Rows], list[Rejection]]
+"""The rows of samples, and the rejections."""
 
 
 def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` if splices are played to see their reward, and models that are not asked
-    then decide about it, or about observations, or if their thoughts cannot be said anew.
+    then decide about it, or about observations.
     """
-    check_world(recipe, env)
     if recipe.splice.mode != "verified":
         return
     if steps_ask(env):
@@ -116,17 +89,11 @@ async def _make_samples(
                 _good(place, worlds, trees, iteration, fits),
             )
 
-    with place.timed(STAGE, iteration) as clock:
+    with place.timed(STAGE, iteration):
         (revisions, unspliced), (good, unread) = await in_thread(make)
-        drafts = [*revisions, *good]
-        if place.recipe.splice.rethink and drafts:
-            anew = await rethink(place, iteration, [draft.sample for draft in drafts], clock)
-            drafts = [replace(draft, sample=anew[sample_id(draft.sample)]) for draft in drafts]
         rejections = [*unspliced, *unread]
         iteration_id = place.iteration_id(iteration)
-        rows = merge(
-            [*(draft.rows(iteration_id) for draft in drafts), rejection_rows(rejections, iteration_id=iteration_id)]
-        )
+        rows = merge([*revisions, *good, rejection_rows(rejections, iteration_id=iteration_id)])
         store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=[SampleKind.REVISION])
     return {"revision": len(revisions), "good": len(good), "rejected": len(rejections)}
 
@@ -141,9 +108,10 @@ def _spliced(
     fits: Fits | None,
     seed: int,
 ) -> _Made:
-    """Return the revision samples of pairs, and the rejections."""
-    drafts: list[_Draft] = []
+    """Return the rows of revision samples of pairs, and the rejections."""
+    rows: list[Rows] = []
     rejections: list[Rejection] = []
+    iteration_id = place.iteration_id(iteration)
     for done, pair in enumerate(pairs, start=1):
         check_wanted()
         place.progress(done, len(pairs), "pairs spliced")
@@ -160,14 +128,19 @@ def _spliced(
             if isinstance(read, Rejection):
                 rejections.append(read)
                 continue
-            drafts += [_Draft(sample=sample, pair_id=key, trajectory_id=trajectory_id) for sample in read]
-    return drafts, rejections
+            rows.extend(
+                sample_rows(
+                    sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
+                )
+                for sample in read
+            )
+    return rows, rejections
 
 
 def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None) -> _Made:
-    """Return the samples of good paths, and the rejections."""
+    """Return the rows of good paths' samples, and the rejections."""
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
-    drafts: list[_Draft] = []
+    rows: list[Rows] = []
     rejections: list[Rejection] = []
     for key, tree in trees.items():
         for path in good_paths(leaf_paths(tree, key), alpha, rule):
@@ -175,8 +148,8 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
             if isinstance(read, Rejection):
                 rejections.append(read)
             else:
-                drafts += [_good_draft(sample, path, place.iteration_id(iteration)) for sample in read]
-    return drafts, rejections
+                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+    return rows, rejections
 
 
 def _fits(place: Workplace, iteration: int) -> Fits | None:
@@ -244,8 +217,8 @@ def _revisions(
     return made if isinstance(made, Rejection) else [(None, made)]
 
 
-def _good_draft(sample: Sample, path: Path, iteration_id: str) -> _Draft:
-    """Return a good sample together with its path as a trajectory of its own."""
+def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:
+    """Return the rows of a good sample together with its path as a trajectory of its own."""
     trajectory_id = fingerprint("path", path.tree_id, path.leaf)
     walked = trajectory_rows(
         trajectory_id,
@@ -255,4 +228,6 @@ def _good_draft(sample: Sample, path: Path, iteration_id: str) -> _Draft:
         tree_id=path.tree_id,
         leaf=path.leaf,
     )
-    return _Draft(sample=sample, trajectory_id=trajectory_id, walked=walked)
+    return merge(
+        [walked, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
+    )
