@@ -23,14 +23,15 @@ MOST_NODES: Final = 1500
 
 
 def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Collection[int]) -> str:
-    """Return the drawing of a tree, the root at the left; each node links to its page.
+    """Return the drawing of a tree, the root at the top left, children from the most visited one
+    down; each node links to its page.
 
     Args:
         nodes: by number.
         good, bad: nodes on good and bad paths of pairs, marked so.
     """
     children: dict[int, list[int]] = {}
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: -node.visits):
         children.setdefault(node.parent, []).append(node.number)
     rows = _rows(children)
     width = 2 * _MARGIN + _COLUMN * (max(node.depth for node in nodes) + 1)
@@ -47,18 +48,18 @@ def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Co
     return ET.tostring(svg, encoding="unicode")
 
 
-def _rows(children: dict[int, list[int]]) -> dict[int, float]:
-    """Return the row of each node: leaves one below the other, parents in the middle of their
-    children.
+def _rows(children: dict[int, list[int]]) -> dict[int, int]:
+    """Return the row of each node: leaves one below the other, parents beside their first child, so
+    that the root is at the top, where the drawing is first looked at.
     """
-    rows: dict[int, float] = {}
+    rows: dict[int, int] = {}
     leaves = 0
     waiting = [(0, False)]
     while waiting:
         node, done = waiting.pop()
         below = children.get(node, [])
         if done:
-            rows[node] = (rows[below[0]] + rows[below[-1]]) / 2
+            rows[node] = rows[below[0]]
         elif below:
             waiting.append((node, True))
             waiting.extend((child, False) for child in reversed(below))

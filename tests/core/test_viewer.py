@@ -137,6 +137,9 @@ async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: 
     assert drawing.count('class="node') == 5
     assert {"node both", "node good", "node bad", "node passed"} <= set(re.findall(r'class="(node \w+)"', drawing))
     assert f"2 {wording.TIMES} 0.50 success" in shown(drawing)
+    # The root is where the drawing is first looked at.
+    spots = re.findall(r'class="ground" cx="([^"]+)" cy="([^"]+)"', drawing)
+    assert (float(spots[0][0]), float(spots[0][1])) == tuple(min(map(float, ways)) for ways in zip(*spots, strict=True))
     beside = shown((await pages.get(f"/node/{gallery.TREE}/3")).text)
     assert "1 not taken here WIN" in beside
     assert "1 not taken here WAIT" in beside
