@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_IDLE: list[Any] = []
+"""Instances of DuckDB without a file, which all stores of this process share. A program makes a
+store for each question, and to start an instance takes longer than to answer most.
+"""
+# What other threads of a forked process did with an instance is not known.
+os.register_at_fork(after_in_child=_IDLE.clear)
+
+
 class Store:
     """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` are
     beside it.
@@ -45,7 +53,7 @@ class Store:
         self.wait_s = wait_s
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
-        self._idle = _idle_at(path.absolute())
+        self._idle = _IDLE
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -275,14 +283,6 @@ class Store:
             raise StoreError(
                 f"{self.path} cannot be written ({error.strerror}); free some disk space or name another workspace"
             ) from error
-
-
-# Programs make a store for each question, and to start an instance of DuckDB takes longer than most
-# of these.
-@lru_cache(maxsize=8)
-def _idle_at(path: Path) -> list[Any]:
-    """Return the idle instances of DuckDB that all stores on one file share."""
-    return []
 
 
 # A process that makes several stores, as tests do by the hundred, runs all migrations only once.
