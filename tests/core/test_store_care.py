@@ -38,7 +38,11 @@ def rows(store: Store, table: str) -> list[tuple[Any, ...]]:
 
 
 def everything(store: Store) -> Mapping[str, list[tuple[Any, ...]]]:
-    return {table: rows(store, table) for table in (*TABLES, "schema_version")}
+    with store.reading() as con:
+        return {
+            table: con.execute(f"select * from {table} order by all").fetchall()
+            for table in (*TABLES, "schema_version")
+        }
 
 
 def add_run(store: Store, run_id: str, *, base: str, parent: str | None = None, word: str = "") -> None:
