@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class Migration:
     sql: str
 
 
+@cache
 def available() -> tuple[Migration, ...]:
     """Return the migrations that come with this version, in order."""
     folder = resources.files("agentr_core.store").joinpath("schema")

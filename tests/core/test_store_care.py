@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,11 @@ def rows(store: Store, table: str) -> list[tuple[Any, ...]]:
 
 
 def everything(store: Store) -> Mapping[str, list[tuple[Any, ...]]]:
-    return {table: rows(store, table) for table in (*TABLES, "schema_version")}
+    with store.reading() as con:
+        return {
+            table: con.execute(f"select * from {table} order by all").fetchall()
+            for table in (*TABLES, "schema_version")
+        }
 
 
 def add_run(store: Store, run_id: str, *, base: str, parent: str | None = None, word: str = "") -> None:
@@ -59,12 +64,20 @@ def add_run(store: Store, run_id: str, *, base: str, parent: str | None = None, 
     store.write(merge(unit))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """A store with a row of each kind, and a run that goes on from the checkpoint of the first."""
-    made = gallery.fill(tmp_path / "ws" / "store.duckdb")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store with a row of each kind, and a run that goes on from the checkpoint of the first; it
+    is copied for each test.
+    """
+    made = gallery.fill(tmp_path_factory.mktemp("filled") / "store.duckdb")
     add_run(made, LATER, base="bbbb-base", parent=gallery.TRAINED)
     return made
+
+
+@pytest.fixture
+def store(filled: Store, tmp_path: Path) -> Store:
+    """A store of the test's own, filled."""
+    return Store(Path(shutil.copytree(filled.path.parent, tmp_path / "ws")) / filled.path.name)
 
 
 def test_sizes_count_the_rows_of_each_table(store: Store) -> None:

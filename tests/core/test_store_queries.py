@@ -56,22 +56,26 @@ OF_KIND = {
 """An argument for each annotation."""
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store without rows, of which questions are asked."""
+    made = Store(tmp_path_factory.mktemp("empty") / "store.duckdb")
+    made.write({})
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ORIGINS)
-def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store.duckdb")
-    store.write({})
-    assert ancestry(store, "unknown", kind) == []
+def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, empty: Store) -> None:
+    assert ancestry(empty, "unknown", kind) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LISTINGS)
-def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store.duckdb")
-    store.write({})
+def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, empty: Store) -> None:
     wanted = dict.fromkeys(LISTINGS[name].filters, "1")
-    assert listed(store, LISTINGS[name], wanted, offset=0, limit=5) == Listed([], 0)
-    assert choices(store, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
+    assert listed(empty, LISTINGS[name], wanted, offset=0, limit=5) == Listed([], 0)
+    assert choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
 
 
 def every() -> Iterator[Query]:
@@ -84,14 +88,13 @@ def every() -> Iterator[Query]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("query", [pytest.param(query, id=query.__name__) for query in every()])
-def test_nothing_is_found_where_there_is_nothing(query: Query, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store.duckdb")
+def test_nothing_is_found_where_there_is_nothing(query: Query, empty: Store, tmp_path: Path) -> None:
+    nowhere = Store(tmp_path / "store.duckdb")
     _, *parameters = inspect.signature(query).parameters.values()
     given = {parameter.name: OF_KIND[parameter.annotation] for parameter in parameters}
-    assert query(store, **given) in NOTHING
-    assert not store.path.exists()
-    store.write({})
-    assert query(store, **given) in NOTHING
+    assert query(nowhere, **given) in NOTHING
+    assert not nowhere.path.exists()
+    assert query(empty, **given) in NOTHING
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ for markup.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gallery
@@ -77,8 +77,14 @@ def test_markup_in_texts_is_text(page: str, address: str) -> None:
     assert "49" not in re.findall(r"x(?:</a>|&lt;/a&gt;)(..)", answer.text)
 
 
-def test_a_browser_runs_and_loads_nothing_of_it(address: str, viewer: Recorded, tmp_path: Path) -> None:
-    for page in gallery.PAGES:
+@pytest.mark.parametrize(
+    "pages", [gallery.PAGES[2::5], pytest.param(gallery.PAGES, marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_a_browser_runs_and_loads_nothing_of_it(
+    pages: Sequence[str], address: str, viewer: Recorded, tmp_path: Path
+) -> None:
+    """Of all pages it is the test of markup that shows it."""
+    for page in pages:
         seen = browse(f"{address}{page}", tmp_path / "profile")
         assert "agentr" in seen
         assert 'id="taken"' not in seen, page

@@ -1,5 +1,5 @@
-"""A deployment as a person uses it: a Prefect server, `agentr serve`, and a run asked for from the
-command line.
+"""A deployment as a person uses it: on a Prefect server, with `agentr serve`, and a run asked for
+from the command line.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from servers import PREFECT, served, wait_for
+from servers import PREFECT, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.errors import StoreError
@@ -18,27 +18,25 @@ from tasks.wiring import RunRef
 
 
 @pytest.mark.slow
-def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, serving_env: dict[str, str]) -> None:
+def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, served_env: dict[str, str]) -> None:
     recipe = write_recipe(tmp_path, door_model)
-    with served(serving_env) as env:
-        api = env["PREFECT_API_URL"]
-        with started("serve", recipe, env=env) as serving:
-            wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["door"]}}})
-            command = [PREFECT, "deployment", "run", "flywheel/door", "-p", "iterations=1", "--watch"]
-            with launched(command, env=env) as asked:
-                out, err = asked.communicate(timeout=PATIENCE)
-            assert serving.poll() is None
-        artifacts = wait_for(f"{api}/artifacts/filter", {})
-        (state,) = (
-            run["state_name"]
-            for run in wait_for(f"{api}/flow_runs/filter", {"flows": {"name": {"any_": ["flywheel"]}}})
-        )
+    api = served_env["PREFECT_API_URL"]
+    with started("serve", recipe, env=served_env) as serving:
+        wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["door"]}}})
+        command = [PREFECT, "deployment", "run", "flywheel/door", "-p", "iterations=1", "--watch"]
+        with launched(command, env=served_env) as asked:
+            out, err = asked.communicate(timeout=PATIENCE)
+        assert serving.poll() is None
+    # Other tests run flows on this server, too.
+    asked_for = {"deployments": {"name": {"any_": ["door"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
+    (flow_run,) = wait_for(f"{api}/flow_runs/filter", asked_for)
 
     assert asked.returncode == 0, out + err
-    assert state == "Completed"
+    assert flow_run["state_name"] == "Completed"
     (report,) = (tmp_path / "runs" / "reports").glob("*/iteration-01.html")
-    texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
     name = f"door-{report.parent.name[:8]}"
+    artifacts = wait_for(f"{api}/artifacts/filter", {"artifacts": {"key": {"like_": name}}})
+    texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
     assert "iteration 1" in texts[f"scores-{name}"]
     assert report.as_uri() in texts[f"report-{name}-1"]
     assert report.with_suffix(".md").read_text() in texts[f"report-{name}-1"]

@@ -212,15 +212,20 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     assert told["recovered"].notna().tolist() == [step in set(given["step"]) for step in told["step"]]
 
 
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("door_installed")
 def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
-    tmp_path: Path, door_model: Path, process_env: dict[str, str]
+    killed: bool, tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
     more = (
         "environment: {options: {knows: true}}\n"
         "grpo: {groups: 5, num_generations: 2, expert_share: 0.5, resample: 0, max_steps: 1}\n"
     )
-    whole, _ = whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=4)
+    if killed:
+        whole, _ = whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=4)
+    else:
+        whole = groups.write(tmp_path, door_model, more=more)
+        asyncio.run(groups.trained(whole))
     assert "episodes of 6 instances, at most 50% after the expert's first steps" in describe(whole, [])
 
     store = store_of(whole)

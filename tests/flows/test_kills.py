@@ -1,8 +1,7 @@
 """Kills at random times, and two processes that ask for the same stage at once: both end as if
 nothing had been.
 
-`make test-kills` and `make test-all` do 20 of each and say what came out; `make test` has one kill,
-and two stages that are asked for twice.
+`make test-kills` and `make test-all` do 20 of each and say what came out; `make test` has one kill.
 """
 
 from __future__ import annotations
@@ -219,6 +218,7 @@ def reached(site: Site) -> str:
     return next((name for name, sql in tables.items() if len(site.store.query(sql))), "start")
 
 
+@pytest.mark.long
 def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> None:
     whole = ROUNDS >= 20
     wanted = [f"{name}:{iteration}" for name, iteration in (STAGES if whole else STAGES[:2])]

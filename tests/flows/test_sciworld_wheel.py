@@ -34,6 +34,7 @@ def run(name: str, folder: Path, *overrides: str) -> Store:
     return done.store
 
 
+@pytest.mark.long
 def test_the_quick_recipe_runs_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     store = run("sciworld-quick", tmp_path, "training.num_train_epochs=[1]")

@@ -64,14 +64,24 @@ def texts(batches: Sequence[Batch]) -> list[str]:
     return sorted(row["text"] for batch in batches for row in batch.rows.get("text", ()))
 
 
-def test_shards_are_done_elsewhere_and_their_rows_come_back(recipe: Recipe, tmp_path: Path) -> None:
-    batches = asyncio.run(gather(recipe, Echo(texts=("a", "b", "c"), folder=tmp_path).split(1)))
+def test_shards_are_done_elsewhere_and_what_may_heal_is_tried_again(recipe: Recipe, tmp_path: Path) -> None:
+    shards = [
+        *Echo(texts=("a", "b", "c"), folder=tmp_path).split(1),
+        Echo(texts=("d",), folder=tmp_path, fault="passing"),
+        Echo(texts=("e",), folder=tmp_path, fault="lasting"),
+    ]
 
-    assert texts(batches) == ["run a", "run b", "run c"]
-    assert batches[0].rows["text"][0]["text_id"] == fingerprint(batches[0].rows["text"][0]["text"])
-    assert [batch.effort.tokens for batch in batches] == [1, 1, 1]
-    assert list(tries(tmp_path)) == ["a-1", "b-1", "c-1"]
+    batches = asyncio.run(gather(recipe, shards))
+
+    assert texts(batches) == ["run a", "run b", "run c", "run d"]
+    rows = [row for batch in batches for row in batch.rows.get("text", ())]
+    assert [row["text_id"] for row in rows] == [fingerprint(row["text"]) for row in rows]
+    assert [batch.effort.tokens for batch in batches if batch.fault is None] == [1, 1, 1, 1]
+    assert list(tries(tmp_path)) == ["a-1", "b-1", "c-1", "d-1", "d-2", "e-1"]
     assert os.getpid() not in tries(tmp_path).values()
+    (fault,) = (batch.fault for batch in batches if batch.fault is not None)
+    assert isinstance(fault, EnvironmentFault)
+    assert str(fault) == "broken"
 
 
 def test_a_shard_whose_worker_dies_is_done_by_another(recipe: Recipe, tmp_path: Path) -> None:
@@ -89,21 +99,6 @@ def test_a_shard_that_kills_every_worker_is_given_up(recipe: Recipe, tmp_path: P
         asyncio.run(gather(recipe, [Echo(texts=("a",), folder=tmp_path, deadly=99)]))
 
     assert len(tries(tmp_path)) == 4
-
-
-def test_what_may_heal_is_tried_again_and_what_may_not_is_told(recipe: Recipe, tmp_path: Path) -> None:
-    shards = [
-        Echo(texts=("a",), folder=tmp_path, fault="passing"),
-        Echo(texts=("b",), folder=tmp_path, fault="lasting"),
-    ]
-
-    batches = asyncio.run(gather(recipe, shards))
-
-    assert texts(batches) == ["run a"]
-    assert list(tries(tmp_path)) == ["a-1", "a-2", "b-1"]
-    (fault,) = (batch.fault for batch in batches if batch.fault is not None)
-    assert isinstance(fault, EnvironmentFault)
-    assert str(fault) == "broken"
 
 
 def cluster_of_its_own() -> tuple[str, Recipe, list[str]]:

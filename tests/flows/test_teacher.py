@@ -93,12 +93,14 @@ def trained_texts(place: Workplace, tokenizer: Any) -> list[str]:
 async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory(
     recipe: Callable[..., Recipe], teacher: Served, student: Path
 ) -> None:
-    made = recipe()
+    """And the student is trained on them and evaluated, and the store says who collected."""
+    made = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
     check(made)
     place = await collected(made)
-    assert teacher.bodies
+    asked = len(teacher.bodies)
+    assert asked > 0
     assert not any("return_token_ids" in body for body in teacher.bodies)
-    near = await collected(recipe(f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
+    near = await collected(recipe("teacher_iterations=1", f"models.teacher={{path: '{TEACHER}', device: cpu}}"))
     assert rows(place) == rows(near) != []
     own = load_tokenizer(student)
     replies = {row for (row,) in place.store.rows("select distinct reply from v_nodes where reply <> ''")}
@@ -106,6 +108,31 @@ async def test_a_served_teacher_gives_the_masks_of_the_same_model_in_a_directory
         said = [part for part in text.split("<|im_end|>") if part]
         assert said
         assert replies.issuperset(said)
+    await tell_of(place, teacher, student)
+
+
+async def tell_of(place: Workplace, teacher: Served, student: Path) -> None:
+    """Train the student and evaluate it; fail unless store and report tell of both models."""
+    asked = len(teacher.bodies)
+    ((path, policy),) = place.store.rows(
+        "select c.path, p.path from iteration i join checkpoint c on c.checkpoint_id = i.collected_by "
+        "join checkpoint p on p.checkpoint_id = i.checkpoint_in where i.iteration = 1 and i.run_id = ?",
+        place.run_id,
+    )
+    assert (path, policy) == (TEACHER.name, str(student))
+    trained = await train(place, 1)
+    await evaluate(place, 1)
+    assert len(teacher.bodies) == asked, "the trained model is the one that is evaluated"
+    lines = ancestry(place.store, trained["checkpoint"], "checkpoint")
+    assert [line.facts["model"] for line in lines if line.relation == "collected by"] == [TEACHER.name]
+    assert {line.facts["model"] for line in lines if line.relation == "grown by"} <= {TEACHER.name}
+    report = build_report(place, 1)
+    assert report.tokens is not None
+    (bill,) = report.tokens.bills
+    assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, asked)
+    assert bill.cost is not None
+    assert not place.store.rows("select * from v_orphans")
+    assert place.collector(2) == place.policy(2), "from the second iteration on the trained model collects"
 
 
 @pytest.mark.long
@@ -150,32 +177,6 @@ async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_
         said = [part for part in text.split("<|im_end|>") if part]
         assert said
         assert replies.issuperset(said)
-
-
-async def test_the_student_is_trained_and_evaluated_and_the_store_says_who_collected(
-    recipe: Callable[..., Recipe], teacher: Served, student: Path
-) -> None:
-    made = recipe("teacher_iterations=1", "models.teacher.prices.completion=1")
-    place = await collected(made)
-    ((path, policy),) = place.store.rows(
-        "select c.path, p.path from iteration i join checkpoint c on c.checkpoint_id = i.collected_by "
-        "join checkpoint p on p.checkpoint_id = i.checkpoint_in where i.iteration = 1"
-    )
-    assert (path, policy) == (TEACHER.name, str(student))
-    asked = len(teacher.bodies)
-    trained = await train(place, 1)
-    await evaluate(place, 1)
-    assert len(teacher.bodies) == asked, "the trained model is the one that is evaluated"
-    lines = ancestry(place.store, trained["checkpoint"], "checkpoint")
-    assert [line.facts["model"] for line in lines if line.relation == "collected by"] == [TEACHER.name]
-    assert {line.facts["model"] for line in lines if line.relation == "grown by"} <= {TEACHER.name}
-    report = build_report(place, 1)
-    assert report.tokens is not None
-    (bill,) = report.tokens.bills
-    assert (bill.role, bill.model, bill.requests) == ("teacher", TEACHER.name, asked)
-    assert bill.cost is not None
-    assert not place.store.rows("select * from v_orphans")
-    assert place.collector(2) == place.policy(2), "from the second iteration on the trained model collects"
 
 
 def test_a_teacher_is_part_of_a_runs_identity(recipe: Callable[..., Recipe]) -> None:

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import Popen
-from typing import Any
+from typing import Any, Protocol
 
 from agentr_core.store import Store
 from agentr_core.store.tables import TABLES
@@ -117,7 +116,15 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def wait_for(process: Popen[str], moment: Callable[[], bool], store: Store | None = None) -> None:
+class Process(Protocol):
+    """What goes on while somebody waits: a process, or what can be asked as one."""
+
+    def poll(self) -> object: ...
+
+    def communicate(self) -> object: ...
+
+
+def wait_for(process: Process, moment: Callable[[], bool], store: Store | None = None) -> None:
     """Wait until something is so, while a process goes on.
 
     What is asked of a store is asked again only after a write: a look costs 40 ms of a processor,
