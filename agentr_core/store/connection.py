@@ -41,8 +41,8 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
         path: the database file.
         deadline: when to give up.
         read_only: whether the body only reads.
-        idle: instances of DuckDB without a file, from earlier bursts; one is taken and given back.
-            Starting an instance costs more than opening the file.
+        idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken and
+            given back. Starting an instance costs more than opening the file.
 
     Raises:
         StoreBusy: such a program kept the file for longer.
@@ -72,21 +72,15 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
 
 
 def _taken(idle: list[Any] | None, path: Path) -> Any:
-    scratch = f"{path}.tmp"
     # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
         if idle is not None:
-            instance = idle.pop()
-            # An instance that has used its folder cannot have another one, and is let go.
-            with suppress(duckdb.Error):
-                instance.execute("set temp_directory = ?", [scratch])
-                return instance
-            instance.close()
+            return idle.pop()
     instance = duckdb.connect(
         config={
             "threads": 1,
             "checkpoint_threshold": _LOG_LIMIT,
-            "temp_directory": scratch,
+            "temp_directory": f"{path}.tmp",
             "autoinstall_known_extensions": False,
             # A name in a query means a table of the store, never a variable of the program around
             # it.

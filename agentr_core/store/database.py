@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_IDLE: list[Any] = []
-"""Instances of DuckDB without a file, which all stores of this process share. A program makes a
-store for each question, and to start an instance takes longer than to answer most.
-"""
-# What other threads of a forked process did with an instance is not known.
-os.register_at_fork(after_in_child=_IDLE.clear)
-
-
 class Store:
     """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` are
     beside it.
@@ -53,7 +45,7 @@ class Store:
         self.wait_s = wait_s
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
-        self._idle = _IDLE
+        self._idle: list[Any] = []
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
