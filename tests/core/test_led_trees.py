@@ -104,9 +104,10 @@ def test_a_world_without_an_expert_is_refused(make: Callable[..., Workplace]) ->
 
 
 def test_the_plan_says_when_the_expert_leads(make: Callable[..., Workplace]) -> None:
-    def told(*overrides: str) -> bool:
+    def told(*overrides: str) -> list[str]:
         recipe = make(*overrides).recipe
-        return any("after the expert's first steps" in line for line in method_of(recipe).describe(recipe, 6, 6))
+        return [line for line in method_of(recipe).describe(recipe, 6, 6) if "the expert's first steps" in line]
 
-    assert told()
-    assert not told("search.expert_start=false")
+    assert told() == ["a tree that earns nothing in its first dive goes on after the expert's first steps"]
+    assert told("search.give_up=2") == ["a tree that earns nothing in 2 dives goes on after the expert's first steps"]
+    assert told("search.expert_start=false") == []

@@ -85,12 +85,10 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 
 def _of_lead(recipe: Recipe) -> list[str]:
-    search = recipe.search
-    return (
-        [f"a tree that earns nothing in {search.give_up} dives goes on after the expert's first steps"]
-        if search.expert_start
-        else []
-    )
+    if not recipe.search.expert_start:
+        return []
+    lost = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
+    return [f"a tree that earns nothing in {lost} goes on after the expert's first steps"]
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
