@@ -446,7 +446,7 @@ import sys, time
 from pathlib import Path
 from agentr_core.store import Store
 store = Store(Path(sys.argv[1]))
-for number in range(80):
+for number in range(200):
     store.write({"text": [{"text_id": f"w{number}", "text": "x" * 1000}]})
     print(number, flush=True)
 """
@@ -460,7 +460,7 @@ for number in range(80):
             counts.append(Store(copy).query("select count(*) as n from text")["n"][0])
         writer.stdout.read()
     assert counts == sorted(counts)
-    assert store.query("select count(*) as n from text")["n"][0] == 81
+    assert store.query("select count(*) as n from text")["n"][0] == 201
 
 
 def test_what_is_written_while_one_state_is_read_is_stored_afterwards(tmp_path: Path) -> None:
