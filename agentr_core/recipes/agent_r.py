@@ -109,12 +109,12 @@ def search_faults(search: SearchConfig) -> list[str]:
     faults = []
     if search.temperature == 0 and search.width > 1:
         faults.append("search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1")
-    if search.expert_start and not 0 < search.give_up < search.dives:
+    if search.expert_start and search.dives == 1:
+        faults.append("search.expert_start: a tree of one dive has no later one; raise search.dives")
+    elif search.expert_start and not 0 < search.give_up < search.dives:
         faults.append(
             "search.expert_start: only dives after the first search.give_up begin after the expert's steps; "
             f"set search.give_up to a number from 1 to {search.dives - 1}"
-            if search.dives > 1
-            else "search.expert_start: a tree of one dive has no later one; raise search.dives"
         )
     return faults
 

@@ -54,7 +54,7 @@ async def expand(
         sampling_of(config),
         seed=derive_seed(arena.seed, "expand", node),
         n=config.width,
-        session=f"{arena.instance.key}#{arena.seed}",
+        session=arena.session,
     )
     try:
         generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)

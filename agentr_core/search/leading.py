@@ -51,10 +51,11 @@ class Lead:
         shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
         for reply in replies[: min(shown, self.config.depth)] if replies else ():
             child = self._child(node, reply)
-            if child is None and (child := await self._add(node, reply)) is not None:
-                opened |= self._open(node)
             if child is None:
-                break
+                child = await self._add(node, reply)
+                if child is None:
+                    break
+                opened |= self._open(node)
             node = child
         return node, opened
 
@@ -87,7 +88,7 @@ class Lead:
             timer=self.timer,
             helper=self.helper,
             seed=derive_seed(arena.seed, "lead", node),
-            session=f"{arena.instance.key}#{arena.seed}",
+            session=arena.session,
         )
         if outcome.stop is not None:
             self.states.standing = None

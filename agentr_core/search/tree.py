@@ -92,6 +92,11 @@ class Arena:
             dives_done=tree.dives_done,
         )
 
+    @property
+    def session(self) -> str:
+        """The name under which models are asked about this tree."""
+        return f"{self.instance.key}#{self.seed}"
+
     def tree(self) -> Tree:
         """Return the tree as it is now."""
         return Tree(

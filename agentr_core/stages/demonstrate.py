@@ -249,6 +249,12 @@ def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]
         raise ConfigError(_no_expert(recipe))
 
 
+def need_expert(env: Environment, instances: Sequence[Instance], setting: str) -> None:
+    """Raise `ConfigError`, which names the setting that needs an expert, if there is none."""
+    if lacks_expert(env, instances):
+        raise ConfigError(f"{setting}: environment {env.name} has no expert; leave it out")
+
+
 def lacks_expert(env: Environment, instances: Sequence[Instance]) -> bool:
     """Return whether an environment solves none of the first few instances itself."""
     return all(env.expert(instance) is None for instance in instances[:LOOKED_AT])

@@ -62,13 +62,18 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
     return made
 
 
-async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., Workplace]) -> None:
-    place = make()
+async def spliced(place: Workplace) -> dict[str, int]:
     await start(place)
     await begin(place, 1)
     await collect(place, 1)
     await critique(place, 1)
-    made = await splice_pairs(place, 1)
+    made: dict[str, int] = await splice_pairs(place, 1)
+    return made
+
+
+async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., Workplace]) -> None:
+    place = make()
+    made = await spliced(place)
     assert made["good"] == 6
     assert made["revision"] > 0
     of_expert = place.store.rows("select count(*), count(draw) from node where duplicates = 0 and node_index > 0")
@@ -86,11 +91,7 @@ async def test_a_search_without_the_setting_earns_nothing_and_says_nothing_of_an
     make: Callable[..., Workplace],
 ) -> None:
     place = make("search.expert_start=false")
-    await start(place)
-    await begin(place, 1)
-    await collect(place, 1)
-    await critique(place, 1)
-    await splice_pairs(place, 1)
+    await spliced(place)
     assert place.store.rows("select * from sample") == []
     assert "after the expert's steps" not in {stage.name for stage in tree_funnel(place, 1)}
 

@@ -27,6 +27,7 @@ from agentr_core.store.care.rewriting import compact
 from agentr_core.store.care.sizes import sizes
 from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, sample_rows
 from agentr_core.store.queries.soundness import contradictions, dangling_references
+from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import TABLES, merge
 from agentr_core.types import Instance, Message, Sample, SampleKind
 
@@ -39,11 +40,8 @@ def rows(store: Store, table: str) -> list[tuple[Any, ...]]:
 
 
 def everything(store: Store) -> Mapping[str, list[tuple[Any, ...]]]:
-    with store.reading() as con:
-        return {
-            table: con.execute(f"select * from {table} order by all").fetchall()
-            for table in (*TABLES, "schema_version")
-        }
+    with snapshot(store) as state:
+        return {table: rows(state, table) for table in (*TABLES, "schema_version")}
 
 
 def add_run(store: Store, run_id: str, *, base: str, parent: str | None = None, word: str = "") -> None:

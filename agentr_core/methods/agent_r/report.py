@@ -31,7 +31,7 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     unspliced = tuple(tally for tally in lost if tally not in died)
     stages = [
         FunnelStage(name="trees", count=made.trees),
-        *_led(place, source),
+        *([FunnelStage(name="after the expert's steps", count=made.led)] if made.led else []),
         FunnelStage(name="ended paths", count=made.paths),
         FunnelStage(name="candidate pairs", count=made.pairs, rejected=rejected_by(place, source, "pairs")),
         FunnelStage(name="judged", count=made.critiques),
@@ -43,11 +43,6 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     if place.recipe.data.use == "both+expert":
         stages.append(expert_episodes(place, iteration))
     return to_rows(place, iteration, stages)
-
-
-def _led(place: Workplace, iteration_id: str) -> tuple[FunnelStage, ...]:
-    led = funnels.led_trees(place.store, iteration_id)
-    return (FunnelStage(name="after the expert's steps", count=led),) if led else ()
 
 
 def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from agentr_core.episodes.asking import Helper
 from agentr_core.episodes.rollout import stateful
-from agentr_core.errors import ConfigError, EnvironmentFault, Transient
+from agentr_core.errors import EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, choose, lost
@@ -24,7 +24,7 @@ from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.threads import in_thread
 from agentr_core.runtime.worlds import Worlds
-from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, lacks_expert
+from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -51,8 +51,8 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
     """
     if recipe.grpo.repeats:
         stateful(env, "grpo.repeats")
-    if recipe.grpo.expert_share and lacks_expert(env, instances):
-        raise ConfigError(f"grpo.expert_share: environment {env.name} has no expert; leave it out")
+    if recipe.grpo.expert_share:
+        need_expert(env, instances, "grpo.expert_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,12 @@ from agentr_core.store.database import Store
 
 @dataclass(frozen=True, slots=True)
 class TreeCounts:
-    """The counts of what an iteration that grows trees made; `paths` are those that ended."""
+    """The counts of what an iteration that grows trees made; `led` are trees with steps of the
+    expert, `paths` those that ended.
+    """
 
     trees: int
+    led: int
     paths: int
     pairs: int
     critiques: int
@@ -32,20 +35,13 @@ class EpisodeCounts:
 def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
     """Return the counts of what an iteration made from its trees; None before it has begun."""
     rows = store.rows(
-        "select trees, (select count(*) from node n join tree t using (tree_id) where t.iteration_id = f.iteration_id "
-        "and n.stop is not null and n.node_index > 0), pairs, critiques, spliced, verified "
-        "from v_funnel f where iteration_id = ?",
+        "select trees, led, paths, pairs, critiques, spliced, verified from v_funnel f, (select "
+        "count(distinct tree_id) filter (n.duplicates = 0) as led, "
+        "count(*) filter (n.stop is not null and n.node_index > 0) as paths "
+        "from node n join tree t using (tree_id) where t.iteration_id = $1) where f.iteration_id = $1",
         iteration_id,
     )
     return next((TreeCounts(*row) for row in rows), None)
-
-
-def led_trees(store: Store, iteration_id: str) -> int:
-    """Return how many trees of an iteration have steps of the expert."""
-    return store.count(
-        "select count(distinct tree_id) from node join tree using (tree_id) where iteration_id = ? and duplicates = 0",
-        iteration_id,
-    )
 
 
 def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCounts:

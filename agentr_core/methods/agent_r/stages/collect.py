@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from agentr_core.errors import ConfigError, DataFault
+from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.demonstrate import lacks_expert
+from agentr_core.stages.demonstrate import need_expert
 from agentr_core.store import Store, codec
 from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_alike, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
@@ -28,8 +28,8 @@ VERSION = 1
 def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` when trees should go on after the steps of an expert that is missing."""
     search = recipe.in_world(instances[0].environment).search
-    if search.expert_start and lacks_expert(env, instances):
-        raise ConfigError(f"search.expert_start: environment {env.name} has no expert; leave it out")
+    if search.expert_start:
+        need_expert(env, instances, "search.expert_start")
 
 
 def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
