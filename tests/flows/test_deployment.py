@@ -19,22 +19,22 @@ from tasks.wiring import RunRef
 
 @pytest.mark.slow
 def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, served_env: dict[str, str]) -> None:
-    recipe = write_recipe(tmp_path, door_model)
+    # Other tests run flows on this server, too; artifacts are named after recipe and run.
+    recipe = write_recipe(tmp_path, door_model, name="deployed")
     api = served_env["PREFECT_API_URL"]
     with started("serve", recipe, env=served_env) as serving:
-        wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["door"]}}})
-        command = [PREFECT, "deployment", "run", "flywheel/door", "-p", "iterations=1", "--watch"]
+        wait_for(f"{api}/deployments/filter", {"deployments": {"name": {"any_": ["deployed"]}}})
+        command = [PREFECT, "deployment", "run", "flywheel/deployed", "-p", "iterations=1", "--watch"]
         with launched(command, env=served_env) as asked:
             out, err = asked.communicate(timeout=PATIENCE)
         assert serving.poll() is None
-    # Other tests run flows on this server, too.
-    asked_for = {"deployments": {"name": {"any_": ["door"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
+    asked_for = {"deployments": {"name": {"any_": ["deployed"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
     (flow_run,) = wait_for(f"{api}/flow_runs/filter", asked_for)
 
     assert asked.returncode == 0, out + err
     assert flow_run["state_name"] == "Completed"
     (report,) = (tmp_path / "runs" / "reports").glob("*/iteration-01.html")
-    name = f"door-{report.parent.name[:8]}"
+    name = f"deployed-{report.parent.name[:8]}"
     artifacts = wait_for(f"{api}/artifacts/filter", {"artifacts": {"key": {"like_": name}}})
     texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
     assert "iteration 1" in texts[f"scores-{name}"]

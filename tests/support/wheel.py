@@ -24,7 +24,7 @@ PATIENCE = 600.0
 machine is.
 """
 RECIPE = """\
-name: door
+name: {name}
 workspace: {workspace}
 iterations: 1
 environment: {{name: door}}
@@ -48,10 +48,10 @@ evaluation:
 """
 
 
-def write_recipe(folder: Path, model: Path, *, workspace: str = "runs") -> Path:
+def write_recipe(folder: Path, model: Path, *, workspace: str = "runs", name: str = "door") -> Path:
     """Write the recipe of the door into a folder; its workspace lies there, too."""
     file = folder / "door.yaml"
-    file.write_text(RECIPE.format(workspace=folder / workspace, model=model), encoding="utf-8")
+    file.write_text(RECIPE.format(name=name, workspace=folder / workspace, model=model), encoding="utf-8")
     return file
 
 
