@@ -97,10 +97,11 @@ contracts: $(STAMP)
 golden: $(STAMP)
 	$(BIN)/python -m pytest tests/golden --update-golden
 
+# Python compiles what it imports. To compile all that is installed takes as long as the rest of this.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 # Needs uv. constraints.txt names a version of every package, on every system, for every Python that pyproject.toml allows.
