@@ -1,10 +1,15 @@
-"""The numbered schema: its migrations, and bringing a database up to the newest one."""
+"""The numbered schema: its migrations, and bringing a database up to the newest one.
+
+Tables and columns are changed by numbered scripts, one after another. Views hold no rows: those of
+before are dropped, and `schema/views` has them as they are now.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,15 @@ import duckdb
 
 from agentr_core.errors import StoreError
 
+VIEWS = 36
+"""The number of the script of all views. Raise it above every other when one of them changes, or a
+table that they show.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One SQL script. `number` counts from 1 without gaps."""
+    """One SQL script. Numbers ascend from 1; those of scripts that only made views are free."""
 
     number: int
     name: str
@@ -26,11 +36,16 @@ class Migration:
 def available() -> tuple[Migration, ...]:
     """Return the migrations that come with this version, in order."""
     folder = resources.files("agentr_core.store").joinpath("schema")
+    tables = [
+        Migration(number=int(name.split("_", 1)[0]), name=name, sql=sql) for name, sql in _scripts(folder).items()
+    ]
+    views = Migration(number=VIEWS, name="views", sql="\n".join(_scripts(folder / "views").values()))
+    return tuple(sorted([*tables, views], key=lambda migration: migration.number))
+
+
+def _scripts(folder: Traversable) -> dict[str, str]:
     files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
-    return tuple(
-        Migration(number=int(file.name.split("_", 1)[0]), name=file.name, sql=file.read_text(encoding="utf-8"))
-        for file in sorted(files, key=lambda file: file.name)
-    )
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
 
 
 def version(con: Any, path: Path) -> int:
@@ -78,11 +93,13 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
     if check(con, path, migrations[-1].number):
         return
     current = version(con, path)
-    for migration in migrations[current:]:
+    for migration in (one for one in migrations if one.number > current):
         con.begin()
         try:
             if migration.number == 1:
                 con.execute(_VERSION_TABLE)
+            if migration.number == VIEWS:
+                _drop_views(con)
             con.execute(migration.sql)
             con.execute("insert into schema_version (version, name) values (?, ?)", [migration.number, migration.name])
         except BaseException:
@@ -91,6 +108,14 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
         con.commit()
     # Opened by a program other than agentr, DuckDB cannot replay all changes of a table from a log.
     con.execute("checkpoint")
+
+
+def _drop_views(con: Any) -> None:
+    found = con.execute(
+        "select view_name from duckdb_views() where database_name = current_database() and not internal"
+    ).fetchall()
+    for (view,) in found:
+        con.execute(f"drop view {view}")
 
 
 _VERSION_TABLE = """

@@ -41,9 +41,7 @@ class Reference(NamedTuple):
 
 
 def relations(store: Store) -> list[Relation]:
-    """Return tables, then views, each in the order of their names; views kept only from an earlier
-    migration are left out.
-    """
+    """Return tables, then views, each in the order of their names."""
     found: dict[tuple[bool, str, str], list[Column]] = {}
     for view, name, about, column, kind, key, what in store.rows(_COLUMNS):
         found.setdefault((view, name, about), []).append(Column(column, kind, key, what or ""))
@@ -52,18 +50,17 @@ def relations(store: Store) -> list[Relation]:
 
 def references(store: Store) -> list[Reference]:
     """Return the references between tables, as view v_orphans checks them, sorted."""
-    views = [sql for (sql,) in store.rows("select sql from duckdb_views() where starts_with(view_name, 'v_orphans')")]
+    ((view,),) = store.rows("select sql from duckdb_views() where view_name = 'v_orphans'")
     tables = {name for (name,) in store.rows("select table_name from duckdb_tables()")}
-    found = {Reference(*match) for sql in views for match in _REFERENCE.findall(sql)}
+    found = {Reference(*match) for match in _REFERENCE.findall(view)}
     return sorted(one for one in found if one.table in tables and one.to in tables)
 
 
-_COLUMNS = r"""
+_COLUMNS = """
 with relation as (
     select table_name as name, comment, false as view from duckdb_tables() where database_name = current_database()
     union all
-    select view_name, comment, true from duckdb_views()
-    where database_name = current_database() and not internal and not regexp_matches(view_name, '_\d+$')
+    select view_name, comment, true from duckdb_views() where database_name = current_database() and not internal
 ), keys as (
     select table_name, unnest(constraint_column_names) as column_name
     from duckdb_constraints() where database_name = current_database() and constraint_type = 'PRIMARY KEY'

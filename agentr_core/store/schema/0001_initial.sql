@@ -18,7 +18,6 @@ comment on table run is 'One execution of a recipe.';
 comment on column run.recipe is 'Name of the recipe.';
 comment on column run.config is 'The resolved recipe: every default filled in.';
 comment on column run.versions is 'Versions of the program and of the libraries that ran.';
-comment on column run.status is 'running, finished or failed.';
 
 create table iteration (
     iteration_id varchar primary key,
@@ -32,7 +31,6 @@ create table iteration (
 );
 comment on table iteration is 'One turn of the wheel of a run.';
 comment on column iteration.iteration is 'Counts from 1; 0 is the evaluation of the model the run starts from.';
-comment on column iteration.checkpoint_in is 'The policy that collects.';
 comment on column iteration.checkpoint_out is 'The policy that was trained, once it is.';
 
 create table instance (
@@ -154,9 +152,6 @@ create table trajectory (
     leaf integer,
     created_at timestamp not null default (now() at time zone 'UTC')
 );
-comment on table trajectory is 'The steps of one episode with its final reward. v_steps shows the steps with their texts.';
-comment on column trajectory.source is 'tree: a path of a tree; rollout: collected alone; episode: of an evaluation; splice: a splice played live; expert.';
-comment on column trajectory.success is 'The success flag of the environment.';
 
 create table step (
     trajectory_id varchar not null,
@@ -233,9 +228,7 @@ create table sample (
     created_at timestamp not null default (now() at time zone 'UTC')
 );
 comment on table sample is 'A conversation to train on. v_samples shows its messages.';
-comment on column sample.kind is 'revision, good, general, expert or judge.';
 comment on column sample.cut is 'Steps of the bad path that were kept, first error included.';
-comment on column sample.trajectory_id is 'The episode behind the sample, such as a splice played live.';
 
 create table message (
     sample_id varchar not null,
@@ -261,7 +254,6 @@ create table rejection (
     primary key (iteration_id, stage, subject, reason)
 );
 comment on table rejection is 'Something a filter turned away, and why.';
-comment on column rejection.subject is 'Id or key of what was turned away.';
 
 create table dataset (
     dataset_id varchar primary key,
@@ -305,7 +297,6 @@ create table evaluation (
     created_at timestamp not null default (now() at time zone 'UTC')
 );
 comment on table evaluation is 'One evaluation of a checkpoint on a split.';
-comment on column evaluation.name is 'revision_test starts from failed prefixes; every other name starts from the beginning.';
 
 create table episode (
     evaluation_id varchar not null,

@@ -37,13 +37,3 @@ update rejection set subject = pair.pair_id
 from pair
 where rejection.stage = 'splice' and rejection.subject = concat_ws(':', pair.tree_id, pair.good_leaf, pair.bad_leaf);
 comment on column rejection.subject is 'Id or key of what was turned away; of stage splice, the pair_id or, of a good path, tree_id:leaf.';
-
-alter view v_orphans rename to v_orphans_0014;
-comment on view v_orphans_0014 is 'Dangling references of the tables of the first 14 migrations; v_orphans has them too.';
-create view v_orphans as
-from v_orphans_0014
-union all select 'chosen_instance', 'iteration_id', iteration_id from chosen_instance anti join iteration using (iteration_id)
-union all select 'chosen_instance', 'instance_id', instance_id from chosen_instance anti join instance using (instance_id)
-union all select 'planned_rollout', 'iteration_id', iteration_id from planned_rollout anti join iteration using (iteration_id)
-union all select 'planned_rollout', 'instance_id', instance_id from planned_rollout anti join instance using (instance_id);
-comment on view v_orphans is 'Dangling references; a sound store has none.';

@@ -17,11 +17,3 @@ comment on column message_span.message is 'Position of the turn in its sample.';
 comment on column message_span.position is 'Place of the span in its turn, from 0.';
 comment on column message_span.train is 'Whether the tokens of the span carry loss; the flag of the turn says whether one of its spans does.';
 comment on column message_span.token_ids is 'The tokens as they were sampled; null for a span that was not sampled.';
-
-alter view v_orphans rename to v_orphans_0015;
-comment on view v_orphans_0015 is 'Dangling references of the tables of the first 15 migrations; v_orphans has them too.';
-create view v_orphans as
-from v_orphans_0015
-union all select 'message_span', 'message', p.sample_id || '/' || p.message from message_span p anti join message m on m.sample_id = p.sample_id and m.position = p.message
-union all select 'message_span', 'text_id', text_id from message_span p anti join text x on x.text_id = p.text_id;
-comment on view v_orphans is 'Dangling references; a sound store has none.';

@@ -28,12 +28,10 @@ create table rl_step (
 );
 comment on table rl_step is 'One step of reinforcement learning: groups are sampled, and those with contrast are trained on.';
 comment on column rl_step.step is 'From 1.';
-comment on column rl_step.reward is 'Mean reward of all episodes of the step.';
 comment on column rl_step.pass_at_1 is 'Share of successful episodes.';
 comment on column rl_step.pass_at_n is 'Share of groups with a successful episode.';
 comment on column rl_step.mixed_share is 'Share of groups with contrast, of those that were drawn.';
 comment on column rl_step.drawn_again is 'Groups drawn in place of such without contrast.';
-comment on column rl_step.episode_tokens is 'Mean sampled tokens of an episode.';
 comment on column rl_step.cut_share is 'Share of replies that their token limit cut.';
 comment on column rl_step.loss is 'Mean over the updates; null, as what follows, where no group had contrast.';
 comment on column rl_step.entropy is 'Mean entropy of the policy at a trained token, in nats.';
@@ -61,7 +59,6 @@ comment on table rl_group is 'The episodes of one instance in a step of reinforc
 comment on column rl_group.policy is 'The policy that sampled: the checkpoint in the making and the steps that it had been trained.';
 comment on column rl_group.draw is 'Times that groups without contrast had been drawn again when this one was drawn.';
 comment on column rl_group.reward is 'Mean reward.';
-comment on column rl_group.contrast is 'Whether its rewards differ; only such groups are trained on.';
 
 create table rl_rollout (
     trajectory_id varchar primary key,
@@ -74,23 +71,3 @@ create table rl_rollout (
 );
 comment on table rl_rollout is 'An episode of a group, and its advantage over the others.';
 comment on column rl_rollout.number is 'That of its group.';
-
-create view v_rl_steps as
-select r.recipe as recipe, i.run_id, i.iteration, s.* exclude (iteration_id, created_at),
-    s.sampled_tokens / nullif(s.sampling_seconds, 0) as tokens_per_second
-from rl_step s
-join iteration i using (iteration_id)
-join run r using (run_id)
-order by r.started_at, i.run_id, i.iteration, s.step;
-comment on view v_rl_steps is 'How reinforcement learning went, step by step.';
-
-alter view v_orphans rename to v_orphans_0017;
-comment on view v_orphans_0017 is 'Dangling references of the tables of the first 17 migrations; v_orphans has them too.';
-create view v_orphans as
-from v_orphans_0017
-union all select 'rl_step', 'iteration_id', iteration_id from rl_step anti join iteration using (iteration_id)
-union all select 'rl_group', 'iteration_id', iteration_id from rl_group anti join iteration using (iteration_id)
-union all select 'rl_group', 'instance_id', instance_id from rl_group anti join instance using (instance_id)
-union all select 'rl_rollout', 'number', trajectory_id from rl_rollout anti join rl_group using (iteration_id, step, number)
-union all select 'rl_rollout', 'trajectory_id', trajectory_id from rl_rollout anti join trajectory using (trajectory_id);
-comment on view v_orphans is 'Dangling references; a sound store has none.';

@@ -18,10 +18,3 @@ comment on column answered_call.key is 'What was asked for in normal form.';
 comment on column answered_call.status is 'ok, or empty: the tool found nothing.';
 comment on column answered_call.milliseconds is 'How long the provider took.';
 comment on column answered_call.output_id is 'The output as the tool gave it.';
-
-alter view v_orphans rename to v_orphans_0019;
-comment on view v_orphans_0019 is 'Dangling references of the tables of the first 19 migrations; v_orphans has them too.';
-create view v_orphans as
-from v_orphans_0019
-union all select 'answered_call', 'output_id', output_id from answered_call a anti join text t on t.text_id = a.output_id;
-comment on view v_orphans is 'Dangling references; a sound store has none.';

@@ -25,14 +25,6 @@ comment on column selection.front is 'The front of the Pareto order, from 0; nul
 comment on column selection.crowding is 'Crowding distance within the front; infinite at its ends.';
 comment on column selection.reason is 'chosen; incomplete: rollouts failed for good; alike: all right or all wrong; crowded: in the front that was cut, too close to others; dominated: in a front after it; not-drawn: others were drawn at random.';
 
-create view v_selection as
-select r.recipe, i.run_id, i.iteration, s.* exclude (iteration_id, created_at)
-from selection s
-join iteration i using (iteration_id)
-join run r using (run_id)
-order by r.started_at, i.run_id, i.iteration, s.selected desc, s.front, s.crowding desc, s.instance_id;
-comment on view v_selection is 'What each stage of the curriculum chose to train on, and why.';
-
 alter table rl_rollout add column shaped double;
 comment on column rl_rollout.shaped is 'What the episode is worth to the training, from which its advantage comes; null where that is the reward of its trajectory.';
 alter table rl_step add column shaped double;
@@ -40,21 +32,3 @@ comment on column rl_step.shaped is 'Mean of what the episodes of the step are w
 comment on column rl_group.contrast is 'Whether what its episodes are worth differs; only such groups are trained on.';
 
 comment on column answer.purpose is 'step: the step goes on with it; grade: a reward was read from it; conciseness: a vote on a finished episode.';
-
-drop view v_rl_steps;
-create view v_rl_steps as
-select r.recipe as recipe, i.run_id, i.iteration, s.* exclude (iteration_id, created_at),
-    s.sampled_tokens / nullif(s.sampling_seconds, 0) as tokens_per_second
-from rl_step s
-join iteration i using (iteration_id)
-join run r using (run_id)
-order by r.started_at, i.run_id, i.iteration, s.step;
-comment on view v_rl_steps is 'How reinforcement learning went, step by step.';
-
-alter view v_orphans rename to v_orphans_0021;
-comment on view v_orphans_0021 is 'Dangling references of the tables of the first 21 migrations; v_orphans has them too.';
-create view v_orphans as
-from v_orphans_0021
-union all select 'selection', 'iteration_id', iteration_id from selection anti join iteration using (iteration_id)
-union all select 'selection', 'instance_id', instance_id from selection anti join instance using (instance_id);
-comment on view v_orphans is 'Dangling references; a sound store has none.';
