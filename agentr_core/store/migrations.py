@@ -111,8 +111,9 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
 
 
 def _drop_views(con: Any) -> None:
+    # Names of views begin with `v_`; others are somebody's own.
     found = con.execute(
-        "select view_name from duckdb_views() where database_name = current_database() and not internal"
+        "select view_name from duckdb_views() where database_name = current_database() and starts_with(view_name, 'v_')"
     ).fetchall()
     for (view,) in found:
         con.execute(f"drop view {view}")

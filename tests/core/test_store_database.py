@@ -250,8 +250,10 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
         with Store(store.path).transaction() as con:
             con.execute("insert into text (text_id, text) values ('a', 'hello')")
             con.execute("create view v_of_before as select 1; create view v_orphans as from v_of_before")
+            con.execute("create view mine as from text")
     assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
     assert not store.count("select count(*) from duckdb_views() where view_name = 'v_of_before'")
+    assert store.count("select count(*) from mine") == 1
     numbers = [migration.number for migration in migrations.available()]
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
     assert numbers == sorted(set(numbers))
