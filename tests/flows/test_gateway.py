@@ -39,14 +39,14 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
         f"workspace={tmp_path / 'runs'}",
         f"environment.options.url={address}",
         "environment.options.patience_s=8",
-        "instances.train_limit=6",
-        "instances.test_limit=3",
+        "instances.train_limit=4",
+        "instances.test_limit=2",
         "eto.explore.samples=2",
         "eto.explore.temperature=0.2",
         # What is won is won in two steps.
         "eto.explore.max_steps=6",
         "evaluation.max_steps=6",
-        "training.max_tokens=500",
+        "training.max_tokens=100",
         # Each further process imports torch anew, and here there is little for it to do.
         "training.launch=null",
         "model.workers=1",
@@ -86,7 +86,7 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
 
     events = store.query("select distinct class, level from event").values.tolist()
     assert ["EnvironmentTimeout", "warning"] in events
-    assert number(ROLLOUTS) == 12
+    assert number(ROLLOUTS) == 8
     sampled = "step s join generation g on g.owner_id = s.trajectory_id and g.position = s.position"
     assert number(f"{sampled} where len(g.token_ids) > 0") == number("step")
     assert 0 < number(f"{ROLLOUTS} and success") == number("sample where kind = 'good'")

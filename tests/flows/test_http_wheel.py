@@ -127,11 +127,11 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
         f"environment.options.url=http://127.0.0.1:{port}",
         f"environment.options.patience_s={PATIENCE}",
         "instances.train_limit=4",
-        "instances.test_limit=4",
+        "instances.test_limit=3",
         "search.dives=2",
-        "search.width=3",
-        "search.depth=5",
-        "training.max_tokens=200",
+        "search.width=2",
+        "search.depth=3",
+        "training.max_tokens=100",
         "evaluation.max_steps=3",
         "evaluation.revision_test.max_steps=2",
         # Few at a time, so that the server goes away under some with others still to come.
@@ -161,7 +161,7 @@ def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     assert "Traceback" not in "".join(capfd.readouterr())
 
     assert store.query("select status from run")["status"].tolist() == ["finished"]
-    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [4, 4]
+    assert store.query("select episodes from v_iterations order by iteration")["episodes"].tolist() == [3, 3]
     assert store.query("select count(*) n from tree where finished")["n"].tolist() == [4]
     events = store.query("select distinct class, level from event order by 1").values.tolist()
     assert ["TreeBegunAnew", "warning"] in events

@@ -55,8 +55,8 @@ def recipe(teacher: Served, student: Path, tmp_path: Path, monkeypatch: pytest.M
             "iterations": 2,
             "model": {"path": str(student), "device": "cpu", "max_batch": 16},
             "models": {"teacher": {"backend": "openai", "server": served}} if taught else {},
-            "instances": {"train_limit": 4, "test_limit": 2},
-            "search": {"dives": 3, "width": 2, "depth": 8, "max_new_tokens": 48},
+            "instances": {"train_limit": 2, "test_limit": 1},
+            "search": {"dives": 2, "width": 2, "depth": 6, "max_new_tokens": 48},
             "pairs": {"alpha": [0.5]},
             "data": {"use": "good", "max_length": 0},
             "training": {"per_device_train_batch_size": 4},
@@ -159,7 +159,7 @@ async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_
     recipe: Callable[..., Recipe], teacher: Served, student: Path
 ) -> None:
     """Its episodes become samples of rejection sampling."""
-    explore = "{greedy: true, samples: 1, max_steps: 12, max_new_tokens: 48}"
+    explore = "{greedy: true, samples: 1, max_steps: 6, max_new_tokens: 48}"
     plain = ("method=eto", "eto.phases=[rft]", f"eto.explore={explore}")
     made = recipe(*plain, eto=True)
     check(made)
