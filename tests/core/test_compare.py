@@ -197,14 +197,16 @@ def pools(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> dic
 
 @pytest.fixture
 def collected(pools: dict[str, Site], tmp_path: Path) -> Callable[..., Site]:
-    """Return a maker of sites whose pool, of all arms or of `good`, is made: copies of their
-    own.
+    """Return a maker of sites whose pool, of all arms or of `good`, is made: copies of their own.
+    A comparison with other `arms` that need no more of the pool is the same one.
     """
 
-    def copied(arms: str = "all") -> Site:
-        made = pools[arms]
+    def copied(pool: str = "all", *, arms: dict[str, list[str]] | None = None) -> Site:
+        made = pools[pool]
         shutil.copytree(made.root, tmp_path / "runs")
-        one = Site(tmp_path / "runs", made.pool.recipe)
+        wanted = made.pool.recipe
+        one = Site(tmp_path / "runs", wanted if arms is None else recipe(arms=arms, model=Path(wanted.model.path)))
+        assert one.pool.run_id == made.pool.run_id
         one.asked = made.asked
         return one
 
@@ -253,10 +255,10 @@ async def test_all_arms_are_made_of_one_pool_and_of_nothing_else(collected: Call
 
 @pytest.mark.slow
 async def test_a_control_has_the_prefixes_of_one_instance_and_the_suffixes_of_another(
-    site: Callable[..., Site],
+    collected: Callable[..., Site],
 ) -> None:
     arms = {"revision": ["data.use=revision"], "control": ["data.use=revision", "data.suffixes=exchanged"]}
-    one = await site(arms=arms).collected()
+    one = collected(arms=arms)
     real, control = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
     _, made = await one.built(real)
     _, exchanged = await one.built(control)
@@ -300,12 +302,12 @@ async def test_what_an_arm_was_trained_on_is_settled_in_the_pool(collected: Call
 
 
 @pytest.mark.slow
-async def test_arms_with_other_splices_take_them_from_the_same_trees(site: Callable[..., Site]) -> None:
+async def test_arms_with_other_splices_take_them_from_the_same_trees(collected: Callable[..., Site]) -> None:
     arms = {
         "revision": ["data.use=revision"],
         "direct": ["data.use=revision", "splice.mode=direct", "splice.impossible=keep"],
     }
-    one = await site(arms=arms).collected()
+    one = collected(arms=arms)
     revision, direct = (arm for arm in arms_of(one.pool.recipe, one.pool.run_id) if arm.seed == 5)
     assert revision.samples is None
     asked = one.asked
@@ -363,9 +365,9 @@ async def test_samples_are_made_of_no_tree_that_the_pool_has_lost(site: Callable
 
 
 @pytest.mark.slow
-async def test_trees_that_an_arm_spliced_anew_are_settled(site: Callable[..., Site]) -> None:
+async def test_trees_that_an_arm_spliced_anew_are_settled(collected: Callable[..., Site]) -> None:
     arms = {"best": ["data.use=good", "pairs.alpha=[1.0]"]}
-    one = await site(arms=arms).collected()
+    one = collected("good", arms=arms)
     assert [stage.name for stage in one.pool.plan(1).stages] == ["collect"]
     arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
     await one.spliced(arm)
@@ -410,8 +412,9 @@ async def test_arms_stay_in_the_order_of_the_recipe(site: Callable[..., Site]) -
 
 
 @pytest.mark.slow
-async def test_the_report_has_every_arm_and_seed_that_is_evaluated(site: Callable[..., Site]) -> None:
-    one = await site(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]}).collected()
+async def test_the_report_has_every_arm_and_seed_that_is_evaluated(collected: Callable[..., Site]) -> None:
+    one = collected(arms={"good": ["data.use=good"], "eto": ["data.use=preferences"]})
+    await start(one.pool)
     good, again, eto, _ = arms_of(one.pool.recipe, one.pool.run_id)
     assert [arm.runs for arm in one.report().arms] == [(), ()]
     for arm in (good, again, eto):
