@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--output", type=Path, default=Path("bench.jsonl"))
     parser.add_argument("--trees", type=int, help="trees of the collection (80; quick: 2)")
-    parser.add_argument("--steps", type=int, help="steps of the synthetic store (10,000,000; quick: 20,000)")
+    parser.add_argument("--steps", type=int, help="steps of the synthetic store (10,000,000; quick: 2,000)")
     parser.add_argument("--many-trees", type=int, help="trees of the larger run of `memory` (10,000; quick: 20)")
     options = parser.parse_args()
     clock: Clock = time.perf_counter
@@ -72,7 +72,7 @@ def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Me
 
 def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     ingest = 2_000 if options.quick else 100_000
-    stored = options.steps or (20_000 if options.quick else 10_000_000)
+    stored = options.steps or (2_000 if options.quick else 10_000_000)
     return storage.measure(folder, ingest=ingest, stored=stored, clock=clock)
 
 
@@ -91,7 +91,7 @@ def _retrieval(options: argparse.Namespace, folder: Path, clock: Clock) -> list[
 
 
 def _viewer(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    return viewing.measure(folder, steps=options.steps or (20_000 if options.quick else 1_000_000), clock=clock)
+    return viewing.measure(folder, steps=options.steps or (2_000 if options.quick else 1_000_000), clock=clock)
 
 
 BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]] = {
