@@ -20,7 +20,7 @@ def render_markdown(report: IterationReport) -> str:
     """Return a report as Markdown; texts from models stand in fenced blocks that they cannot
     close.
     """
-    roles = "".join(f" · {escape(role.name)}: {escape(role.text)}" for role in report.roles)
+    roles = "".join(f" · {escape(role)}: {escape(model)}" for role, model in report.roles.items())
     head = (
         f"# {escape(report.recipe_name)}, {wording.iteration(report.iteration)}\n\n"
         f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)}{roles} · "

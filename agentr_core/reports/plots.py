@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from agentr_core.reports import wording
-from agentr_core.reports.records import BASE, Estimate, IterationScore, Tally
+from agentr_core.reports.records import BASE, Counts, Estimate, IterationScore
 
 _WIDTH = 440.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 12.0, 18.0, 26.0
@@ -113,44 +113,31 @@ def mark(place: int) -> str:
 
 def histogram(counts: Mapping[int, int], spoken: str) -> str:
     """Return a histogram of whole numbers from their counts; the tail shares the last bar."""
-    height = 150.0
-    capped: dict[int, int] = {}
+    capped = Counter[int]()
     for value, count in counts.items():
-        capped[min(value, _LONGEST)] = capped.get(min(value, _LONGEST), 0) + count
-    first, last = min(capped), max(capped)
-    most = max(*capped.values(), 1)
-    # A bar is never wider than a tenth of the drawing: three lengths should not look like three
-    # walls.
-    slot = min((_WIDTH - 2 * _RIGHT) / (last - first + 1), _WIDTH / 10)
-    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{value}: {capped[value]}" for value in sorted(capped)))
-    floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
-    for value in range(first, last + 1):
-        number = capped.get(value, 0)
-        x, tall = _RIGHT + slot * (value - first), room * number / most
-        box = {"x": _at(x + slot * 0.12), "y": _at(floor - tall), "width": _at(slot * 0.76), "height": _at(tall)}
-        ET.SubElement(svg, "rect", {"class": "bar", **box})
-        if number:
-            _text(svg, x + slot / 2, floor - tall - 4, str(number), "middle", "number")
-        tail = "+" if value == _LONGEST and max(counts) > _LONGEST else ""
-        _text(svg, x + slot / 2, height - 9, f"{value}{tail}", "middle", "tick")
-    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * (last - first + 1), floor)
-    return _markup(svg)
+        capped[min(value, _LONGEST)] += count
+    last = f"{_LONGEST}+" if max(counts) > _LONGEST else str(_LONGEST)
+    values = range(min(capped), max(capped) + 1)
+    return bars({last if value == _LONGEST else str(value): capped[value] for value in values}, spoken)
 
 
-def bars(items: Sequence[Tally], spoken: str) -> str:
+def bars(found: Counts, spoken: str) -> str:
     """Return counts as named bars side by side."""
     height = 150.0
-    most = max([1, *(item.count for item in items)])
-    slot = min((_WIDTH - 2 * _RIGHT) / len(items), _WIDTH / 10)
-    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{item.name}: {item.count}" for item in items))
+    most = max([1, *found.values()])
+    # A bar is never wider than a tenth of the drawing: three lengths should not look like three
+    # walls.
+    slot = min((_WIDTH - 2 * _RIGHT) / len(found), _WIDTH / 10)
+    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{name}: {count}" for name, count in found.items()))
     floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
-    for place, item in enumerate(items):
-        x, tall = _RIGHT + slot * place, room * item.count / most
+    for place, (name, count) in enumerate(found.items()):
+        x, tall = _RIGHT + slot * place, room * count / most
         box = {"x": _at(x + slot * 0.12), "y": _at(floor - tall), "width": _at(slot * 0.76), "height": _at(tall)}
         ET.SubElement(svg, "rect", {"class": "bar", **box})
-        _text(svg, x + slot / 2, floor - tall - 4, str(item.count), "middle", "number")
-        _text(svg, x + slot / 2, height - 9, item.name, "middle", "tick")
-    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * len(items), floor)
+        if count:
+            _text(svg, x + slot / 2, floor - tall - 4, str(count), "middle", "number")
+        _text(svg, x + slot / 2, height - 9, name, "middle", "tick")
+    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * len(found), floor)
     return _markup(svg)
 
 

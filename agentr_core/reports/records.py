@@ -9,14 +9,16 @@ is None, or an empty tuple, and its section of the report says so in one line.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agentr_core.reports.document import Section
 
 BASE = 0
 """The iteration number of the model before any training."""
+Counts = Mapping[str, int]
+"""Counts by what was counted, in the order in which they are shown: slugs or names of classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +37,6 @@ class Estimate:
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.value, self.low, self.high))):
             raise ValueError(f"{self} is not finite: leave the estimate out (None) where nothing was measured")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """A count and what was counted. `name` is a slug or a class name."""
-
-    name: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedText:
-    """A name and its value: a package and its version, an artefact and its hash."""
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,25 +146,7 @@ class FunnelStage:
 
     name: str
     count: int
-    rejected: tuple[Tally, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldData:
-    """The counts of what an iteration made in one of several worlds, by kind; the same kinds in
-    every world.
-    """
-
-    world: str
-    made: tuple[Tally, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSpent:
-    """Wall-clock seconds of one activity: generate, environment, train, store, other."""
-
-    activity: str
-    seconds: float
+    rejected: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +187,7 @@ class TokenCounts:
 
     prompt: int
     completion: int
-    trained: tuple[Tally, ...] = ()
+    trained: Counts = field(default_factory=dict)
     in_training: int = 0
     """Tokens that carried loss in training, counted anew in each pass over the dataset; 0 before
     the training has ended.
@@ -230,7 +198,7 @@ class TokenCounts:
     @property
     def all_trained(self) -> int:
         """Tokens that carried loss in training or, before it has ended, in one pass."""
-        return self.in_training or sum(item.count for item in self.trained)
+        return self.in_training or sum(self.trained.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +226,7 @@ class ErrorRecord:
     stopped, faults of the machinery.
     """
 
-    refused: tuple[Tally, ...] = ()
+    refused: Counts = field(default_factory=dict)
     stops: tuple[StopCount, ...] = ()
     faults: tuple[FaultCount, ...] = ()
 
@@ -278,8 +246,8 @@ class IterationReport:
     date: str
     environment: str
     model: str
-    roles: tuple[NamedText, ...] = ()
-    """Models that took over a role from the acting one: role and model."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Models that took over a role from the acting one, by role."""
     scores: tuple[IterationScore, ...] = ()
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None
@@ -289,11 +257,12 @@ class IterationReport:
     """None if the run goes on with the last model."""
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
-    worlds: tuple[WorldData, ...] = ()
-    """The counts of what was made in each world; empty if the recipe has one world."""
+    worlds: Mapping[str, Counts] = field(default_factory=dict)
+    """What was made in each world, by kind; empty if the recipe has one world."""
     data: tuple[Section, ...] = ()
     """The method's sections about the data of the iteration, placed after the funnel."""
-    time: tuple[TimeSpent, ...] = ()
+    time: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds by activity: generate, environment, train, store, other."""
     tokens: TokenCounts | None = None
     errors: ErrorRecord | None = None
     samples: tuple[Section, ...] = ()
@@ -301,12 +270,12 @@ class IterationReport:
     run: tuple[Section, ...] = ()
     """The method's sections on the page of the whole run, up to this iteration."""
     recipe_yaml: str = ""
-    versions: tuple[NamedText, ...] = ()
-    hashes: tuple[NamedText, ...] = ()
-    """Expected names: checkpoint, parent, dataset, weights, store."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """Of the checkpoint, its parent, the dataset, the weights and the store, by these names."""
     viewer: str = ""
     """Where `agentr view` shows the workspace; empty for a page without links there."""
-    rows: tuple[Tally, ...] = ()
+    rows: Counts = field(default_factory=dict)
     """The number of rows of the iteration in each list of the viewer."""
 
     def score(self, iteration: int) -> IterationScore | None:

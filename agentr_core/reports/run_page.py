@@ -105,9 +105,9 @@ def _funnel(title: str, reports: Sequence[IterationReport]) -> Table:
 
 
 def _rejected(stages: Sequence[FunnelStage]) -> Iterator[Row]:
-    counts = [{reason.name: reason.count for reason in stage.rejected} for stage in stages]
-    for name in dict.fromkeys(name for found in counts for name in found):
-        cells = (f"{wording.MINUS}{wording.count(found[name])}" if name in found else None for found in counts)
+    for name in dict.fromkeys(name for stage in stages for name in stage.rejected):
+        counts = (stage.rejected.get(name) for stage in stages)
+        cells = (None if count is None else f"{wording.MINUS}{wording.count(count)}" for count in counts)
         yield Row((wording.label(name), *cells), "minor")
 
 
@@ -125,9 +125,8 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
 
 
 def _times(reports: Sequence[IterationReport]) -> Table:
-    parts = tuple(dict.fromkeys(one.activity for report in reports for one in report.time))
-    seconds = [{one.activity: one.seconds for one in report.time} for report in reports]
-    spent = [[sum(one.values()), *(one.get(part, 0.0) for part in parts)] for one in seconds]
+    parts = tuple(dict.fromkeys(part for report in reports for part in report.time))
+    spent = [[sum(one.time.values()), *(one.time.get(part, 0.0) for part in parts)] for one in reports]
     return _by_iteration(reports, ("Time", *map(str.capitalize, parts)), spent, (wording.duration,) * (1 + len(parts)))
 
 
@@ -173,19 +172,18 @@ def _bills(report: IterationReport) -> Sequence[Bill]:
 def _pages(reports: Sequence[IterationReport]) -> Section:
     """Return links to the page of each iteration and to the lists of the viewer."""
     last = reports[-1]
-    names = tuple(dict.fromkeys(one.name for report in reports for one in report.rows)) if last.viewer else ()
+    names = tuple(dict.fromkeys(name for report in reports for name in report.rows)) if last.viewer else ()
     scores = {score.iteration: score for report in reports for score in report.scores}
     rows = []
     for report in reports:
         score = scores.get(report.iteration)
-        counts = {one.name: one.count for one in report.rows}
         rows.append(
             Row(
                 (
                     Link(wording.iteration(report.iteration), f"iteration-{report.iteration:02d}.html"),
                     report.date,
                     None if score is None else _measured(score.success),
-                    *(_listed(report, name, counts.get(name, 0)) for name in names),
+                    *(_listed(report, name, report.rows.get(name, 0)) for name in names),
                 )
             )
         )

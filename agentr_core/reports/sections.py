@@ -180,10 +180,10 @@ def _data_by_world(report: IterationReport) -> Section:
 
 def _time(report: IterationReport) -> Section:
     title = "Where time went"
-    total = sum(item.seconds for item in report.time)
+    total = sum(report.time.values())
     if total <= 0:
         return not_measured("time", title, "no timings were recorded")
-    parts = tuple(Part(wording.label(item.activity), item.seconds / total) for item in report.time)
+    parts = tuple(Part(wording.label(name), seconds / total) for name, seconds in report.time.items())
     note = "Waits for the environment count while no reply is generated. Times of several workers are summed."
     return Section("time", title, (Stack(parts), tables.time(report.time)), note)
 
@@ -214,7 +214,7 @@ def _errors(report: IterationReport) -> Section:
 
 def _error_blocks(record: ErrorRecord) -> Iterator[Block]:
     if record.refused:
-        yield tables.tallies("Refused action, by the environment's first words", "Steps", record.refused)
+        yield tables.counts("Refused action, by the environment's first words", "Steps", record.refused)
     else:
         yield Paragraph("No collected action was refused, or the environment does not tell.")
     if record.stops:

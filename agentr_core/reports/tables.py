@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Bar, Cell, Column, Row, Table
 from agentr_core.reports.records import (
     Bill,
+    Counts,
     CutCount,
     ErrorRecord,
     FunnelStage,
-    NamedText,
-    Tally,
-    TimeSpent,
     TokenCounts,
-    WorldData,
 )
 
 
@@ -30,25 +27,19 @@ def funnel(stages: Sequence[FunnelStage]) -> Table:
         cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), _ratio(stage.count, before))
         rows.append(Row((*cells, Bar(wording.share(stage.count, most) or 0.0)), "strong"))
         rows += [
-            Row((wording.label(reason.name), f"{wording.MINUS}{wording.count(reason.count)}", "", None), "minor")
-            for reason in by_count(stage.rejected)
+            Row((wording.label(reason), f"{wording.MINUS}{wording.count(count)}", "", None), "minor")
+            for reason, count in by_count(stage.rejected).items()
         ]
         before = stage.count
     return Table((Column("Stage", "text"), Column("Count"), Column("Of stage before"), Column("", "bar")), tuple(rows))
 
 
-def time(spent: Sequence[TimeSpent]) -> Table:
+def time(spent: Mapping[str, float]) -> Table:
     """Return time and share of each activity, and their total."""
-    total = sum(item.seconds for item in spent)
+    total = sum(spent.values())
     rows = [
-        Row(
-            (
-                wording.label(item.activity),
-                wording.duration(item.seconds),
-                wording.percent(wording.share(item.seconds, total)),
-            )
-        )
-        for item in spent
+        Row((wording.label(name), wording.duration(seconds), wording.percent(wording.share(seconds, total))))
+        for name, seconds in spent.items()
     ]
     rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
     return Table((Column("Activity", "text"), Column("Time"), Column("Share %")), tuple(rows))
@@ -58,7 +49,7 @@ def tokens(counts: TokenCounts) -> Table:
     """Return tokens read, written, and trained by class; where training took another number than
     one pass over the dataset has, that of the pass by class, and that of training.
     """
-    trained = sum(item.count for item in counts.trained)
+    trained = sum(counts.trained.values())
     whole = counts.all_trained == trained
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
@@ -73,11 +64,8 @@ def tokens(counts: TokenCounts) -> Table:
         ),
     ]
     rows += [
-        Row(
-            (wording.label(item.name), wording.count(item.count), wording.percent(wording.share(item.count, trained))),
-            "minor",
-        )
-        for item in counts.trained
+        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, trained))), "minor")
+        for name, count in counts.trained.items()
     ]
     if not whole:
         rows.append(Row(("trained (with loss)", wording.count(counts.all_trained), ""), "strong"))
@@ -155,26 +143,26 @@ def faults(record: ErrorRecord) -> Table:
     return Table(columns, tuple(rows))
 
 
-def tallies(title: str, unit: str, items: Sequence[Tally], whole: int | None = None) -> Table:
+def counts(title: str, unit: str, found: Counts, whole: int | None = None) -> Table:
     """Return counts with their share of the whole (by default their sum) as numbers and bars."""
-    total = sum(item.count for item in items) if whole is None else whole
+    total = sum(found.values()) if whole is None else whole
     rows = (
         Row(
             (
-                wording.label(item.name),
-                wording.count(item.count),
-                wording.percent(wording.share(item.count, total)),
-                Bar(wording.share(item.count, total) or 0.0),
+                wording.label(name),
+                wording.count(count),
+                wording.percent(wording.share(count, total)),
+                Bar(wording.share(count, total) or 0.0),
             )
         )
-        for item in items
+        for name, count in found.items()
     )
     return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
 
 
-def named(title: str, items: Iterable[NamedText]) -> Table:
+def named(title: str, values: Mapping[str, str]) -> Table:
     """Return names with their values as code."""
-    return Table((Column(title, "text"), Column("", "code")), tuple(Row((item.name, item.text)) for item in items))
+    return Table((Column(title, "text"), Column("", "code")), tuple(map(Row, values.items())))
 
 
 def _ratio(count: int, before: int | None) -> str:
@@ -183,17 +171,16 @@ def _ratio(count: int, before: int | None) -> str:
     return f"{wording.TIMES}{count / before:.1f}" if count > before else f"{100 * count / before:.1f}%"
 
 
-def by_count(items: Iterable[Tally]) -> list[Tally]:
+def by_count(found: Counts) -> dict[str, int]:
     """Return counts, the largest first."""
-    return sorted(items, key=lambda item: (-item.count, item.name))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def worlds(data: Sequence[WorldData]) -> Table:
+def worlds(data: Mapping[str, Counts]) -> Table:
     """Return what was made in each world, and in all of them; kinds without any are left out."""
-    kinds = list(dict.fromkeys(tally.name for world in data for tally in world.made if tally.count))
-    rows = [(world.world, {tally.name: tally.count for tally in world.made}) for world in data]
-    rows.append(("all", {kind: sum(counts.get(kind, 0) for _, counts in rows) for kind in kinds}))
+    kinds = dict.fromkeys(kind for made in data.values() for kind, count in made.items() if count)
+    rows = [*data.items(), ("all", {kind: sum(made.get(kind, 0) for made in data.values()) for kind in kinds})]
     return Table(
         (Column("World", "text"), *(Column(wording.label(kind)) for kind in kinds)),
-        tuple(Row((name, *(wording.count(counts.get(kind, 0)) for kind in kinds))) for name, counts in rows),
+        tuple(Row((name, *(wording.count(made.get(kind, 0)) for kind in kinds))) for name, made in rows),
     )

@@ -16,19 +16,14 @@ from agentr_core.reports.records import (
     ErrorRecord,
     FaultCount,
     IterationReport,
-    NamedText,
     Promoted,
     StopCount,
-    Tally,
-    TimeSpent,
     TokenCounts,
-    WorldData,
 )
 from agentr_core.runtime.description import Position
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.report_costs import bills
-from agentr_core.stages.report_funnels import tallies
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries import outcomes, usage
 from agentr_core.store.queries.datasets import dataset_of
@@ -86,7 +81,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         time=_time(place, iteration),
         tokens=_tokens(place, iteration),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
-        versions=_versions(place),
+        versions=run_versions(place.store, place.run_id),
         viewer=viewer,
         rows=_rows(place, iteration),
     )
@@ -110,13 +105,13 @@ def _linked(section: Section, viewer: str) -> Section:
     return replace(section, blocks=tuple(blocks))
 
 
-def _rows(place: Workplace, iteration: int) -> tuple[Tally, ...]:
+def _rows(place: Workplace, iteration: int) -> dict[str, int]:
     """Return how many rows each list of the viewer has for an iteration."""
     for line in iteration_lines(place.store, place.run_id):
         if line.iteration == iteration:
             counts = {name: getattr(line, name) for name in _LISTS}
-            return tuple(Tally(name=name, count=count) for name, count in counts.items() if count)
-    return ()
+            return {name: count for name, count in counts.items() if count}
+    return {}
 
 
 def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:
@@ -136,9 +131,9 @@ def promoted(place: Workplace, iteration: int) -> Promoted | None:
     return Promoted(iteration=found.iteration, development=found.development, success=found.success)
 
 
-def roles(recipe: Recipe) -> tuple[NamedText, ...]:
+def roles(recipe: Recipe) -> dict[str, str]:
     """Return the models of the roles, other than the actor, that have their own, by role."""
-    return tuple(NamedText(name=r, text=model.label) for r, model in recipe.own_models().items() if r != "actor")
+    return {role: model.label for role, model in recipe.own_models().items() if role != "actor"}
 
 
 def finished_at(place: Workplace, iteration: int) -> str:
@@ -148,18 +143,18 @@ def finished_at(place: Workplace, iteration: int) -> str:
     return wording.moment(ended or datetime.now(UTC))
 
 
-def _worlds(place: Workplace, iteration: int) -> tuple[WorldData, ...]:
+def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:
     """Return what each of several worlds contributed to the training data."""
     if not place.recipe.environments:
-        return ()
+        return {}
     made = made_by_world(place.store, place.source_id(iteration), place.iteration_id(iteration))
-    return tuple(WorldData(world=name, made=tallies(made.get(name, {}))) for name in place.recipe.environments)
+    return {name: made.get(name, {}) for name in place.recipe.environments}
 
 
-def _time(place: Workplace, iteration: int) -> tuple[TimeSpent, ...]:
+def _time(place: Workplace, iteration: int) -> dict[str, float]:
     seconds = usage.seconds_by_part(place.store, place.iteration_id(iteration))
     order = ("generate", "environment", "train", "store", "other")
-    return tuple(TimeSpent(activity=part, seconds=seconds[part]) for part in order if part in seconds)
+    return {part: seconds[part] for part in order if part in seconds}
 
 
 def _tokens(place: Workplace, iteration: int) -> TokenCounts:
@@ -171,7 +166,7 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
     return TokenCounts(
         prompt=used.prompt,
         completion=used.completion,
-        trained=tuple(Tally(name=name, count=count) for name, count in sorted(trained.items())),
+        trained=dict(sorted(trained.items())),
         in_training=usage.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
         cut=_cut(place, iteration),
         bills=bills(place, iteration),
@@ -193,7 +188,7 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     evaluated = outcomes.evaluated_stops(place.store, evaluations)
     refused = outcomes.refusals(place.store, iteration_id, limit=8)
     return ErrorRecord(
-        refused=tuple(Tally(name=opening or "(nothing)", count=count) for opening, count in refused.items()),
+        refused={opening or "(nothing)": count for opening, count in refused.items()},
         stops=tuple(
             StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
             for reason in sorted(collected.keys() | evaluated.keys())
@@ -205,18 +200,14 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     )
 
 
-def _versions(place: Workplace) -> tuple[NamedText, ...]:
-    return tuple(NamedText(name=name, text=text) for name, text in run_versions(place.store, place.run_id).items())
-
-
-def _hashes(place: Workplace, iteration: int) -> tuple[NamedText, ...]:
+def _hashes(place: Workplace, iteration: int) -> dict[str, str]:
     made = checkpoint_made(place.store, place.iteration_id(iteration))
     if made is None or made.parent_id is None:
-        return ()
+        return {}
     hashes = {
         "checkpoint": made.checkpoint_id,
         "parent": made.parent_id,
         "dataset": made.dataset_hash,
         "weights": made.weights_sha256,
     }
-    return tuple(NamedText(name=name, text=text) for name, text in hashes.items() if text)
+    return {name: text for name, text in hashes.items() if text}

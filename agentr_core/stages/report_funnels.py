@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from agentr_core.reports.records import FunnelStage, Tally
+from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries import funnels
 
@@ -32,13 +32,8 @@ def to_rows(place: Workplace, iteration: int, made: Sequence[FunnelStage]) -> tu
     )
 
 
-def rejected_by(place: Workplace, iteration_id: str, stage: str) -> tuple[Tally, ...]:
+def rejected_by(place: Workplace, iteration_id: str, stage: str) -> dict[str, int]:
     """Return how many candidates a stage rejected in an iteration, by reason, the most frequent
     first.
     """
-    return tallies(funnels.rejection_counts(place.store, iteration_id).get(stage, {}))
-
-
-def tallies(counts: Mapping[str, int]) -> tuple[Tally, ...]:
-    """Return counts by name as records of a report, in their order."""
-    return tuple(Tally(name=name, count=count) for name, count in counts.items())
+    return funnels.rejection_counts(place.store, iteration_id).get(stage, {})

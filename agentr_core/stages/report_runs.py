@@ -62,7 +62,7 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         iteration=iteration,
         scores=board.up_to(iteration),
         sets=tuple(_paired_scores(place, iteration, first, last_of_first, board)),
-        seconds=sum(spent.seconds for one in outlines for spent in one.time),
+        seconds=sum(seconds for one in outlines for seconds in one.time.values()),
         prompt=sum(one.prompt for one in tokens),
         completion=sum(one.completion for one in tokens),
         trained=sum(one.all_trained for one in tokens),

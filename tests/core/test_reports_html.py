@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +13,7 @@ from browser import HOSTILE, browse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, SpliceSurvival
+from agentr_core.methods.agent_r.report_records import JudgeRecord, SpliceSurvival
 from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
 from agentr_core.reports.document import RevisionExample, Turn
 from agentr_core.reports.html import render_html, render_index
@@ -24,10 +25,7 @@ from agentr_core.reports.records import (
     FunnelStage,
     IterationReport,
     IterationScore,
-    NamedText,
     StopCount,
-    Tally,
-    TimeSpent,
     TokenCounts,
 )
 from agentr_core.reports.sections import headline, sections
@@ -45,7 +43,7 @@ def score(iteration: int, value: float) -> IterationScore:
 
 def hostile(text: str = ATTACK) -> IterationReport:
     """Return a report in which every string is the given text, a role or a part aside."""
-    tally = (Tally(name=text, count=3),)
+    tally = {text: 3}
     return IterationReport(
         recipe_name=text,
         run_id=text,
@@ -56,8 +54,8 @@ def hostile(text: str = ATTACK) -> IterationReport:
         scores=(score(0, 0.2), score(1, 0.4)),
         interval_method=text,
         funnel=(FunnelStage(name=text, count=4, rejected=tally),),
-        data=(survival(SpliceSurvival(tried=7, survived=4, died=tally)), judge(judged(text))),
-        time=(TimeSpent(activity=text, seconds=5.0),),
+        data=(survival(SpliceSurvival(tried=7, survived=4, died=tally)), judge(judged(text, {2: 3}))),
+        time={text: 5.0},
         tokens=TokenCounts(prompt=5, completion=4, trained=tally),
         errors=ErrorRecord(
             refused=tally,
@@ -66,14 +64,13 @@ def hostile(text: str = ATTACK) -> IterationReport:
         ),
         samples=(revision_samples((example(text),)),),
         recipe_yaml=text,
-        versions=(NamedText(name=text, text=text),),
-        hashes=(NamedText(name=text, text=text),),
+        versions={text: text},
+        hashes={text: text},
     )
 
 
-def judged(text: str, lengths: tuple[LengthCount, ...] = (LengthCount(steps=2, count=3),)) -> JudgeRecord:
-    verdicts = (Tally(name=text, count=3),)
-    return JudgeRecord(verdicts=verdicts, paths=4, no_error=1, revision_lengths=lengths)
+def judged(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
+    return JudgeRecord(verdicts={text: 3}, paths=4, no_error=1, revision_lengths=lengths)
 
 
 def example(text: str) -> RevisionExample:
@@ -224,9 +221,9 @@ def test_zero_counts_do_not_divide() -> None:
         funnel=(FunnelStage(name="trees", count=0), FunnelStage(name="leaves", count=0)),
         data=(
             survival(SpliceSurvival(tried=0, survived=0)),
-            judge(JudgeRecord(verdicts=(), paths=0, no_error=0, revision_lengths=(LengthCount(steps=1, count=0),))),
+            judge(JudgeRecord(verdicts={}, paths=0, no_error=0, revision_lengths={1: 0})),
         ),
-        time=(TimeSpent(activity="train", seconds=0.0),),
+        time={"train": 0.0},
         tokens=TokenCounts(prompt=0, completion=0),
         errors=ErrorRecord(),
     )
@@ -238,7 +235,7 @@ def test_zero_counts_do_not_divide() -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(report=st.builds(hostile, st.text()), value=st.floats(0, 1), lengths=st.lists(st.integers(0, 60), max_size=4))
 def test_any_text_and_any_number_render(report: IterationReport, value: float, lengths: list[int]) -> None:
-    said = judge(judged("tame", tuple(LengthCount(steps=steps, count=steps % 3) for steps in lengths)))
+    said = judge(judged("tame", {steps: steps % 3 for steps in lengths}))
     Page(render_html(replace(report, scores=(score(0, value), score(1, 1 - value)), data=(said,))))
 
 

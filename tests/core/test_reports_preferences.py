@@ -12,7 +12,7 @@ from agentr_core.methods.eto.report_sections import PreferenceRecord, preference
 from agentr_core.reports import plots
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.records import IterationReport, Tally
+from agentr_core.reports.records import IterationReport
 from agentr_core.store.queries.preferences import PreferenceTrainingStep
 
 STEPS = tuple(
@@ -28,9 +28,9 @@ STEPS = tuple(
     for number in range(1, 11)
 )
 RECORD = PreferenceRecord(
-    kinds=(Tally(name="lose", count=1234), Tally(name="win", count=6)),
-    rejected=(Tally(name="no-reward", count=3),),
-    margins=((0.1, 40), (0.9, 1200)),
+    kinds={"lose": 1234, "win": 6},
+    rejected={"no-reward": 3},
+    margins={0.1: 40, 0.9: 1200},
     cut=17,
     steps=STEPS,
 )
@@ -62,7 +62,7 @@ def test_the_page_has_three_drawings() -> None:
 
 
 def test_what_was_not_measured_is_said() -> None:
-    page = render_markdown(replace(REPORT, data=(preferences(PreferenceRecord(kinds=(Tally(name="file", count=2),))),)))
+    page = render_markdown(replace(REPORT, data=(preferences(PreferenceRecord(kinds={"file": 2})),)))
     assert "Not measured: margins; the pairs tell no rewards." in page
     assert "Not measured: how training went; no steps were stored." in page
 

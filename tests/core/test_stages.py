@@ -36,7 +36,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.repeating import Repeatability
-from agentr_core.reports.records import CutCount, Tally
+from agentr_core.reports.records import Counts, CutCount
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
@@ -229,7 +229,7 @@ async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
     await make_data(one.place)
     record = judge_record(one.place, 1)
     assert record is not None
-    lengths = {item.steps: item.count for item in record.revision_lengths}
+    lengths = record.revision_lengths
     # The judge calls every step bad, so the first error is the first step: where paths part at
     # once, or before.
     [(at_once, shared)] = one.place.store.rows(
@@ -642,17 +642,17 @@ async def test_a_report_counts_refused_actions_by_the_words_of_the_world(site: C
     one = site()
     await prepare(one.place)
     await collect(one.place, 1)
-    assert errors(one.place) == (), "a door takes every word"
+    assert errors(one.place) == {}, "a door takes every word"
     with one.place.store.transaction() as con:
         con.execute(
             "update node set valid = false where observation_id in (select text_id from text where text = 'Wrong 1.')"
         )
     wrong = count(one.place, "select count(*) from v_nodes where observation = 'Wrong 1.'")
     assert wrong > 0
-    assert errors(one.place) == (Tally(name="Wrong 1.", count=wrong),)
+    assert errors(one.place) == {"Wrong 1.": wrong}
 
 
-def errors(place: Workplace) -> tuple[Tally, ...]:
+def errors(place: Workplace) -> Counts:
     found = build_report(place, 1).errors
     assert found is not None
     return found.refused

@@ -241,7 +241,7 @@ async def test_a_report_tells_of_each_world_and_of_all(site: Callable[..., Workp
     assert gate.reward is not None
     report = build_report(place, 1)
     assert report.environment == "door, gate"
-    trees = {data.world: {tally.name: tally.count for tally in data.made}["trees"] for data in report.worlds}
+    trees = {world: made["trees"] for world, made in report.worlds.items()}
     assert trees == {"door": 6, "gate": 4}
     page = render_markdown(report)
     assert "mean of worlds" in page

@@ -93,7 +93,7 @@ async def test_a_served_judge_judges_is_paid_and_named(recipe: Any, judge: Serve
     assert not place.store.rows("select * from event")
 
     report = build_report(place, 1)
-    assert [(role.name, role.text) for role in report.roles] == [("judge", "wise")]
+    assert report.roles == {"judge": "wise"}
     assert report.tokens is not None
     (bill,) = report.tokens.bills
     ((prompt, completion),) = place.store.rows(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from browser import browse
 
-from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, OracleAgreement, SpliceSurvival
+from agentr_core.methods.agent_r.report_records import JudgeRecord, OracleAgreement, SpliceSurvival
 from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
 from agentr_core.methods.catalogue import FUNNEL_OF_TREES
 from agentr_core.reports.document import RevisionExample, Turn
@@ -26,12 +26,9 @@ from agentr_core.reports.records import (
     FunnelStage,
     IterationReport,
     IterationScore,
-    NamedText,
     PassAt,
     SetScore,
     StopCount,
-    Tally,
-    TimeSpent,
     TokenCounts,
 )
 from agentr_core.reports.summary import summary_markdown, summary_table
@@ -63,10 +60,6 @@ def score(
         loops=loops,
         looping=looping,
     )
-
-
-def tallies(**counts: int) -> tuple[Tally, ...]:
-    return tuple(Tally(name=name, count=count) for name, count in counts.items())
 
 
 BASE = score(
@@ -189,7 +182,7 @@ def full_report() -> IterationReport:
         date="2026-03-14 09:26 UTC",
         environment="textcraft",
         model="tiny-crafter 4.1M",
-        roles=(NamedText(name="judge", text="crafter-70b"),),
+        roles={"judge": "crafter-70b"},
         scores=(BASE, FIRST, SECOND),
         versus_base=estimate(0.240, 0.161, 0.319, 200),
         versus_previous=estimate(0.075, -0.004, 0.154, 200),
@@ -197,42 +190,25 @@ def full_report() -> IterationReport:
         funnel_title=FUNNEL_OF_TREES.title,
         funnel=(
             FunnelStage(name="trees", count=200),
-            FunnelStage(name="ended paths", count=3318, rejected=tallies(tree_without_reward=29)),
-            FunnelStage(
-                name="candidate pairs", count=4127, rejected=tallies(gap_at_most_beta=2893, good_below_alpha=611)
-            ),
-            FunnelStage(name="judged", count=1584, rejected=tallies(cap_per_tree=2310, cap_per_bad_leaf=233)),
-            FunnelStage(name="spliced", count=1402, rejected=tallies(no_error_found=182)),
-            FunnelStage(name="verified", count=1043, rejected=tallies(reward_below_alpha=297, ended_in_bad_part=62)),
-            FunnelStage(name="samples", count=1688, rejected=tallies(duplicate=112, too_long=4)),
+            FunnelStage(name="ended paths", count=3318, rejected=dict(tree_without_reward=29)),
+            FunnelStage(name="candidate pairs", count=4127, rejected=dict(gap_at_most_beta=2893, good_below_alpha=611)),
+            FunnelStage(name="judged", count=1584, rejected=dict(cap_per_tree=2310, cap_per_bad_leaf=233)),
+            FunnelStage(name="spliced", count=1402, rejected=dict(no_error_found=182)),
+            FunnelStage(name="verified", count=1043, rejected=dict(reward_below_alpha=297, ended_in_bad_part=62)),
+            FunnelStage(name="samples", count=1688, rejected=dict(duplicate=112, too_long=4)),
             FunnelStage(name="trained rows", count=1688),
         ),
         data=(
             survival(
-                SpliceSurvival(tried=1402, survived=1043, died=tallies(reward_below_alpha=297, ended_in_bad_part=62))
+                SpliceSurvival(tried=1402, survived=1043, died=dict(reward_below_alpha=297, ended_in_bad_part=62))
             ),
             judge(
                 JudgeRecord(
-                    verdicts=tallies(good=3922, bad=1402, uncertain=871, unparsable=64),
+                    verdicts=dict(good=3922, bad=1402, uncertain=871, unparsable=64),
                     paths=1584,
                     model="crafter-70b",
                     no_error=182,
-                    revision_lengths=tuple(
-                        LengthCount(steps=steps, count=count)
-                        for steps, count in (
-                            (1, 388),
-                            (2, 341),
-                            (3, 242),
-                            (4, 166),
-                            (5, 97),
-                            (6, 71),
-                            (7, 40),
-                            (9, 31),
-                            (12, 17),
-                            (21, 6),
-                            (26, 3),
-                        )
-                    ),
+                    revision_lengths={1: 388, 2: 341, 3: 242, 4: 166, 5: 97, 6: 71, 7: 40, 9: 31, 12: 17, 21: 6, 26: 3},
                     oracle=OracleAgreement(
                         accuracy=estimate(0.812, 0.802, 0.822, 6195),
                         precision=0.774,
@@ -242,17 +218,11 @@ def full_report() -> IterationReport:
                 )
             ),
         ),
-        time=(
-            TimeSpent(activity="generate", seconds=1984.2),
-            TimeSpent(activity="train", seconds=911.7),
-            TimeSpent(activity="environment", seconds=41.3),
-            TimeSpent(activity="store", seconds=18.6),
-            TimeSpent(activity="other", seconds=63.9),
-        ),
+        time={"generate": 1984.2, "train": 911.7, "environment": 41.3, "store": 18.6, "other": 63.9},
         tokens=TokenCounts(
             prompt=48_211_904,
             completion=1_602_733,
-            trained=tallies(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
+            trained=dict(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
             cut=(
                 CutCount(purpose="collected", replies=21_504, cut=388),
                 CutCount(purpose="evaluated", replies=2_961, cut=0),
@@ -265,7 +235,7 @@ def full_report() -> IterationReport:
             ),
         ),
         errors=ErrorRecord(
-            refused=tallies(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
+            refused=dict(invalid_action=611, missing_ingredient=455, wrong_count=214, irrelevant_item=122),
             stops=(
                 StopCount(reason="success", collected=1511, evaluated=127),
                 StopCount(reason="step_limit", collected=1764, evaluated=73),
@@ -275,19 +245,14 @@ def full_report() -> IterationReport:
         ),
         samples=(revision_samples(tuple(example(number, 1.0 if number % 2 else None) for number in range(1, 6))),),
         recipe_yaml="name: textcraft-tiny\nmethod: agent-r\nseed: 7\nsearch:\n  dives: 8\n  width: 4\n",
-        versions=tuple(
-            NamedText(name=n, text=t) for n, t in (("agentr", "0.1.0"), ("torch", "2.13.0"), ("trl", "1.16.0"))
-        ),
-        hashes=tuple(
-            NamedText(name=n, text=t)
-            for n, t in (
-                ("checkpoint", "91d7f0a2c3b84e65"),
-                ("parent", "0be2497f5a61d8c3"),
-                ("dataset", "e7305c1b88fa9d24"),
-                ("weights", "sha256:4f1d0c66a7b2e95fd7c8a1b03e6249d5f8c0b7a2e1d34c5968ff70a1b2c3d4e5"),
-                ("store", "6a40d7be12c95f38"),
-            )
-        ),
+        versions={"agentr": "0.1.0", "torch": "2.13.0", "trl": "1.16.0"},
+        hashes={
+            "checkpoint": "91d7f0a2c3b84e65",
+            "parent": "0be2497f5a61d8c3",
+            "dataset": "e7305c1b88fa9d24",
+            "weights": "sha256:4f1d0c66a7b2e95fd7c8a1b03e6249d5f8c0b7a2e1d34c5968ff70a1b2c3d4e5",
+            "store": "6a40d7be12c95f38",
+        },
     )
 
 

@@ -8,11 +8,11 @@ from agentr_core.methods.agent_r import report_sections
 from agentr_core.methods.agent_r.oracle import agreement
 from agentr_core.methods.agent_r.report_audit import audit, audit_of_run
 from agentr_core.methods.agent_r.report_examples import examples
-from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, SpliceSurvival
+from agentr_core.methods.agent_r.report_records import JudgeRecord, SpliceSurvival
 from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import expert_episodes, rejected_by, tallies, to_rows
+from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
 from agentr_core.store.queries import funnels, judging
 from agentr_core.store.queries.iterations import iteration_state
 
@@ -27,8 +27,8 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     if made is None or iteration_state(place.store, own) is None:
         return ()
     lost = rejected_by(place, source, "splice")
-    died = tuple(tally for tally in lost if tally.name.startswith("verify-"))
-    unspliced = tuple(tally for tally in lost if tally not in died)
+    died = {reason: count for reason, count in lost.items() if reason.startswith("verify-")}
+    unspliced = {reason: count for reason, count in lost.items() if reason not in died}
     stages = [
         FunnelStage(name="trees", count=made.trees),
         *([FunnelStage(name="after the expert's steps", count=made.led)] if made.led else []),
@@ -91,7 +91,7 @@ def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival
     turned away by reason: those that could not be played do not count.
     """
     died = {reason: count for reason, count in turned_away.items() if reason.startswith(_DIED)}
-    return SpliceSurvival(tried=survived + sum(died.values()), survived=survived, died=tallies(died))
+    return SpliceSurvival(tried=survived + sum(died.values()), survived=survived, died=died)
 
 
 def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
@@ -101,13 +101,12 @@ def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
     if not verdicts:
         return None
     errors = judging.first_errors(place.store, source)
-    lengths = judging.revision_lengths(place.store, source)
     return JudgeRecord(
-        verdicts=tallies(verdicts),
+        verdicts=verdicts,
         paths=len(errors),
         model=place.recipe.models.judge.label if place.recipe.models.judge else "",
         no_error=errors.count(None),
-        revision_lengths=tuple(LengthCount(steps=steps, count=count) for steps, count in lengths.items()),
+        revision_lengths=judging.revision_lengths(place.store, source),
         oracle=agreement(place, iteration),
     )
 

@@ -12,7 +12,6 @@ from statistics import fmean
 from agentr_core.methods.agent_r.oracle import rate
 from agentr_core.reports import plots, tables, wording
 from agentr_core.reports.document import Block, Column, Figure, Measured, Paragraph, Row, Section, Table, not_measured
-from agentr_core.reports.records import Tally
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.types import Verdict
 
@@ -116,17 +115,14 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
         yield Paragraph("Not measured: distances; on no path do both the judge and the tree name an error.")
         return
     counted = Counter(max(-_FARTHEST, min(_FARTHEST, steps)) for steps in apart)
-    tallies = tuple(
-        Tally(name=_distance(steps), count=counted[steps])
-        for steps in range(min(counted, default=0), max(counted, default=0) + 1)
-    )
+    counts = {_distance(steps): counted[steps] for steps in range(min(counted), max(counted) + 1)}
     caption = (
         "Steps by which the judge sees the first error later than the tree (left of 0: earlier), "
         f"on {wording.count(len(apart))} paths."
     )
-    instead = tables.tallies("Steps later", "Paths", tallies)
+    instead = tables.counts("Steps later", "Paths", counts)
     yield Figure(
-        plots.bars(tallies, "Paths by distance of the judge's first error from the tree's"),
+        plots.bars(counts, "Paths by distance of the judge's first error from the tree's"),
         caption,
         (Paragraph(caption), instead),
     )

@@ -4,9 +4,10 @@ store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from agentr_core.reports.records import Estimate, Tally
+from agentr_core.reports.records import Counts, Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class SpliceSurvival:
 
     tried: int
     survived: int
-    died: tuple[Tally, ...] = ()
+    died: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +36,20 @@ class OracleAgreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthCount:
-    """The number of spliced pairs whose first error is `steps` steps after the split (1: the first
-    step after it).
-
-    0 stands for an error in the steps that both paths share.
-    """
-
-    steps: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRecord:
     """The record of the judge in an iteration. `verdicts` counts judged steps by class, unparsable
     ones included.
     """
 
-    verdicts: tuple[Tally, ...]
+    verdicts: Counts
     paths: int
     """Bad paths that were judged."""
     model: str = ""
     """The judge; empty for the acting model."""
     no_error: int
     """Judged paths in which no step was found bad."""
-    revision_lengths: tuple[LengthCount, ...] = ()
+    revision_lengths: Mapping[int, int] = field(default_factory=dict)
+    """The numbers of spliced pairs by how many steps after the split the first error is (1: the
+    first step after it); 0: in the steps that both paths share.
+    """
     oracle: OracleAgreement | None = None

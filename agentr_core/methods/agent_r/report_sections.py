@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from statistics import fmean, median_low
 
-from agentr_core.methods.agent_r.report_records import JudgeRecord, LengthCount, OracleAgreement, SpliceSurvival
+from agentr_core.methods.agent_r.report_records import JudgeRecord, OracleAgreement, SpliceSurvival
 from agentr_core.reports import plots, tables, wording
 from agentr_core.reports.document import (
     Block,
@@ -18,7 +20,7 @@ from agentr_core.reports.document import (
     Transcripts,
     not_measured,
 )
-from agentr_core.reports.records import Estimate, Tally
+from agentr_core.reports.records import Estimate
 
 
 def survival(record: SpliceSurvival | None) -> Section:
@@ -42,7 +44,7 @@ def judge(record: JudgeRecord | None) -> Section:
     title = "Judge"
     if record is None:
         return not_measured("judge", title, "no judge was asked in this iteration")
-    blocks: list[Block] = [tables.tallies("Verdict", "Steps", record.verdicts), _rates(record), *_lengths(record)]
+    blocks: list[Block] = [tables.counts("Verdict", "Steps", record.verdicts), _rates(record), *_lengths(record)]
     if record.oracle:
         blocks.append(_oracle(record.oracle))
     else:
@@ -60,39 +62,37 @@ def revision_samples(examples: tuple[RevisionExample, ...]) -> Section:
 
 
 def _lengths(record: JudgeRecord) -> Iterator[Block]:
-    if not any(item.count for item in record.revision_lengths):
+    if not any(record.revision_lengths.values()):
         yield Paragraph("Not measured: revision length; no spliced pair has a step judged bad.")
         return
     mean, median = _centre(record.revision_lengths)
     caption = (
         f"Revision length: steps from the split to the first error. Mean {mean:.1f}, median {median}, "
-        f"over {wording.count(sum(item.count for item in record.revision_lengths))} spliced pairs."
+        f"over {wording.count(sum(record.revision_lengths.values()))} spliced pairs."
     )
-    counts = {item.steps: item.count for item in record.revision_lengths}
-    drawing = plots.histogram(counts, "Steps from the split to the first error")
+    drawing = plots.histogram(record.revision_lengths, "Steps from the split to the first error")
     yield Figure(drawing, caption, (Paragraph(caption), _length_table(record.revision_lengths)))
 
 
 def _outcomes(record: SpliceSurvival) -> Table:
-    outcomes = (Tally(name="survived", count=record.survived), *tables.by_count(record.died))
-    return tables.tallies("Outcome", "Splices", outcomes, whole=record.tried)
+    outcomes = {"survived": record.survived, **tables.by_count(record.died)}
+    return tables.counts("Outcome", "Splices", outcomes, whole=record.tried)
 
 
 def _rates(record: JudgeRecord) -> Table:
     """Return the shares by which a judge is monitored: unparsable replies and paths without an
     error.
     """
-    steps = sum(verdict.count for verdict in record.verdicts)
-    unparsable = sum(verdict.count for verdict in record.verdicts if verdict.name == "unparsable")
+    steps = sum(record.verdicts.values())
     rows = (
-        _rate("Unparsable replies", unparsable, steps, "judged steps"),
+        _rate("Unparsable replies", record.verdicts.get("unparsable", 0), steps, "judged steps"),
         _rate("No error found", record.no_error, record.paths, "judged paths"),
     )
     return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), rows)
 
 
-def _length_table(lengths: Sequence[LengthCount]) -> Table:
-    rows = (Row((wording.count(item.steps), wording.count(item.count))) for item in lengths)
+def _length_table(lengths: Mapping[int, int]) -> Table:
+    rows = (Row((wording.count(steps), wording.count(count))) for steps, count in lengths.items())
     return Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
 
 
@@ -116,13 +116,7 @@ def _rate(name: str, part: int, whole: int, unit: str) -> Row:
     )
 
 
-def _centre(lengths: tuple[LengthCount, ...]) -> tuple[float, int]:
+def _centre(lengths: Mapping[int, int]) -> tuple[float, int]:
     """Return the mean and the lower median of a histogram with at least one count."""
-    total = sum(item.count for item in lengths)
-    mean = sum(item.steps * item.count for item in lengths) / total
-    seen = 0
-    for item in sorted(lengths, key=lambda item: item.steps):
-        seen += item.count
-        if 2 * seen >= total:
-            return mean, item.steps
-    raise AssertionError("unreachable: the counts sum to the total")
+    each = sorted(Counter(lengths).elements())
+    return fmean(each), median_low(each)

@@ -9,7 +9,7 @@ from statistics import fmean
 from agentr_core.methods.catalogue import FUNNEL_OF_GROUPS
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, Row, Section, Table
-from agentr_core.reports.records import FunnelStage, Tally
+from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import Selected, load_selection
 
@@ -84,6 +84,6 @@ def _cells(some: Sequence[Selected]) -> tuple[str, ...]:
     )
 
 
-def _reasons(found: Sequence[Selected], *, fitting: bool) -> tuple[Tally, ...]:
+def _reasons(found: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
     counted = Counter(one.reason for one in found if (one.front is not None) is fitting and not one.selected)
-    return tuple(Tally(name=name, count=count) for name, count in sorted(counted.items()))
+    return dict(sorted(counted.items()))

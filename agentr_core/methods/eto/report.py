@@ -8,7 +8,7 @@ from agentr_core.methods.eto.report_sections import PreferenceRecord, preference
 from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import expert_episodes, rejected_by, tallies, to_rows
+from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
 from agentr_core.store.queries import funnels
 from agentr_core.store.queries.preferences import preference_counts, preference_training
 
@@ -34,9 +34,9 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
     iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
     made = preference_counts(place.store, source_id)
     return PreferenceRecord(
-        kinds=tallies(made.kinds),
+        kinds=made.kinds,
         rejected=rejected_by(place, source_id, STAGE),
-        margins=tuple(made.margins.items()),
+        margins=made.margins,
         cut=made.cut,
         steps=tuple(preference_training(place.store, iteration_id)),
     )

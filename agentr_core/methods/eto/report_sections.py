@@ -5,13 +5,13 @@ and how training on them went.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
 from agentr_core.reports import plots, tables, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
-from agentr_core.reports.records import Tally
+from agentr_core.reports.records import Counts
 from agentr_core.store.queries.preferences import PreferenceTrainingStep
 from agentr_core.types import PreferenceCase
 
@@ -37,9 +37,9 @@ class PreferenceRecord:
     counts those whose rejected side was cut.
     """
 
-    kinds: tuple[Tally, ...]
-    rejected: tuple[Tally, ...] = ()
-    margins: tuple[tuple[float, int], ...] = ()
+    kinds: Counts
+    rejected: Counts = field(default_factory=dict)
+    margins: Mapping[float, int] = field(default_factory=dict)
     cut: int = 0
     steps: tuple[PreferenceTrainingStep, ...] = ()
 
@@ -70,7 +70,7 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
 
 def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
     end = record.steps[-_END:]
-    counts = (sum(one.count for one in record.kinds), sum(one.count for one in record.rejected), record.cut)
+    counts = (sum(record.kinds.values()), sum(record.rejected.values()), record.cut)
     means = [
         fmean(values) if values else None
         for values in (
@@ -92,17 +92,15 @@ def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
 
 
 def _blocks(record: PreferenceRecord) -> Iterator[Block]:
-    cases = [Tally(name=": ".join(filter(None, (k.name, _CASES.get(k.name)))), count=k.count) for k in record.kinds]
-    yield tables.tallies("What made the difference", "Pairs", cases)
+    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
+    yield tables.counts("What made the difference", "Pairs", cases)
     if record.rejected:
-        yield tables.tallies("Turned away", "Candidates", record.rejected)
+        yield tables.counts("Turned away", "Candidates", record.rejected)
     if record.margins:
         caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
-        counted = tuple(
-            Tally(name=f"{low:.1f}{wording.TO}{low + 0.1:.1f}", count=count) for low, count in record.margins
-        )
+        counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
         drawing = plots.bars(counted, "Pairs by margin of reward")
-        instead = tables.tallies("Margin", "Pairs", counted)
+        instead = tables.counts("Margin", "Pairs", counted)
         yield Figure(drawing, caption, (Paragraph(caption), instead))
     else:
         yield Paragraph("Not measured: margins; the pairs tell no rewards.")

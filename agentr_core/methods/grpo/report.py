@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from agentr_core.recipes import Recipe
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
-from agentr_core.reports.records import FunnelStage, Tally
+from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.groups import GroupStep, Validation, group_counts, group_steps, validations
 
@@ -18,13 +18,14 @@ _ROWS = 12
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many groups and episodes were sampled, and how many were trained on."""
     made = group_counts(place.store, place.iteration_id(iteration))
-    alike = (
-        Tally(name="all alike, with wins", count=made.alike_with_wins),
-        Tally(name="all alike, without a win", count=made.groups - made.mixed - made.alike_with_wins),
-    )
+    alike = {
+        "all alike, with wins": made.alike_with_wins,
+        "all alike, without a win": made.groups - made.mixed - made.alike_with_wins,
+    }
+    rejected = {name: count for name, count in alike.items() if count}
     return (
         FunnelStage(name="groups", count=made.groups),
-        FunnelStage(name="groups with contrast", count=made.mixed, rejected=tuple(t for t in alike if t.count)),
+        FunnelStage(name="groups with contrast", count=made.mixed, rejected=rejected),
         FunnelStage(name="sampled episodes", count=made.episodes),
         FunnelStage(name="trained episodes", count=made.trained_episodes),
     )
