@@ -14,7 +14,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress, Sink, held_back, in_flight, speed, window
 from agentr_core.runtime.helpers import helpers
-from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.shards import Effort, spent
 from agentr_core.runtime.ungraded import UNGRADED, draws_of, load_ungraded, ungraded_id
 from agentr_core.store import Store
 from agentr_core.store.codec import episode_rows, trajectory_rows
@@ -70,7 +70,7 @@ class EpisodeShard:
             helpers(equipment, path, batcher, sink) as aside,
         ):
             effort = await self.play(equipment, sink, batcher, aside.ask)
-            return effort + sampled(batcher) + aside.effort()
+            return effort + spent(batcher) + aside.effort()
 
     async def play(self, equipment: Equipment, sink: Sink, batcher: Sampler, helper: Helper) -> Effort:
         """Play the episodes with a sampler and a helper that others may share; the effort does not
@@ -204,13 +204,7 @@ class EpisodeShards:
             except ExceptionGroup as faults:
                 # The first fault ended the other tasks.
                 raise faults.exceptions[0] from None
-            return sum((task.result() for task in playing), sampled(batcher) + aside.effort())
-
-
-def sampled(batcher: Sampler) -> Effort:
-    """Return what a sampler has spent so far."""
-    stats = batcher.stats()
-    return Effort(generate_seconds=stats.generate_seconds, tokens=stats.completion_tokens)
+            return sum((task.result() for task in playing), spent(batcher) + aside.effort())
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:

@@ -13,7 +13,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes import ModelRole
 from agentr_core.runtime.equipment import Equipment, Sink
-from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.shards import Effort, spent
 from agentr_core.types import Answer, Question, Request
 
 
@@ -59,11 +59,7 @@ class Helpers:
 
     def effort(self) -> Effort:
         """Return the effort of the models that were loaded here."""
-        stats = [sampler.stats() for sampler in self._samplers.values()]
-        return Effort(
-            generate_seconds=sum(one.generate_seconds for one in stats),
-            tokens=sum(one.completion_tokens for one in stats),
-        )
+        return spent(*self._samplers.values())
 
     async def _sampler(self, name: str) -> Sampler:
         role = next((role for role in get_args(ModelRole) if role == name), None)

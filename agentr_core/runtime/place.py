@@ -5,8 +5,8 @@ there is one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from agentr_core.errors import DataFault
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.samplers import Sampler
+from agentr_core.recipes import ModelRole
 from agentr_core.runtime.description import Method, Plan
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress
 from agentr_core.runtime.identity import teacher_of
@@ -109,6 +110,19 @@ class Workplace(Equipment):
             spent = time.perf_counter() - started
             parts = {**clock.seconds, "other": max(0.0, spent - sum(clock.seconds.values()))}
             self.store.write(timing_rows(self.iteration_id(iteration), stage, parts, tokens=clock.tokens))
+
+    @asynccontextmanager
+    async def asking(
+        self, role: ModelRole, policy: Path, stage: str, iteration: int
+    ) -> AsyncIterator[tuple[Sampler, Writer]]:
+        """Yield a sampler for the model of a role, as `sampling` does, and a writer; what they take
+        becomes a timing of the stage.
+        """
+        with self.timed(stage, iteration) as clock:
+            async with self.sampling(policy, role) as sampler, Writer(self.store) as writer:
+                yield sampler, writer
+                clock.add_batcher(sampler)
+            clock.add({"store": writer.seconds})
 
     async def work_through(self, shard: Shard, stage: str, iteration: int, what: str) -> None:
         """Have the work of a shard done and its rows stored; its effort becomes a timing of the

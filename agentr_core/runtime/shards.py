@@ -21,6 +21,7 @@ from typing import Protocol, Self
 from agentr_core.episodes.units import allowed_losses
 from agentr_core.errors import AgentrError, ErrorBudgetSpent, ModelDirectoryError, Transient
 from agentr_core.models.files import weights_sha256
+from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink
 from agentr_core.store import Writer
 from agentr_core.store.tables import TABLES, Rows, merge, settled
@@ -47,6 +48,14 @@ class Effort:
             tokens=self.tokens + other.tokens,
             lost=self.lost + other.lost,
         )
+
+
+def spent(*samplers: Sampler) -> Effort:
+    """Return what samplers have spent so far."""
+    stats = [sampler.stats() for sampler in samplers]
+    return Effort(
+        generate_seconds=sum(one.generate_seconds for one in stats), tokens=sum(one.completion_tokens for one in stats)
+    )
 
 
 class Shard(Protocol):

@@ -103,27 +103,24 @@ async def _asked(
     `known`. Episodes that fail for good are stored as events.
     """
     done = total - len(missing)
-    with place.timed(THINK, iteration) as clock:
-        # All iterations have the thoughts of one model: without an editor, the run's first model.
-        async with place.sampling(place.trained(0).path, "editor") as sampler, Writer(place.store) as writer:
+    # All iterations have the thoughts of one model: without an editor, the run's first model.
+    async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer):
 
-            def show(*_: Any) -> None:
-                nonlocal done
-                done += 1
-                place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
+        def show(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
 
-            found = await run_all(
-                list(missing.items()),
-                lambda item: _write(item[1], known, sampler, writer, place.iteration_id(iteration)),
-                key=lambda item: item[0],
-                errors=place.recipe.errors,
-                on_error=place.on_error(writer, THINK, iteration),
-                concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
-                on_result=show,
-                total=total,
-            )
-            clock.add_batcher(sampler)
-        clock.add({"store": writer.seconds})
+        found = await run_all(
+            list(missing.items()),
+            lambda item: _write(item[1], known, sampler, writer, place.iteration_id(iteration)),
+            key=lambda item: item[0],
+            errors=place.recipe.errors,
+            on_error=place.on_error(writer, THINK, iteration),
+            concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
+            on_result=show,
+            total=total,
+        )
     return found
 
 

@@ -107,31 +107,28 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
     for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
         copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
-    with place.timed(STAGE, iteration) as clock:
-        async with place.sampling(place.policy(iteration).path, "judge") as batcher, Writer(place.store) as writer:
-            done = 0
+    async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer):
+        done = 0
 
-            async def work(item: tuple[str, list[PathPair]]) -> None:
-                tree_id, pairs = item
-                await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer)
+        async def work(item: tuple[str, list[PathPair]]) -> None:
+            tree_id, pairs = item
+            await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer)
 
-            def show(*_: Any) -> None:
-                nonlocal done
-                done += 1
-                place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
+        def show(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
 
-            await run_all(
-                list(by_tree.items()),
-                work,
-                key=lambda item: item[0],
-                errors=place.recipe.errors,
-                on_error=place.on_error(writer, STAGE, iteration),
-                concurrency=in_flight(batcher, place.recipe.critique.votes),
-                on_result=show,
-                total=total,
-            )
-            clock.add_batcher(batcher)
-        clock.add({"store": writer.seconds})
+        await run_all(
+            list(by_tree.items()),
+            work,
+            key=lambda item: item[0],
+            errors=place.recipe.errors,
+            on_error=place.on_error(writer, STAGE, iteration),
+            concurrency=in_flight(batcher, place.recipe.critique.votes),
+            on_result=show,
+            total=total,
+        )
 
 
 async def _judge_tree(

@@ -20,7 +20,7 @@ from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed, window
 from agentr_core.runtime.helpers import helpers
-from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.shards import Effort, spent
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
 from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_rows
@@ -110,11 +110,9 @@ class TreeShard:
                     on_result=lambda *_: trees.show(1),
                     total=self.total,
                 )
-                stats, asked = sampler.stats(), aside.effort()
-        return asked + Effort(
-            generate_seconds=stats.generate_seconds,
+                effort = spent(sampler) + aside.effort()
+        return effort + Effort(
             environment_seconds=sum(timer.environment_seconds for timer in trees.timers),
-            tokens=stats.completion_tokens,
             lost=len(self.trees) - len(finished),
         )
 

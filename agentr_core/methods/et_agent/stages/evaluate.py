@@ -29,7 +29,6 @@ from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, me
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
 from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import measure, measure_rows
-from agentr_core.store import Writer
 from agentr_core.store.codec import Episode, answer_rows, load_episodes, load_replies
 from agentr_core.types import Answer, Instance, Trajectory
 
@@ -125,39 +124,38 @@ async def _vote(place: Workplace, iteration: int) -> None:
 
 async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
     recipe = place.recipe
-    with place.timed(f"{STAGE} {CONCISENESS}", iteration) as clock:
-        async with place.sampling(place.trained(iteration).path, "judge") as sampler, Writer(place.store) as writer:
-            done = 0
+    path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
+    async with place.asking("judge", path, stage, iteration) as (sampler, writer):
+        done = 0
 
-            async def ask(one: Vote) -> Answer | None:
-                try:
-                    return await _ask(sampler, one, recipe.seed)
-                except PromptTooLong as error:
-                    # Such an episode has no vote, however often it is tried.
-                    failed(describe(one.key, error, final=True))
-                    return None
+        async def ask(one: Vote) -> Answer | None:
+            try:
+                return await _ask(sampler, one, recipe.seed)
+            except PromptTooLong as error:
+                # Such an episode has no vote, however often it is tried.
+                failed(describe(one.key, error, final=True))
+                return None
 
-            def keep(key: str, answer: Answer | None) -> None:
-                nonlocal done
-                done, one = done + 1, by_key[key]
-                position = max(0, len(one.trajectory.steps) - 1)
-                if answer is not None:
-                    writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
-                place.progress(done, len(left), "votes")
+        def keep(key: str, answer: Answer | None) -> None:
+            nonlocal done
+            done, one = done + 1, by_key[key]
+            position = max(0, len(one.trajectory.steps) - 1)
+            if answer is not None:
+                writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
+            place.progress(done, len(left), "votes")
 
-            by_key = {one.key: one for one in left}
-            failed = place.on_error(writer, STAGE, iteration)
-            await run_all(
-                left,
-                ask,
-                key=lambda one: one.key,
-                errors=recipe.errors,
-                total=total,
-                on_error=failed,
-                concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
-                on_result=keep,
-            )
-            clock.add_batcher(sampler)
+        by_key = {one.key: one for one in left}
+        failed = place.on_error(writer, STAGE, iteration)
+        await run_all(
+            left,
+            ask,
+            key=lambda one: one.key,
+            errors=recipe.errors,
+            total=total,
+            on_error=failed,
+            concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
+            on_result=keep,
+        )
 
 
 async def _ask(sampler: Sampler, one: Vote, seed: int) -> Answer:

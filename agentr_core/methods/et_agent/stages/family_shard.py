@@ -11,10 +11,9 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.episodes.units import run_all
 from agentr_core.methods.et_agent.stages.family_maker import STAGE, FamilyMaker, FamilyWork, Known
-from agentr_core.runtime.episode_shard import sampled
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, in_flight, speed
 from agentr_core.runtime.helpers import helpers
-from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.shards import Effort, spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,6 @@ class FamilyShard:
                     on_result=show,
                     total=self.total,
                 )
-                effort = sampled(sampler) + aside.effort()
+                effort = spent(sampler) + aside.effort()
         lost = len(self.families) - len(grown)
         return effort + Effort(environment_seconds=timer.environment_seconds, lost=lost)
