@@ -28,7 +28,14 @@ from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.pair_dataset import build_pairs
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow
-from agentr_core.store.codec import dataset_rows, load_preferences, load_samples, rejection_rows, sample_rows
+from agentr_core.store.codec import (
+    dataset_rows,
+    load_preferences,
+    load_samples,
+    rejection_rows,
+    sample_rows,
+    store_dataset,
+)
 from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
@@ -86,21 +93,19 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     counts = _counts(made.dataset) | _tokenised_anew(made.samples, used, renderer)
     iteration_id = place.iteration_id(iteration)
     new = [*made.exchanged, *(sample for sample in made.general if sample_id(sample) in used)]
-    place.store.write(
-        merge(
-            [
-                *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in new),
-                rejection_rows([*made.useless, *made.dataset.rejections], iteration_id=iteration_id),
-                dataset_rows(
-                    key,
-                    [row.sample_id for row in made.dataset.rows],
-                    iteration_id=iteration_id,
-                    content_hash=made.dataset.manifest.dataset_hash,
-                    counts=counts,
-                ),
-            ]
-        )
-    )
+    rows = [
+        *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in new),
+        rejection_rows([*made.useless, *made.dataset.rejections], iteration_id=iteration_id),
+        dataset_rows(
+            key,
+            [row.sample_id for row in made.dataset.rows],
+            iteration_id=iteration_id,
+            content_hash=made.dataset.manifest.dataset_hash,
+            counts=counts,
+        ),
+    ]
+    lengths = {row.sample_id: (len(row.input_ids), sum(row.trained_tokens.values())) for row in made.dataset.rows}
+    store_dataset(place.store, merge(rows), lengths)
     return {"dataset_hash": made.dataset.manifest.dataset_hash, **counts}
 
 

@@ -555,6 +555,8 @@ async def test_the_expert_is_cloned_in_every_iteration_and_nothing_is_searched(s
     await expert_samples(one.place, 1)
     made = await dataset(one.place, 1)
     assert made["samples"] == {"expert": 6}
+    lengths = "select sum(num_tokens)::bigint, sum(num_trained_tokens)::bigint from v_samples where used"
+    assert one.place.store.rows(lengths) == [(made["tokens"], sum(made["trained_tokens"].values()))]
     assert one.asked == Asked()
     assert count(one.place, "select count(*) from tree") == 0
     funnel = build_report(one.place, 1).funnel

@@ -52,7 +52,7 @@ from agentr_core.store.codec.ledger import (
     training_step_rows,
 )
 from agentr_core.store.codec.preferences import load_preferences, preference_rows
-from agentr_core.store.codec.samples import dataset_rows, load_dataset, load_samples, sample_rows
+from agentr_core.store.codec.samples import dataset_rows, load_dataset, load_samples, sample_rows, store_dataset
 from agentr_core.store.codec.selections import (
     RolloutOutcome,
     Selected,

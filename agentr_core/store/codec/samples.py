@@ -10,7 +10,7 @@ from typing import Any
 
 from agentr_core.fingerprint import canonical
 from agentr_core.store.codec.texts import instance_row, text_id, text_rows
-from agentr_core.store.database import Store
+from agentr_core.store.database import Store, put
 from agentr_core.store.tables import Row, Rows
 from agentr_core.types import Instance, Message, Provenance, Sample, Span
 
@@ -77,6 +77,16 @@ def dataset_rows(
             for position, sample_id in enumerate(sample_ids)
         ],
     }
+
+
+def store_dataset(store: Store, rows: Rows, lengths: Mapping[str, tuple[int, int]]) -> None:
+    """Store the rows of a dataset and of its new samples, and the length of each of its samples, by
+    id: its tokens, and those of them that carry loss. Raises as `Store.write` does.
+    """
+    tokens, trained = zip(*lengths.values(), strict=True)
+    with store.transaction() as con:
+        put(con, rows)
+        con.execute(_SET_LENGTHS, [list(lengths), list(tokens), list(trained)])
 
 
 def load_samples(
@@ -176,6 +186,12 @@ def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
         ),
     )
 
+
+_SET_LENGTHS = """
+update sample set num_tokens = tokens, num_trained_tokens = trained
+from (select unnest(?::varchar[]) as id, unnest(?::integer[]) as tokens, unnest(?::integer[]) as trained)
+where sample_id = id
+"""
 
 _CHOSEN = """
 ($ids::varchar[] is null or s.sample_id in (select unnest($ids::varchar[])))
