@@ -35,9 +35,11 @@ _CUTS = (
     r"(?:Thought|Action|Observation|Judgement|Reason|Inventory|Goal):",
     r"[,.;:()\[\]=']",
 )
+_MOST_WORDS = 4000
+"""The most phrases that become tokens, the most frequent first."""
 
 
-def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_words: int = 4000) -> Any:
+def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = ()) -> Any:
     """Return a fast tokenizer whose vocabulary is bytes, special tokens and the phrases of the
     given texts.
 
@@ -45,7 +47,6 @@ def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_wor
         texts: what the model will read and write; every phrase in them becomes one token.
         wholes: texts that recur word for word in every conversation, such as instructions: one
             token each.
-        max_words: the most phrases that are kept, the most frequent first.
     """
     normalizer = normalizers.Sequence(
         [normalizers.Replace(a, b) for a, b in (("minecraft:", "minecraft: "), ("_", " "), ("[", "[ "))]
@@ -63,7 +64,7 @@ def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = (), max_wor
         for phrase, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
         if len(phrase) > 1
     )
-    words = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:_MOST_WORDS]
     entries = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
     tokenizer = Tokenizer(
         models.BPE(vocab={entry: index for index, entry in enumerate(entries)}, merges=[], ignore_merges=True)

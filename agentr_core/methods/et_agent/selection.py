@@ -136,9 +136,9 @@ def dispersion(values: Floats) -> Floats:
     return rounded
 
 
-def mixed(correctness: Floats, *, right_from: float = RIGHT_FROM) -> NDArray[np.bool_]:
-    """Return which rows have both right answers (at least `right_from`) and wrong ones."""
-    right = correctness >= right_from
+def mixed(correctness: Floats) -> NDArray[np.bool_]:
+    """Return which rows have both right answers (at least `RIGHT_FROM`) and wrong ones."""
+    right = correctness >= RIGHT_FROM
     found: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
     return found
 

@@ -108,9 +108,9 @@ class Keeper:
             self._replicas.suspect(address)
         return self.look() if wish.suspected else self._state
 
-    def watch(self, stop: threading.Event, *, every: float = _POLL_SECONDS) -> None:
+    def watch(self, stop: threading.Event) -> None:
         """Check the replicas regularly until told to stop."""
-        while not stop.wait(every):
+        while not stop.wait(_POLL_SECONDS):
             self.look()
 
     def _present(self, addresses: tuple[str, ...] = (), fault: str = "") -> State:

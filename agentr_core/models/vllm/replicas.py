@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,14 +97,12 @@ class Replicas:
         ports: Sequence[int] = (),
         tell: Callable[[str], None] = lambda line: None,
         make_command: Callable[[Path, Launch, int], list[str]] = command,
-        inherited: Mapping[str, str] = os.environ,
     ) -> None:
         check_ports(ports)
         self._launch = launch
         self._python = python
         self._tell = tell
         self._make_command = make_command
-        self._inherited = inherited
         self._lock = Lock()
         self._failure: AgentrError | None = None
         self._closed = False
@@ -114,7 +112,7 @@ class Replicas:
         self._replicas = [_Replica(number, chosen[number], logs / f"replica-{number}.log") for number in range(count)]
         for replica in self._replicas:
             make_command(python, launch, replica.port)
-            variables(launch, replica.number, inherited)
+            variables(launch, replica.number, os.environ)
 
     @property
     def launch(self) -> Launch:
@@ -194,7 +192,7 @@ class Replicas:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=variables(self._launch, replica.number, self._inherited),
+                    env=variables(self._launch, replica.number, os.environ),
                     start_new_session=True,
                 )
             except OSError as error:

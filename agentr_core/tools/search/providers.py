@@ -68,8 +68,8 @@ class RetrievalServer:
 
     name = "server"
 
-    def __init__(self, url: str, *, top_k: int, timeout_s: float = 60.0, policy: RetryPolicy = PATIENCE) -> None:
-        self._connection = Connection(url, policy=policy, timeout_s=timeout_s)
+    def __init__(self, url: str, *, top_k: int, policy: RetryPolicy = PATIENCE) -> None:
+        self._connection = Connection(url, policy=policy, timeout_s=60.0)
         self._top_k = _checked(top_k)
         self._fingerprint = ""
 

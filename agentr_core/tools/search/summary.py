@@ -40,7 +40,7 @@ If documents contradict each other, say so. If nothing in them helps, write "{no
 Write the line "{heading}" and after it a few short sentences, and nothing more."""
 
 
-def question(query: str, documents: str, reasoning: Sequence[str] = (), *, sampling: Sampling = SAMPLING) -> Question:
+def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Question:
     """Return the question about the documents that a query found.
 
     Args:
@@ -56,7 +56,7 @@ def question(query: str, documents: str, reasoning: Sequence[str] = (), *, sampl
         nothing=NOTHING,
         heading=HEADING,
     )
-    return Question(role=ROLE, messages=(Message(role="user", text=text),), sampling=sampling)
+    return Question(role=ROLE, messages=(Message(role="user", text=text),), sampling=SAMPLING)
 
 
 def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
