@@ -92,6 +92,8 @@ def _measures(store: Store) -> None:
         assert "conciseness" not in names, "this judge says neither yes nor no"
     votes = "select number, count(*) n from answer where purpose = 'conciseness' group by number order by number"
     assert store.query(votes)["n"].tolist() == [18, 18]
+    parts = store.query("select distinct part from timing where stage = 'evaluate conciseness'")["part"]
+    assert {"generate", "store"} <= set(parts)
     played = store.query(
         "select v.name, t.success from episode e join evaluation v using (evaluation_id) "
         "join trajectory t using (trajectory_id)"
