@@ -12,13 +12,11 @@ from agentr_core.store.queries.published import published
 
 def has_begun(place: Workplace, iteration: int) -> bool:
     """Return whether an iteration is in the store."""
-    return place.store.path.exists() and iteration_state(place.store, place.iteration_id(iteration)) is not None
+    return iteration_state(place.store, place.iteration_id(iteration)) is not None
 
 
 def made(place: Workplace, iteration: int) -> frozenset[Product]:
     """Return what an iteration has made so far."""
-    if not place.store.path.exists():
-        return frozenset()
     found = published(place.store, place.iteration_id(iteration))
     products: dict[Product, str | None] = {"dataset": found.dataset_id, "checkpoint": found.checkpoint_id}
     return frozenset(product for product, key in products.items() if key is not None)

@@ -186,12 +186,9 @@ class Store:
         All of them if there is no store yet: this is how a rerun finds what is left to do.
         """
         (column,) = TABLES[table].key
-        if not ids or not self.path.exists():
-            return list(ids)
-        with self.reading() as con:
-            known = con.execute(
-                f"select {column} from {table} where {column} in (select unnest(?))", [list(ids)]
-            ).fetchall()
+        if not ids:
+            return []
+        known = self.rows(f"select {column} from {table} where {column} in (select unnest(?))", list(ids))
         present = {identifier for (identifier,) in known}
         return [identifier for identifier in ids if identifier not in present]
 
