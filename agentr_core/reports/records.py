@@ -166,23 +166,9 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutCount:
-    """How many of the `replies` for one purpose (collected, judged, evaluated) were cut by their
-    token limit.
-    """
-
-    purpose: str
-    replies: int
-    cut: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
     """Tokens read and written by the models, and tokens of the dataset that carry loss, by class of
     sample or turn.
-
-    `cut` counts the replies whose reason for ending is known, and those of them that ran into their
-    token limit.
     """
 
     prompt: int
@@ -192,7 +178,10 @@ class TokenCounts:
     """Tokens that carried loss in training, counted anew in each pass over the dataset; 0 before
     the training has ended.
     """
-    cut: tuple[CutCount, ...] = ()
+    cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By purpose (collected, judged, evaluated): the replies whose reason for ending is known, and
+    those of them that ran into their token limit.
+    """
     bills: tuple[Bill, ...] = ()
 
     @property

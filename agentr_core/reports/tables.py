@@ -9,7 +9,6 @@ from agentr_core.reports.document import Bar, Cell, Column, Row, Table
 from agentr_core.reports.records import (
     Bill,
     Counts,
-    CutCount,
     ErrorRecord,
     FunnelStage,
     TokenCounts,
@@ -72,18 +71,18 @@ def tokens(counts: TokenCounts) -> Table:
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
 
 
-def cut_replies(items: Sequence[CutCount]) -> Table:
+def cut_replies(found: Mapping[str, tuple[int, int]]) -> Table:
     """Return how many replies were cut by their token limit, by purpose."""
     rows = (
         Row(
             (
-                wording.label(item.purpose),
-                wording.count(item.replies),
-                wording.count(item.cut),
-                wording.percent(wording.share(item.cut, item.replies)),
+                wording.label(purpose),
+                wording.count(replies),
+                wording.count(cut),
+                wording.percent(wording.share(cut, replies)),
             )
         )
-        for item in items
+        for purpose, (replies, cut) in found.items()
     )
     return Table((Column("Replies", "text"), Column("Count"), Column("Cut by the limit"), Column("%")), tuple(rows))
 

@@ -12,7 +12,6 @@ from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.reports import wording
 from agentr_core.reports.document import Section, Transcripts
 from agentr_core.reports.records import (
-    CutCount,
     ErrorRecord,
     FaultCount,
     IterationReport,
@@ -168,17 +167,9 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
         completion=used.completion,
         trained=dict(sorted(trained.items())),
         in_training=usage.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
-        cut=_cut(place, iteration),
+        cut=usage.cut_replies(place.store, place.iteration_id(iteration)),
         bills=bills(place, iteration),
     )
-
-
-def _cut(place: Workplace, iteration: int) -> tuple[CutCount, ...]:
-    """Return the counts of replies that their token limit cut; replies for which that is unknown
-    are left out.
-    """
-    found = usage.cut_replies(place.store, place.iteration_id(iteration))
-    return tuple(CutCount(purpose=one.purpose, replies=one.replies, cut=one.cut) for one in found)
 
 
 def _errors(place: Workplace, iteration: int) -> ErrorRecord:

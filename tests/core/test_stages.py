@@ -36,7 +36,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.repeating import Repeatability
-from agentr_core.reports.records import Counts, CutCount
+from agentr_core.reports.records import Counts
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
@@ -631,10 +631,10 @@ async def test_a_report_has_the_share_of_replies_that_their_limit_cut(site: Call
     tokens = build_report(one.place, 1).tokens
     drawn = count(one.place, "select count(*) from generation where kind = 'node'")
     assert tokens is not None
-    assert tokens.cut == (CutCount(purpose="collected", replies=drawn, cut=drawn),), "each word of two is cut to one"
+    assert tokens.cut == {"collected": (drawn, drawn)}, "each word of two is cut to one"
     base = build_report(one.place, 0).tokens
     assert base is not None
-    assert [(item.purpose, item.cut) for item in base.cut] == [("evaluated", 0)]
+    assert {purpose: cut for purpose, (_, cut) in base.cut.items()} == {"evaluated": 0}
     cut = [n.step for tree in finished_trees(one.place, 1).values() for n in tree.nodes if n.step]
     assert {step.finish_reason for step in cut} == {"length"}
 

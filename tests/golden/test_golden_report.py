@@ -18,7 +18,6 @@ from agentr_core.reports.html import render_html, render_index
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import (
     Bill,
-    CutCount,
     DepthScore,
     ErrorRecord,
     Estimate,
@@ -223,11 +222,7 @@ def full_report() -> IterationReport:
             prompt=48_211_904,
             completion=1_602_733,
             trained=dict(revision_turn=29_204, good_suffix=148_930, good_path=97_115),
-            cut=(
-                CutCount(purpose="collected", replies=21_504, cut=388),
-                CutCount(purpose="evaluated", replies=2_961, cut=0),
-                CutCount(purpose="judged", replies=6_259, cut=12),
-            ),
+            cut={"collected": (21_504, 388), "evaluated": (2_961, 0), "judged": (6_259, 12)},
             bills=(
                 Bill(
                     role="judge", model="crafter-70b", requests=6259, prompt=5_804_113, completion=188_204, cost=3.4729

@@ -31,17 +31,6 @@ class RequestUse:
     completion: int
 
 
-@dataclass(frozen=True, slots=True)
-class CutReplies:
-    """The number of replies for one purpose, and of those cut by their token limit; replies for
-    which this is not known are left out.
-    """
-
-    purpose: str
-    replies: int
-    cut: int
-
-
 def seconds_by_part(store: Store, iteration_id: str) -> dict[str, float]:
     """Return the seconds of an iteration by part: generate, environment, train, and so on."""
     return dict(store.rows("select part, sum(seconds) from timing where iteration_id = ? group by part", iteration_id))
@@ -103,9 +92,11 @@ def request_use(
     return RequestUse(*(number or 0 for number in sums))
 
 
-def cut_replies(store: Store, iteration_id: str) -> list[CutReplies]:
-    """Return how many replies of an iteration were cut by their token limit, by purpose."""
-    return [CutReplies(*row) for row in store.rows(_CUT, iteration_id)]
+def cut_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+    """Return the number of replies of an iteration, and of those cut by their token limit, by
+    purpose; replies for which this is not known are left out.
+    """
+    return {purpose: (replies, cut) for purpose, replies, cut in store.rows(_CUT, iteration_id)}
 
 
 _COLLECTED = ["node", "played"]
