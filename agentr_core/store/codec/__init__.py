@@ -155,6 +155,7 @@ __all__ = [
     "stage_input_rows",
     "started_at",
     "store_anew",
+    "store_dataset",
     "stored_trees",
     "text_id",
     "timing_rows",
