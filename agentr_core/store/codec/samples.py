@@ -83,10 +83,10 @@ def store_dataset(store: Store, rows: Rows, lengths: Mapping[str, tuple[int, int
     """Store the rows of a dataset and of its new samples, and the length of each of its samples, by
     id: its tokens, and those of them that carry loss. Raises as `Store.write` does.
     """
-    tokens, trained = zip(*lengths.values(), strict=True)
+    tokens, trained = ([length[kind] for length in lengths.values()] for kind in (0, 1))
     with store.transaction() as con:
         put(con, rows)
-        con.execute(_SET_LENGTHS, [list(lengths), list(tokens), list(trained)])
+        con.execute(_SET_LENGTHS, [list(lengths), tokens, trained])
 
 
 def load_samples(
