@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from py4j.java_gateway import GatewayParameters
+from py4j.protocol import ERROR_ON_SEND, Py4JNetworkError
 
+from agentr_core.environments.sciworld.client import Client
 from agentr_core.environments.sciworld.shared import Path, SharedSimulators
 from agentr_core.environments.sciworld.simulator import Answer
 from agentr_core.environments.sciworld.tasks import Variation
@@ -187,3 +190,48 @@ def test_close_ends_all_and_what_is_out_when_it_comes_back() -> None:
         simulators.close()
         assert [each.closed for each in works.made] == [False, True]
     assert [each.closed for each in works.made] == [True, True]
+
+
+class Wire:
+    """A connection to Java that answers or raises what it is told to, and remembers its commands."""
+
+    socket = None
+
+    def __init__(self, raised: BaseException | None = None) -> None:
+        self.sent: list[str] = []
+        self.closed = False
+        self._raised = raised
+
+    def send_command(self, command: str) -> str:
+        self.sent.append(command)
+        if self._raised:
+            raise self._raised
+        return "yv"
+
+    def close(self, reset: bool = False) -> None:
+        self.closed = True
+
+
+def connected(monkeypatch: pytest.MonkeyPatch, wire: Wire) -> Client:
+    client = Client(GatewayParameters())
+    monkeypatch.setattr(client, "_create_connection", lambda: wire)
+    return client
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), Py4JNetworkError("gone", when=ERROR_ON_SEND)])
+def test_what_ends_a_command_is_raised_as_it_is_after_one_try(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, raised: BaseException
+) -> None:
+    wire = Wire(raised)
+    with pytest.raises(type(raised)):
+        connected(monkeypatch, wire).send_command("act")
+    assert (wire.sent, wire.closed, caplog.records) == (["act"], True, [])
+
+
+def test_an_object_that_nobody_holds_is_told_with_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    client = connected(monkeypatch, wire)
+    client.garbage_collect_object("o7")
+    assert wire.sent == []
+    assert [client.send_command("act"), client.send_command("look")] == ["yv", "yv"]
+    assert wire.sent == ["m\nd\no7\ne\n", "act", "look"]

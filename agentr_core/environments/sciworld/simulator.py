@@ -183,8 +183,6 @@ class Simulator:
         self._folder.close()
         if self._client is not None:
             self._client.close()
-            # Otherwise, Java objects that are collected later would call the process.
-            self._client.is_connected = False
 
     def _load(self, variation: Variation, simplifications: str, *, gold: bool) -> None:
         self._ask("load", lambda: self._java.load(*variation, simplifications, gold))
@@ -198,14 +196,16 @@ class Simulator:
 
     def _connect(self) -> Any:
         """Return the simulator's interface in Java."""
-        from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway
+        from py4j.java_gateway import GatewayParameters, JavaGateway
+
+        from agentr_core.environments.sciworld.client import Client
 
         port, token = self._output.address(self._timeout_s)
         parameters = GatewayParameters(port=port, auth_token=token, read_timeout=self._timeout_s)
-        self._client = GatewayClient(gateway_parameters=parameters)
+        self._client = Client(parameters)
         self._gateway = JavaGateway(gateway_parameters=parameters)
         self._gateway.set_gateway_client(self._client)
-        return self._ask("start", self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
+        return self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
 
     def _check_version(self) -> None:
         for task, count in VARIATIONS.items():
