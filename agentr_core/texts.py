@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 # Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
@@ -67,6 +68,14 @@ def cause(error: BaseException) -> str:
     nearest = [frame for frame in theirs if frame.filename == theirs[0].filename][-1:]
     where = "".join(f", {Path(frame.filename).name} line {frame.lineno}" for frame in nearest)
     return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+
+
+def listed(faults: Sequence[str], where: str = "") -> str:
+    """Return faults as one message, after the name of what has them: several stand on a line
+    each.
+    """
+    said = faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} faults", *faults])
+    return f"{where}: {said}" if where else said
 
 
 def counted(number: int, noun: str) -> str:

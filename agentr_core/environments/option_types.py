@@ -11,6 +11,8 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
+from agentr_core.recipes.wrong_values import given, sentence
+
 
 def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the types of options for an environment's class, one sentence each.
@@ -18,7 +20,7 @@ def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
     """
     types = _types(kind)
     told = ((name, _wrong(types[name], value)) for name, value in options.items() if name in types)
-    return [f"environment.options.{name}: {why} (got {options[name]!r})" for name, why in told if why]
+    return [f"environment.options.{name}: {why} (got {given(options[name])})" for name, why in told if why]
 
 
 def _wrong(expected: TypeAdapter[Any], value: Any) -> str:
@@ -29,8 +31,7 @@ def _wrong(expected: TypeAdapter[Any], value: Any) -> str:
         # Not a value that a recipe can have.
         return ""
     except ValidationError as error:
-        said = [fault["msg"].replace("array", "list") for fault in error.errors(include_url=False, include_input=False)]
-        return " or ".join(f"{one[0].lower()}{one[1:]}" for one in dict.fromkeys(said))
+        return sentence(error.errors(include_url=False, include_input=False))
     return ""
 
 

@@ -21,7 +21,7 @@ from agentr_core.environments.native import native
 from agentr_core.environments.option_types import option_faults
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment
-from agentr_core.texts import cause
+from agentr_core.texts import cause, listed
 
 GROUP = "agentr.environments"
 
@@ -56,7 +56,7 @@ def make(
             f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
         )
     if faults := option_faults(kind, options):
-        raise ConfigError("; ".join(faults))
+        raise ConfigError(listed(faults))
     named = _variables_of(kind, options)
     told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
     with _told(name):

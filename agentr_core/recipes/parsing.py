@@ -14,14 +14,11 @@ from agentr_core.errors import ConfigError
 from agentr_core.recipes.faults import faults_of, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
+from agentr_core.recipes.wrong_values import given, sentence
 from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
+from agentr_core.texts import listed
 
 _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
-_OWN_WORDS = {
-    "dataclass_type": "give a section of fields",
-    "tuple_type": "give a list",
-    "string_type": 'input should be a text ("" if empty, digits alone in quotes)',
-}
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
@@ -43,7 +40,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> R
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"recipe {path} must be a mapping of fields, not {type(data).__name__}")
+        what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
+        raise ConfigError(f"recipe {path} {what}; give fields, a line each, such as `name: my-recipe`")
     return parse({"workspace": workspace, **data} if workspace else data, overrides, source=str(path))
 
 
@@ -62,7 +60,7 @@ def parse(
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {'; '.join(_told(error.errors()))}") from None
+        raise ConfigError(listed(_told(error.errors()), source)) from None
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
@@ -72,7 +70,7 @@ def parse(
         *([] if stored else secrets_in(recipe)),
     ]
     if faults:
-        raise ConfigError(f"{source}: {'; '.join(faults)}")
+        raise ConfigError(listed(faults, source))
     return recipe
 
 
@@ -90,26 +88,16 @@ def _field_path(path: Sequence[str | int]) -> list[str]:
 
 
 def _sentence(errors: Sequence[Any]) -> str:
-    if len(errors) == 1:
-        return _say(errors[0])
-    # The value is of none of several kinds.
-    said = dict.fromkeys(_say(error, value=False) for error in errors)
-    return f"{' or '.join(said)}{_got(errors[0])}"
-
-
-def _say(error: Any, *, value: bool = True) -> str:
-    if error["type"] == "unexpected_keyword_argument":
-        return f"unknown field{_meant(error['loc'])}"
-    if error["type"] == "string_pattern_mismatch" and "api_key_env" in error["loc"]:
-        # What stands there may be the key itself.
-        return "give the name of an environment variable, in capitals, that holds the key; never the key"
-    message = _OWN_WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
-    return f"{message[0].lower()}{message[1:]}{_got(error) if value else ''}"
+    first = errors[0]
+    if first["type"] == "unexpected_keyword_argument":
+        return f"unknown field{_meant(first['loc'])}"
+    return f"{sentence(errors)}{_got(first)}"
 
 
 def _got(error: Any) -> str:
-    # What stands there may hold a secret.
-    return "" if "extra_body" in error["loc"] else f" (got {_short(repr(error['input']))})"
+    # What stands there may be a secret, or hold one.
+    secret = "extra_body" in error["loc"] or "api_key_env" in error["loc"]
+    return "" if secret or error["type"] == "missing" else f" (got {given(error['input'])})"
 
 
 def _meant(path: Sequence[str | int]) -> str:
@@ -162,10 +150,6 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _known_as(name: str, section: dict[Any, Any]) -> Any:
     """Return the key that a section has for a name: YAML reads `2` as a number."""
     return next((key for key in section if str(key) == name), name)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _plain_copy(value: Any) -> Any:

@@ -27,6 +27,7 @@ from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenize
 from agentr_core.store import Store
 from agentr_core.store.queries.revision_states import revision_states
 from agentr_core.store.queries.runs import count_trees
+from agentr_core.texts import listed
 from agentr_core.training.objectives import GroupRelative
 from agentr_core.types import Message
 from tasks.workspaces import find_run, open_store
@@ -58,7 +59,7 @@ class Faults:
         if len(messages) == 1 and self.found:
             raise self.found[0]
         if messages:
-            raise ConfigError("; ".join(messages))
+            raise ConfigError(listed(list(messages)))
 
 
 def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:

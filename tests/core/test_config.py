@@ -45,6 +45,12 @@ def test_all_faults_are_reported_together() -> None:
     assert "(got 'hot')" in message
     assert "pairs.alpha.1: " in message
     assert "nonsense: unknown field" in message
+    first, *lines = message.splitlines()
+    assert (first, len(lines)) == ("recipe: 5 faults", 5)
+
+
+def test_a_missing_field_is_told_without_what_stands_around_it() -> None:
+    assert faults({"model": {"path": "m"}}) == "recipe: name: a value is missing"
 
 
 def test_fields_that_do_not_go_together_are_reported_together() -> None:
@@ -198,9 +204,10 @@ def test_a_recipe_that_cannot_be_read_says_which_one(tmp_path: Path) -> None:
     broken.write_bytes(b"name: \xff")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load(broken)
-    broken.write_text("- name", encoding="utf-8")
-    with pytest.raises(ConfigError, match="must be a mapping of fields, not list"):
-        load(broken)
+    for text, what in (("- name", "is a list"), ("42", "is a single value"), ("", "is empty"), ("# -", "is empty")):
+        broken.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=rf"broken\.yaml {what}; give fields, a line each"):
+            load(broken)
     broken.write_text("name: r\nmodel: {path: m}\nextra: 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"broken\.yaml: extra: unknown field"):
         load(broken)
@@ -548,14 +555,20 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("model.workers=-1", "model.workers: input should be greater than or equal to 1 or input should be 'auto'"),
-        (
-            "instances.only=5",
-            'instances.only: input should be a text ("" if empty, digits alone in quotes) or give a list',
-        ),
+        ("model.workers=-1", "model.workers: give 1 or more or auto (got -1)"),
+        ("instances.only=5", 'instances.only: give a text ("" if empty, digits alone in quotes) or a list'),
         ("search=3", "search: give a section of fields (got 3)"),
         ("pairs.alpha=0.5", "pairs.alpha: give a list (got 0.5)"),
-        ("workspace=", 'workspace: input should be a text ("" if empty, digits alone in quotes) (got None)'),
+        ("workspace=", 'workspace: give a text ("" if empty, digits alone in quotes) (got nothing)'),
+        ("search.dives=", "search.dives: give a whole number (got nothing)"),
+        ("search.dives=1.5", "search.dives: give a whole number (got 1.5)"),
+        ("search.width=0", "search.width: give 1 or more (got 0)"),
+        ("pairs.alpha=[2]", "pairs.alpha.0: give 1 or less (got 2)"),
+        ("instances.expert_steps=[1]", "instances.expert_steps.1: a value is missing"),
+        ("compare.arms=3", "compare.arms: give a section of fields (got 3)"),
+        ("name=a/b", "name: give small letters, digits, '.' and '-', the first a letter or a digit (got 'a/b')"),
+        ("training.bf16=maybe", "training.bf16: give true, false or auto (got 'maybe')"),
+        ("search.method=best", "search.method: give mcts or rollouts (got 'best')"),
         ("instances.only='[5)'", "instances.only: give a list of numbers, or a range as a text"),
     ],
 )

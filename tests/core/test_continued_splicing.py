@@ -121,7 +121,7 @@ def test_a_try_that_ends_with_the_reward_of_its_beginning_is_none() -> None:
             "splice={mode: continued, continuation: {temperature: 0}}",
             "splice.continuation: more than one sample at temperature 0",
         ),
-        ('splice.action="a\\nb"', "splice.action: string should match pattern"),
+        ('splice.action="a\\nb"', "splice.action: give a text of one line"),
     ],
 )
 def test_faults_of_the_section_are_named(override: str, said: str) -> None:

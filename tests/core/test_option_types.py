@@ -41,12 +41,12 @@ def test_values_of_their_types_are_taken(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("size", "3", "input should be a valid integer (got '3')"),
-        ("size", True, "input should be a valid integer (got True)"),
-        ("seconds", None, "input should be a valid number (got None)"),
-        ("names", "numbers", "input should be a valid list (got 'numbers')"),
-        ("kind", "c", "input should be 'a' or 'b' (got 'c')"),
-        ("pair", [1], "field required (got [1])"),
+        ("size", "3", "give a whole number (got '3')"),
+        ("size", True, "give a whole number (got true)"),
+        ("seconds", None, "give a number (got nothing)"),
+        ("names", "numbers", "give a list (got 'numbers')"),
+        ("kind", "c", "give a or b (got 'c')"),
+        ("pair", [1], "a value is missing (got [1])"),
     ],
 )
 def test_a_value_of_another_type_is_named(option: str, value: object, said: str) -> None:

@@ -65,7 +65,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         Reasoning(python_timeout_s=float("inf"))
     with pytest.raises(ConfigError, match="document_chars is 0; it must be at least 1"):
         Reasoning(document_chars=0)
-    with pytest.raises(ConfigError, match=r"environment\.options\.top_k: input should be a valid integer"):
+    with pytest.raises(ConfigError, match=r"environment\.options\.top_k: give a whole number"):
         make("reasoning", {"top_k": "3"})
     with pytest.raises(SandboxError, match="no level 'steel'"):
         Reasoning(tools=["python"], sandbox="steel").reach()

@@ -193,7 +193,7 @@ def test_close_ends_all_and_what_is_out_when_it_comes_back() -> None:
 
 
 class Wire:
-    """A connection to Java that answers or raises what it is told to, and remembers its commands."""
+    """A connection to Java that answers, or raises what it is told to, and keeps its commands."""
 
     socket = None
 

@@ -153,9 +153,12 @@ def written(store: Store) -> tuple[tuple[int, int], ...]:
 
 
 def sentence(err: str) -> str:
-    """Return what the command line said, without its mark; fail if it is not one line."""
+    """Return what the command line said, without its mark; fail if it is neither one line nor a
+    list of faults, a line each.
+    """
     assert err.startswith("agentr: ")
-    assert err.count("\n") == 1
+    first, *listed = err.splitlines()
+    assert not listed or (first.endswith(f"{len(listed)} faults") and all(line.startswith("  ") for line in listed))
     return err.removeprefix("agentr: ").rstrip("\n")
 
 

@@ -35,7 +35,7 @@ class Client(GatewayClient):  # type: ignore[misc]
         return answer
 
     def garbage_collect_object(self, target_id: str) -> None:
-        """Note that Java may forget an object, which the next command tells it: Python would lose an
-        interrupt that came while an object is collected.
+        """Note that Java may forget an object, which the next command tells it: an interrupt that
+        came while Python collects an object would be lost.
         """
         self._forsaken.append(target_id)

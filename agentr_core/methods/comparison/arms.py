@@ -18,6 +18,7 @@ from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
 from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
+from agentr_core.texts import listed
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """The beginnings of the fields that an arm may change: none decides what the pool holds or how the
@@ -102,7 +103,7 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
             if "revision" in TAKEN[use]
         ]
     if faults:
-        raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
+        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
     return tuple(arms)
 
 
@@ -198,7 +199,7 @@ def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
             except ConfigError as error:
                 faults.append(str(error))
     if faults:
-        raise ConfigError(f"recipe {recipe.name}: {'; '.join(faults)}")
+        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
     return tuple(arms)
 
 
