@@ -42,11 +42,12 @@ def absent(value: Any) -> frozenset[str]:
     return frozenset(
         field.name
         for field in dataclasses.fields(value)
-        if field.metadata == _LATER and getattr(value, field.name) == _default(field)
+        if field.metadata == _LATER and getattr(value, field.name) == default_of(field)
     )
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a dataclass field, or `MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

@@ -32,7 +32,7 @@ from agentr_core.recipes.models import (
 )
 from agentr_core.recipes.parsing import load, parse
 from agentr_core.recipes.questions_base import QuestionsConfig
-from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved, shown
+from agentr_core.recipes.recipe import FieldValue, Recipe, field_values, identifying, replace, resolved, shown
 from agentr_core.recipes.sampling import DrawingConfig
 from agentr_core.recipes.splicing import ContinuationConfig, SpliceConfig
 from agentr_core.recipes.training import VLLM_LORA_RANKS, BaseConfig, LaunchConfig, TrainingConfig
@@ -57,6 +57,7 @@ __all__ = [
     "EvaluationSetConfig",
     "ExpertConfig",
     "ExploreConfig",
+    "FieldValue",
     "FlywheelConfig",
     "GeneralDataConfig",
     "GrpoConfig",
@@ -82,6 +83,7 @@ __all__ = [
     "TrainingConfig",
     "VllmConfig",
     "WorldConfig",
+    "field_values",
     "identifying",
     "load",
     "parse",

@@ -7,13 +7,13 @@ says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sized
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Sized
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from agentr_core.errors import DataFault
-from agentr_core.fingerprint import absent, later
+from agentr_core.fingerprint import absent, default_of, later
 from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, PairsConfig, SearchConfig
 from agentr_core.recipes.comparison import CompareConfig
 from agentr_core.recipes.data import DataConfig
@@ -208,6 +208,42 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
+class FieldValue(NamedTuple):
+    """A field of a recipe by its full name, its value as plain data, and whether that is its
+    default.
+    """
+
+    name: str
+    value: Any
+    usual: bool
+
+
+def field_values(recipe: Recipe) -> list[FieldValue]:
+    """Return the fields of a recipe and of all its sections, in order, for display as `shown`."""
+    return list(_field_values(recipe, shown(recipe), ""))
+
+
+def _field_values(section: Any, plain: dict[str, Any], where: str) -> Iterator[FieldValue]:
+    for field in dataclasses.fields(section):
+        if field.name not in plain:
+            continue
+        part, value, name = getattr(section, field.name), plain[field.name], f"{where}{field.name}"
+        for key, one, its in _parts(part, value):
+            if dataclasses.is_dataclass(one):
+                yield from _field_values(one, its, f"{name}.{key}." if key else f"{name}.")
+            else:
+                yield FieldValue(name, value, part == default_of(field))
+
+
+def _parts(part: Any, plain: Any) -> list[tuple[str, Any, Any]]:
+    """Return what a field holds, by key, with its plain data: the members of a mapping of sections,
+    otherwise the value itself, under the empty key.
+    """
+    if isinstance(part, dict) and part and all(map(dataclasses.is_dataclass, part.values())):
+        return [(str(key), one, plain[str(key)]) for key, one in part.items()]
+    return [("", part, plain)]
+
+
 def identifying(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as plain data without the fields that were added later and have their default
     value.
@@ -221,11 +257,9 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
     for name in absent(section):
         del plain[name]
     for name, value in plain.items():
-        part = getattr(section, name)
-        parts = part.items() if isinstance(part, dict) else [("", part)]
-        for key, one in parts:
+        for _, one, its in _parts(getattr(section, name), value):
             if dataclasses.is_dataclass(one):
-                _leave_out(one, value[str(key)] if key else value)
+                _leave_out(one, its)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:

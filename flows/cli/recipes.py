@@ -114,14 +114,16 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     show_default=True,
     help="Memory of a GPU, in GiB.",
 )
-def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float) -> None:
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float, form: str) -> None:
     """Show what a recipe would run, and what it needs.
 
-    This covers the tokens and the memory, and which fields affect which stage. Nothing is run.
+    This covers every field that the run reads, which stage reads it, the tokens and the memory.
+    Nothing is run.
     """
     from flows.commands.plan import describe
 
-    click.echo(describe(recipe, overrides, gpu_gib=gpu_gib))
+    click.echo(describe(recipe, overrides, gpu_gib=gpu_gib, form=form))
 
 
 @click.command("eval")

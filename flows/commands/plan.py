@@ -1,36 +1,49 @@
-"""What a recipe would run: the stages in their order, and the fields that reach each."""
+"""What a recipe would run: its fields, the stages in their order, and what they need."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from agentr_core import estimates
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.recipes import ModelConfig, ModelRole, Recipe, shown
-from agentr_core.runtime.description import Training
+from agentr_core.recipes import FieldValue, Recipe, field_values, shown
+from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL
+from agentr_core.runtime.description import Method, Stage
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.start import run_id_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.runs import count_finished_runs
 from agentr_core.texts import counted
-from agentr_core.training.objectives import GroupRelative
+from flows.commands.needs import needs
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment
 from tasks.workspaces import open_store
 
+_WIDTH = 100
+_OF_A_BASE_MODEL = ("name", "method", "description", "workspace", "seed", "base")
 
-def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> str:
-    """Return the plan of a recipe as text: what runs, what it needs, and the fields that reach each
-    stage.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A plan: its summary in lines, and the sections that each stage reads, by the stage's name."""
+
+    summary: list[str]
+    stages: dict[str, tuple[str, ...]]
+
+
+def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0, form: str = "text") -> str:
+    """Return the plan of a recipe as text or `json`: the fields that its run reads, the stages with
+    the sections that each reads, and a summary with what it needs.
 
     A model's directory may still be missing if the shape of a model of its name is shipped: the
     recipe is then planned for another machine, and the plan says what this one lacks. Raises
@@ -40,10 +53,19 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
         gpu_gib: memory of a GPU, in GiB.
     """
     recipe = load_recipe(path, list(overrides))
-    plain = shown(recipe)
     method = method_of(recipe)
     if not method.acts:
-        return "\n".join([f"recipe {recipe.name}: make a base model", *_section("pretrain", ("base",), plain)])
+        found = _Described(summary=[f"recipe {recipe.name}: make a base model"], stages={"pretrain": ("base",)})
+        fields = [field for field in field_values(recipe) if _within(field.name, _OF_A_BASE_MODEL)]
+    else:
+        found = _described(recipe, method, gpu_gib)
+        fields = _read(recipe, method, found.stages)
+    if form == "json":
+        return json.dumps({"recipe": shown(recipe), "stages": found.stages, "summary": found.summary}, indent=2)
+    return "\n".join([*_of_fields(fields), *_of_stages(found.stages), "", *found.summary])
+
+
+def _described(recipe: Recipe, method: Method, gpu_gib: float) -> _Described:
     away = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
     lacking = faults.machine if away else []
@@ -53,13 +75,13 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
     if method.flow == "compare":
         for one in makers_of_samples(recipe):
             faults_of(one, asks=False).tell()
-        return "\n".join(_of_comparison(recipe, train, test, plain))
+        return _comparison(recipe, train, test)
     asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
     paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
     where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
-    lines = [
+    summary = [
         f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
         *method.describe(recipe, train, test),
         *(_world_line(name, *counts[name][:2], share=world.share) for name, world in recipe.environments.items()),
@@ -67,13 +89,12 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0) -> 
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
         *([] if missing else [f"already done: {_done(recipe)}"]),
-        *_needs(recipe, shapes, counts, gpu_gib * GIB),
+        "",
+        *needs(recipe, shapes, counts, gpu_gib * GIB),
     ]
-    for stage in method.before:
-        lines += _section(f"{stage.name} base", stage.reads, plain)
-    for stage in method.stages:
-        lines += _section(stage.name, stage.reads, plain)
-    return "\n".join(lines)
+    before = [replace(stage, name=f"{stage.name} base") for stage in method.before]
+    stages = [stage for plan in plans_of(recipe) for stage in plan.stages]
+    return _Described(summary=summary, stages=_reading(recipe, [*before, *stages]))
 
 
 def _counts(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
@@ -93,7 +114,7 @@ def _world_line(name: str, train: int, test: int, *, share: float) -> str:
     return f"  {name}: {train} training instances, {test} held-out episodes{part}"
 
 
-def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any]) -> list[str]:
+def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
     run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
@@ -102,19 +123,16 @@ def _of_comparison(recipe: Recipe, train: int, test: int, plain: dict[str, Any])
     own = {arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples}
     named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
     if not made:
-        return [head, f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds", *named, done]
-    sections = dict.fromkeys(section for stage in made for section in stage.reads)
-    lines = [
+        each = f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds"
+        return _Described(summary=[head, each, *named, done], stages={})
+    summary = [
         head,
         f"the pool: {', '.join(stage.name for stage in made)} on {train} instances, once",
         f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
         *named,
         done,
-        *_section("pool", tuple(sections), plain),
     ]
-    for stage in plan_of(arms[0].recipe, 1).stages:
-        lines += _section(stage.name, stage.reads, plain)
-    return lines
+    return _Described(summary=summary, stages=_reading(recipe, [*made, *plan_of(arms[0].recipe, 1).stages]))
 
 
 def _budget(recipe: Recipe) -> str:
@@ -122,94 +140,65 @@ def _budget(recipe: Recipe) -> str:
     return f"{training.max_tokens} trained tokens" if training.max_tokens else f"{training.max_seconds:g} s of training"
 
 
-def _needs(
-    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], counts: Mapping[str, tuple[int, int, int]], gpu: float
-) -> list[str]:
-    """Return the needs of a run as lines: tokens at most, and memory of each GPU. `counts` are
-    those of `_counts`.
+def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ...]]:
+    renamed = dict.fromkeys(OF_ONE_WORLD, "environments") if recipe.environments else {}
+    return {one.name: tuple(dict.fromkeys(renamed.get(name, name) for name in one.reads)) for one in stages}
+
+
+def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
+    """Return the fields of a recipe without those that only other methods read, or stages that its
+    run does not have.
     """
-    lines = ["", "each iteration samples at most"]
-    for name, world in recipe.worlds().items():
-        train, test, states = counts[name]
-        where = f"{name}, " if recipe.environments else ""
-        for one in estimates.tokens(world, method_of(world).sampled(world, train), test, states):
-            lines.append(f"  {where}{one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
-    lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
-    for role, shape in shapes.items():
-        lines += _sampling_needs(role, recipe.own_models()[role], shape, gpu)
-    if "actor" in shapes:
-        lines += _training_needs(recipe, shapes["actor"], gpu)
+    read = [name for reads in stages.values() for name in reads]
+    idle = [name for stage in method.stages for name in stage.reads]
+    foreign = ["base", *(section for section in OPTIONAL if section not in method.sections)]
+    return [
+        field
+        for field in field_values(recipe)
+        if _within(field.name, read) or not _within(field.name, (*idle, *foreign))
+    ]
+
+
+def _within(field: str, sections: Iterable[str]) -> bool:
+    return any(field == section or field.startswith(f"{section}.") for section in sections)
+
+
+def _of_fields(fields: Sequence[FieldValue]) -> list[str]:
+    """Return fields as lines: one for each that has been changed; the others share lines, by
+    section.
+    """
+    lines = [
+        "fields that differ from their defaults",
+        *(f"  {one.name} = {json.dumps(one.value)}" for one in fields if not one.usual),
+    ]
+    lines += ["", "fields at their defaults"]
+    usual = sorted((one for one in fields if one.usual), key=_section_of)
+    for section, same in groupby(usual, _section_of):
+        named = ", ".join(f"{one.name.removeprefix(f'{section}.')}={json.dumps(one.value)}" for one in same)
+        lines += textwrap.wrap(
+            f"{section}: {named}" if section else named,
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return lines
 
 
-def _sampling_needs(role: str, model: ModelConfig, shape: estimates.Shape, gpu: float) -> list[str]:
-    need = estimates.sampling(shape, model)
-    context = model.context_length or shape.context_length
-    served = model.backend == "vllm"
-    room = need.sequences(gpu * (model.vllm.gpu_memory_utilization if served else 1.0), context)
-    parts = f" on each of {model.vllm.tensor_parallel_size} GPUs" if model.vllm.tensor_parallel_size > 1 else ""
-    line = f"  {role}, {model.backend}: {shape.parameters:,} parameters, weights {_size(need.weights)}{parts}, "
-    line += f"{_size(need.token)} for each token in keys and values: room for {room:,} sequences of {context:,} tokens"
-    if room:
-        return [line]
-    return [f"{line}; lower model.context_length, or spread the model by model.vllm.tensor_parallel_size"]
+def _section_of(field: FieldValue) -> str:
+    return field.name.rpartition(".")[0]
 
 
-def _training_needs(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
-    config, longest = recipe.training, recipe.data.max_length
-    way_out = (
-        "training.launch.deepspeed=zero3 or training.gradient_checkpointing=true, or lower "
-        "training.per_device_train_batch_size or data.max_length"
-    )
-    if all(isinstance(one.objective, GroupRelative) for one in _trainings(recipe)):
-        # A row is a whole episode.
-        config = replace(config, per_device_train_batch_size=1)
-        longest = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
-        way_out = "or lower grpo.micro_batch_tokens and model.context_length"
-    need = estimates.training(shape, config, longest)
-    kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
-    spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
-    split = config.launch and (config.launch.deepspeed or ("fsdp" if config.launch.fsdp else ""))
-    zero = f" under {split}" if split else ""
-    line = (
-        f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
-        f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "
-        f"{longest:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
-    )
-    if need.host:
-        line += f", and {_size(need.host)} of main memory on all machines together"
-    if need.total <= gpu:
-        return [line]
-    return [f"{line}; that is too much: set training.lora_r, {way_out}"]
-
-
-def _trainings(recipe: Recipe) -> list[Training]:
-    return [plan.training for plan in plans_of(recipe) if plan.training]
-
-
-def _size(count: float) -> str:
-    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count / 1024:.3g} KiB"
-
-
-def _section(stage: str, sections: tuple[str, ...], plain: dict[str, Any]) -> list[str]:
-    fields = []
-    # A section that a recipe of several worlds does not have itself is listed with each of its
-    # worlds.
-    for section in dict.fromkeys(name if name.partition(".")[0] in plain else "environments" for name in sections):
-        values = plain
-        for part in section.split("."):
-            values = values[part]
-        # A stage may read one field of a section.
-        named = (
-            {f"{section}.{key}": value for key, value in values.items()}
-            if isinstance(values, dict)
-            else {section: values}
-        )
-        fields += [f"  {name} = {json.dumps(value)}" for name, value in named.items()]
-    return ["", stage, *fields]
+def _of_stages(stages: dict[str, tuple[str, ...]]) -> list[str]:
+    if not stages:
+        return []
+    width = max(map(len, stages))
+    return [
+        "",
+        "stages, and what each reads",
+        *(f"  {name:<{width}}  {', '.join(reads)}" for name, reads in stages.items()),
+    ]
 
 
 def _done(recipe: Recipe) -> str:

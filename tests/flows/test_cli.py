@@ -67,7 +67,8 @@ def test_an_option_names_the_workspace_of_a_recipe(refusal: Answer, recipe: Path
     assert "workspace /dev/null cannot be used" in refusal("run", recipe, "-w", "/dev/null", "-o", "seed=1")
     for name in ("12", "runs é 😀"):
         planned = CliRunner().invoke(cli, ["plan", str(recipe), "-w", name])
-        assert planned.output.splitlines()[0].endswith(f" in {name}")
+        (head,) = (line for line in planned.output.splitlines() if line.startswith("recipe "))
+        assert head.endswith(f" in {name}")
 
 
 def test_all_wrong_fields_are_named_together(refusal: Answer, recipe: Path) -> None:

@@ -56,10 +56,11 @@ def recipe(tmp_path: Path, door_model: Path) -> Path:
 
 def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path) -> None:
     planned = describe(recipe, [])
-    assert planned.startswith("recipe by-heart: Recital, 1 iteration, run ")
+    assert "\nrecipe by-heart: Recital, 1 iteration, run " in planned
     assert "each iteration: one reply to 6 instances" in planned
     order = ("evaluate base", "recite", "dataset", "train", "evaluate")
-    assert [line for line in planned.splitlines() if line in order] == list(order)
+    told = planned.split("stages, and what each reads\n")[1].split("\n\n")[0]
+    assert [line.strip().split("  ")[0] for line in told.splitlines()] == list(order)
 
     check(load(recipe))
     done = asyncio.run(flywheel(str(recipe)))

@@ -104,7 +104,7 @@ def test_a_plan_counts_every_world(model: Path) -> None:
     assert "webshop: 4 training instances, 2 held-out episodes" in told
     assert "  textcraft, evaluate: 6 replies, 48 tokens" in told
     assert "  webshop, evaluate: 4 replies, 32 tokens" in told
-    assert "environments.webshop = " in told
+    assert "\n  environments.webshop.instances: " in told
 
 
 def test_an_unknown_world_is_one_sentence(refusal: Callable[..., str], model: Path) -> None:

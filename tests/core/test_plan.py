@@ -1,0 +1,123 @@
+"""What `agentr plan` shows of a recipe's fields and stages, and what it advises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from agentr_core import estimates
+from agentr_core.estimates import GIB
+from agentr_core.methods.table import method_of, plans_of
+from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, field_values, load, parse
+from flows.commands import plan
+from flows.commands.needs import sampling_advice, training_advice
+
+RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
+FULL, LORA = TrainingConfig(), TrainingConfig(lora_r=8)
+
+
+def shown(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Return the names of the fields and of the stages that a plan of Agent-R shows."""
+    stages = plan._reading(recipe, [stage for each in plans_of(recipe) for stage in each.stages])
+    return [field.name for field in plan._read(recipe, method_of(recipe), stages)], list(stages)
+
+
+def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_not_have() -> None:
+    fields, stages = shown(load(RECIPES / "textcraft-agent-r.yaml"))
+    assert len(set(fields)) == len(fields)
+    assert {"seed", "promote", "agent_r.phases", "model.vllm.replicas", "search.dives"} <= set(fields)
+    assert not [name for name in fields if name.startswith(("grpo.", "eto.", "base.", "compare."))]
+    assert stages == ["collect", "critique", "splice", "dataset", "train", "evaluate"]
+
+    fields, stages = shown(parse({"name": "r", "model": {"path": "m"}, "agent_r": {"phases": ["rl"]}}))
+    assert "grpo.steps" in fields
+    assert not [name for name in fields if name.startswith(("search.", "splice."))]
+    assert stages == ["reinforce", "evaluate"]
+
+
+def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_section() -> None:
+    recipe = parse({"name": "r", "model": {"path": "m"}, "models": {"judge": {"path": "j"}}}, ["search.dives=3"])
+    found = field_values(recipe)
+    assert [(field.name, field.value) for field in found if not field.usual] == [
+        ("name", "r"),
+        ("model.path", "m"),
+        ("models.judge.path", "j"),
+        ("search.dives", 3),
+    ]
+    lines = plan._of_fields(found)
+    assert lines[1:5] == ['  name = "r"', '  model.path = "m"', '  models.judge.path = "j"', "  search.dives = 3"]
+    assert "  model.prices: prompt=0.0, completion=0.0" in lines
+    assert max(map(len, lines)) <= 100
+
+
+def test_worlds_have_their_own_fields() -> None:
+    recipe = parse(
+        {"name": "r", "model": {"path": "m"}, "environments": {"webshop": {"instances": {"train_limit": 3}}}}
+    )
+    assert [field.name for field in field_values(recipe) if not field.usual][1] == (
+        "environments.webshop.instances.train_limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "online", "gib", "said"),
+    [
+        (
+            FULL,
+            False,
+            5,
+            "that is too much; set training.lora_r, or set training.launch.deepspeed=zero3-offload, or lowe",
+        ),
+        (
+            FULL,
+            False,
+            2,
+            "even without activations, 4 GiB; set training.lora_r, or set training.launch.deepspeed=zero3-",
+        ),
+        (
+            LORA,
+            False,
+            5,
+            "that is too much; set training.load_in_4bit=true, or set training.launch.deepspeed=zero3-off",
+        ),
+        (
+            replace(LORA, per_device_train_batch_size=1),
+            True,
+            5,
+            "set training.load_in_4bit=true, or lower grpo.micro_batch_tokens and model.context_length",
+        ),
+        (
+            replace(LORA, load_in_4bit=True),
+            False,
+            5,
+            "that is too much; lower training.per_device_train_batch_size, or",
+        ),
+        (
+            replace(LORA, load_in_4bit=True),
+            False,
+            2,
+            "that is too much even without activations, 4 GiB; it needs a larg",
+        ),
+    ],
+)
+def test_only_what_helps_a_training_is_named(config: TrainingConfig, online: bool, gib: int, said: str) -> None:
+    fixed = 4 * GIB - 1 * GIB
+    need = estimates.Training(trained=1, weights=fixed // 3, states=2 * fixed // 3, activations=4 * GIB, host=0)
+    assert said in training_advice(config, need, gib * GIB, online=online)
+
+
+@pytest.mark.parametrize(
+    ("backend", "weights", "said"),
+    [
+        ("vllm", 1, "beside the weights; lower model.context_length, or raise model.vllm.tensor_parallel_size"),
+        ("vllm", 3, "the weights alone exceed the 2 GiB that it may take; raise model.vllm.tensor_parallel_size"),
+        ("transformers", 1, "no sequence has room beside the weights; lower model.context_length"),
+        ("transformers", 3, "the weights alone exceed the 2 GiB that it may take; it needs a larger GPU"),
+    ],
+)
+def test_only_what_helps_a_sampler_is_named(backend: Literal["vllm", "transformers"], weights: int, said: str) -> None:
+    need = estimates.Sampling(weights=weights * GIB, token=1)
+    assert sampling_advice(ModelConfig(backend=backend, path="m"), need, 2 * GIB).endswith(said)
