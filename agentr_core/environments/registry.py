@@ -46,6 +46,20 @@ def make(
             a value of another type.
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
+    kind = checked(name, options)
+    named = _variables_of(kind, options)
+    told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
+    with _told(name):
+        chosen = native(kind) if transcript == "native" else kind
+        environment: Environment = chosen(**{**told, **options})
+    return environment
+
+
+def checked(name: str, options: Mapping[str, Any]) -> Any:
+    """Return the class of an environment, whose constructor has these options.
+
+    Raises `ConfigError` as `make` does, and `EnvironmentFault` if the class cannot be imported.
+    """
     kind = _kind(name)
     if kind is None:
         raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(names())}")
@@ -57,12 +71,7 @@ def make(
         )
     if faults := option_faults(kind, options):
         raise ConfigError(listed(faults))
-    named = _variables_of(kind, options)
-    told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
-    with _told(name):
-        chosen = native(kind) if transcript == "native" else kind
-        environment: Environment = chosen(**{**told, **options})
-    return environment
+    return kind
 
 
 def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:

@@ -56,12 +56,13 @@ def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any
     """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`.
 
     The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
-    says what. `options` are for one environment only. Raises `ConfigError` for an unknown name.
+    says what. `options` are for one environment only. Raises `ConfigError` for an unknown name, and
+    for options that the environment does not have.
     """
     if name is None and options:
         raise ConfigError("options belong to one environment; name it")
-    if name is not None and name not in registry.names():
-        named_environment(name, options)
+    if name is not None and (options or name not in registry.names()):
+        registry.checked(name, options)
     return [_diagnose(each, options) for each in ([name] if name else registry.names())]
 
 
