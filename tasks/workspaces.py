@@ -50,9 +50,8 @@ def find_run(workspace: Path, prefix: str) -> str:
     """
     found = runs_beginning(open_store(workspace, must_exist=True), prefix)
     if len(found) != 1:
-        raise ConfigError(
-            f"{len(found)} runs in {workspace} begin with {prefix!r}; `agentr runs -w {workspace}` lists them all"
-        )
+        which = f"{len(found)} runs in {workspace} begin" if found else f"no run in {workspace} begins"
+        raise ConfigError(f"{which} with {prefix!r}; `agentr runs -w {workspace}` lists them all")
     return found[0]
 
 

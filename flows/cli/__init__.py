@@ -1,6 +1,7 @@
 """The command line: `agentr`. It parses, calls one function of the flows or tasks, and prints.
 
-Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 130 interrupted.
+Exit codes: 0 done, 1 our fault, 2 the user's mistake (one sentence on stderr), 130 interrupted, 141
+nobody reads the output any longer.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+from io import StringIO
+from traceback import walk_tb
+from typing import Any
 
 import click
 
@@ -49,7 +53,23 @@ _COMMANDS = [
 ]
 
 
-@click.group(commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """Commands that end as others do when nobody reads what they print; Click would say 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if _failed_to_print(error):
+                sys.exit(141)
+            raise
+
+
+@click.group(
+    cls=_Commands,
+    commands=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="agentr")
 def cli() -> None:
     """The data flywheel that makes language agents correct their own mistakes."""
@@ -78,7 +98,16 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _ABOUT_THE_SYSTEM:
             raise
-        click.echo(
-            f"agentr: {visible(str(error))}; free space or give access, and run the same command again", err=True
-        )
+        what = f"standard output: {error.strerror}" if _failed_to_print(error) else visible(str(error))
+        click.echo(f"agentr: {what}; free space or give access, and run the same command again", err=True)
         sys.exit(1)
+
+
+def _failed_to_print(error: OSError) -> bool:
+    """Return whether an error came of printing. What was printed is then given up, or Python would
+    try again at its end, and complain.
+    """
+    found = any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
+    if found:
+        sys.stdout = StringIO()
+    return found

@@ -67,7 +67,10 @@ def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> 
 
     def read() -> str:
         click.echo("Action: ", nl=False)
-        return standard_input().readline()
+        line = standard_input().readline()
+        if not line:
+            click.echo()
+        return line
 
     play_by_hand(name, options_of(options), split, index, read=read, write=click.echo)
 

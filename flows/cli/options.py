@@ -117,7 +117,8 @@ def of_recipe(command: Callable[..., None]) -> Callable[..., None]:
         expose_value=False,
         is_eager=True,  # before the overrides, which take it in
         callback=_note_workspace,
-        help="Folder of the store, checkpoints and reports; the same as -o workspace=PATH.",
+        help="Folder of the store, checkpoints and reports; the same as -o workspace=PATH.  "
+        "[default: the recipe's, else that in AGENTR_WORKSPACE, else runs]",
     )
     return recipe(OVERRIDE(workspace(command)))
 

@@ -135,7 +135,13 @@ def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float, form: str) ->
     type=NamedPath(path_type=Path, dir_okay=False),
     help="Score another system's episodes instead: a file of the kinds that `agentr import` reads for experts.",
 )
-@click.option("--opening", type=click.IntRange(min=0), default=2, help="With --answers: turns before the problem.")
+@click.option(
+    "--opening",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="With --answers: turns before the problem.",
+)
 def evaluate(
     recipe: Path, overrides: tuple[str, ...], model: Path | None, states: str | None, answers: Path | None, opening: int
 ) -> None:

@@ -98,11 +98,12 @@ def trace(entity: str, workspace: Path, form: str) -> None:
 
 @click.command()
 @WORKSPACE
-def runs(workspace: Path) -> None:
+@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+def runs(workspace: Path, form: str) -> None:
     """List the runs of a workspace."""
     from flows.commands.questions import runs_of
 
-    click.echo(runs_of(workspace), nl=False)
+    click.echo(runs_of(workspace, form), nl=False)
 
 
 @click.command()

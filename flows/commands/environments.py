@@ -87,6 +87,7 @@ def play(
             first = ", ".join(str(one.index) for one in instances[:3])
             raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
         write(visible(f"{env.instruction}\n\n{answers.reset(env, wanted[0])}\n"))
+        reward = 0.0
         while action := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
@@ -96,6 +97,7 @@ def play(
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
                 return
+        write(f"You ended the episode: reward {reward:g}, no success.")
     finally:
         env.close()
 

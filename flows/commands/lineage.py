@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import ConfigError
-from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning
+from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning, nodes_of_tree
 from agentr_core.store.queries.runs import runs_beginning
-from agentr_core.texts import visible
+from agentr_core.texts import counted, visible
 from tasks.workspaces import open_store
 
 _SHOWN = 5
@@ -32,6 +32,11 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
             raise ConfigError(
                 f"{runs[0]} is a run; trace something that it made, such as a checkpoint: "
                 f"`agentr sql --example ancestors -w {workspace}` lists them"
+            )
+        tree, mark, _ = prefix.partition("#")
+        if mark and not found and (nodes := nodes_of_tree(store, tree)):
+            raise ConfigError(
+                f"tree {tree} in {workspace} has {counted(nodes, 'node')}; give a number from 0 to {nodes - 1}"
             )
         count = f"more than {_SHOWN}" if found[_SHOWN:] else len(found) or "no"
         raise ConfigError(

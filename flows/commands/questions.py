@@ -70,7 +70,9 @@ def example_list() -> str:
     return "".join(f"{name.ljust(width)}  {one.about}\n" for name, one in known.items())
 
 
-def runs_of(workspace: Path) -> str:
-    """Return the runs of a workspace as a table. Raises `StoreError` if there is no store."""
+def runs_of(workspace: Path, form: str) -> str:
+    """Return the runs of a workspace in one of the `FORMATS`. Raises `StoreError` if there is no
+    store.
+    """
     store = open_store(workspace, must_exist=True)
-    return FORMATS["table"](store.answer(ALL_RUNS))
+    return FORMATS[form](store.answer(ALL_RUNS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 
 import flows.cli
 from agentr_core.recipes import load
+from agentr_core.store import Store
+from agentr_core.store.codec import run_rows
 from agentr_core.store.connection import storage_faults
 from flows.cli import cli
 from flows.cli.options import IdPrefix
@@ -85,6 +88,29 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[tuple[str
     yield context.command_path, command.get_help(context)
     for name, each in getattr(command, "commands", {}).items():
         yield from _helps(each, click.Context(each, context, name, terminal_width=80, **each.context_settings))
+
+
+def test_help_names_what_a_recipe_without_a_workspace_and_answers_without_an_opening_get() -> None:
+    for command in ("run", "plan", "eval"):
+        said = " ".join(RUNNER.invoke(cli, [command, "--help"]).output.split())
+        assert "[default: the recipe's, else that in AGENTR_WORKSPACE, else runs]" in said
+    assert "turns before the problem. [default: 2; x>=0]" in said
+
+
+def test_a_node_beyond_the_last_is_told_with_how_many_there_are(tmp_path: Path) -> None:
+    counts = dict.fromkeys(("depth", "visits", "value_sum", "dive", "duplicates"), 0)
+    blank = {"tree_id": "abc123", "parent": -1, "terminal": False, **counts}
+    nodes = [{**blank, "node_index": number} for number in range(3)]
+    Store(tmp_path / "store.duckdb").write({"node": nodes})
+    done = RUNNER.invoke(cli, ["trace", "abc#7", "-w", str(tmp_path)])
+    assert str(done.exception) == f"tree abc in {tmp_path} has 3 nodes; give a number from 0 to 2"
+
+
+def test_runs_are_listed_for_programs_too(tmp_path: Path) -> None:
+    row = run_rows("r" * 16, recipe="x", method="agent-r", config={}, versions={}, workspace=str(tmp_path))
+    Store(tmp_path / "store.duckdb").write(row)
+    (run,) = json.loads(RUNNER.invoke(cli, ["runs", "--format", "json", "-w", str(tmp_path)]).output)
+    assert (run["run_id"], run["recipe"]) == ("r" * 16, "x")
 
 
 def test_help_fits_a_terminal_of_80_columns_and_cuts_no_summary() -> None:

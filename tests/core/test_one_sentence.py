@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -223,6 +224,33 @@ def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return capsys.readouterr().err
 
     return end
+
+
+class Closed(StringIO):
+    """A standard output that takes nothing, for a reason of the system."""
+
+    def __init__(self, reason: int) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def write(self, text: str) -> int:
+        raise OSError(self._reason, os.strerror(self._reason))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [(errno.ENOSPC, 1, "agentr: standard output: No space left on device; free space"), (errno.EPIPE, 141, "")],
+)
+def test_an_output_that_takes_nothing_is_named_and_a_closed_one_ends_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: int, code: int, said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["agentr", "sql", "--examples"])
+    monkeypatch.setattr(sys, "stdout", Closed(reason))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    sys.stdout.flush()
+    err = capsys.readouterr().err
+    assert (ended.value.code, err[: len(said)], err.count("\n")) == (code, said, bool(said))
 
 
 def test_the_command_line_says_what_the_system_refused(ending: Callable[[BaseException], str]) -> None:

@@ -127,7 +127,7 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
     finish(tmp_path, SECOND, [])
     with pytest.raises(ConfigError, match="has no model that was evaluated"):
         compare_runs(tmp_path, [FIRST, SECOND])
-    with pytest.raises(ConfigError, match=r"0 runs in .* begin with 'cccc'"):
+    with pytest.raises(ConfigError, match=r"no run in .* begins with 'cccc'"):
         compare_runs(tmp_path, [FIRST, "cccc"])
 
 

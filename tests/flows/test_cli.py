@@ -143,7 +143,7 @@ def test_a_store_that_another_process_holds(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("report", "abc"), "0 runs in .* begin with 'abc'; `agentr runs -w .*` lists them all"),
+        (("report", "abc"), "no run in .* begins with 'abc'; `agentr runs -w .*` lists them all"),
         (("export", "abc", "out", "--format", "trl"), "'abc' begins the id of no run in .* that has a dataset"),
         (("preview", "abc"), "no sample in .* begins with 'abc'"),
         (("sql", "selec 1"), 'SQL: Parser Error: syntax error at or near "selec"'),

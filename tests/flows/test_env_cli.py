@@ -143,6 +143,7 @@ def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypa
 def test_an_endless_split_is_not_counted_through_and_the_end_of_the_input_ends_an_episode() -> None:
     played = ask("play", "textcraft", "--split", "renamed", "--index", "309252671", typed="inventory")
     assert "Goal: craft" in played.output
+    assert played.output.endswith("\nAction: \nYou ended the episode: reward 0, no success.\n")
 
 
 def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str, str]) -> None:

@@ -127,6 +127,14 @@ def entities_beginning(store: Store, prefix: str, *, limit: int) -> list[Entity]
     return [Entity(kind, key) for kind, key in rows]
 
 
+def nodes_of_tree(store: Store, prefix: str) -> int | None:
+    """Return the number of nodes of the one tree whose id begins with a prefix, or None if there is
+    none or several.
+    """
+    found = store.rows("select count(*) from node where starts_with(tree_id, $1) group by tree_id limit 2", prefix)
+    return int(found[0][0]) if len(found) == 1 else None
+
+
 def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
     """Return an entity and all that it was made from, each after its descendant; empty if it is not
     stored.
