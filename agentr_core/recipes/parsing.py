@@ -78,8 +78,11 @@ def _told(errors: Sequence[Any]) -> list[str]:
     """Return one sentence for each wrong field."""
     by_field: dict[str, list[Any]] = {}
     for error in errors:
-        by_field.setdefault(".".join(_field_path(error["loc"])), []).append(error)
-    return [f"{field}: {_sentence(found)}" if field else _sentence(found) for field, found in by_field.items()]
+        field = ".".join(_field_path(error["loc"])).replace(".[key]", ", as a name")
+        by_field.setdefault(field, []).append(error)
+    # Where a text or a list would do, a list with a wrong member is no text, either.
+    inner = [field for field in by_field if not any(other.startswith(f"{field}.") for other in by_field)]
+    return [f"{field}: {_sentence(by_field[field])}" if field else _sentence(by_field[field]) for field in inner]
 
 
 def _field_path(path: Sequence[str | int]) -> list[str]:

@@ -568,6 +568,10 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
         ("compare.arms=3", "compare.arms: give a section of fields (got 3)"),
         ("name=a/b", "name: give small letters, digits, '.' and '-', the first a letter or a digit (got 'a/b')"),
         ("training.bf16=maybe", "training.bf16: give true, false or auto (got 'maybe')"),
+        (
+            "evaluation.sets={A: {split: x}}",
+            "evaluation.sets.A, as a name: give small letters, digits and '-', the first",
+        ),
         ("search.method=best", "search.method: give mcts or rollouts (got 'best')"),
         ("instances.only='[5)'", "instances.only: give a list of numbers, or a range as a text"),
     ],

@@ -500,7 +500,7 @@ async def test_a_run_without_trees_is_named(site: Sites) -> None:
     with pytest.raises(ConfigError, match=f"run {plain.place.run_id} has no finished tree"):
         await prefer(one.place, 1)
     lost = await prepare(site("eto.preferences.source=trees", "eto.preferences.trees=nobody"))
-    with pytest.raises(ConfigError, match=r"0 runs of .* begin with 'nobody'"):
+    with pytest.raises(ConfigError, match=r"no run of .* begins with 'nobody'"):
         await prefer(lost.place, 1)
 
 

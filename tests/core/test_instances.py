@@ -261,7 +261,7 @@ def test_numbers_that_are_not_there_are_named(only: Any, said: str) -> None:
         ("0-99", 'give a list of numbers, or a range as a text, such as "\\[0, 100\\)"'),
         ("[5, 5)", r"instances.only: the range \[5, 5\) is empty"),
         ([1, 2, 1], "instances.only: named twice: 1"),
-        ([-1], "greater than or equal to 0"),
+        ([-1], r"recipe: instances.only.0: give 0 or more \(got -1\)"),
     ],
 )
 def test_what_is_no_range_is_refused(only: Any, said: str) -> None:

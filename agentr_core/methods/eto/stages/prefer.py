@@ -141,10 +141,8 @@ def _of_trees(place: Workplace, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
     runs = runs_beginning(place.store, config.trees or place.run_id)
     if len(runs) != 1:
-        raise ConfigError(
-            f"eto.preferences.trees: {len(runs)} runs of {place.root} begin with {config.trees!r}; "
-            "`agentr runs` lists them all"
-        )
+        which = f"{len(runs)} runs of {place.root} begin" if runs else f"no run of {place.root} begins"
+        raise ConfigError(f"eto.preferences.trees: {which} with {config.trees!r}; `agentr runs` lists them all")
     ids = finished_trees_of_run(place.store, runs[0])
     if not ids:
         raise ConfigError(f"eto.preferences.trees: run {runs[0]} has no finished tree; name a run of method agent-r")
