@@ -70,7 +70,7 @@ def example_list() -> str:
     return "".join(f"{name.ljust(width)}  {one.about}\n" for name, one in known.items())
 
 
-def runs_of(workspace: Path, form: str) -> str:
+def runs_of(workspace: Path, form: str = "table") -> str:
     """Return the runs of a workspace in one of the `FORMATS`. Raises `StoreError` if there is no
     store.
     """
