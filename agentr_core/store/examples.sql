@@ -2,7 +2,7 @@
 -- and changed. The first line of each is its name and what it tells; a test asks all of them.
 
 -- success: How good each model is on each held-out set, with its 95% interval.
-select recipe, run_id, iteration, evaluation, success, success_low, success_high, episodes from v_iterations;
+select recipe, run_id, iteration, evaluation, success, success_low, success_high, episodes, finished from v_iterations;
 
 -- gains: What each iteration gained over the base model on the same episodes.
 select run_id, iteration, evaluation, value as gain, low, high, n as episodes

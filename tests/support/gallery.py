@@ -244,7 +244,13 @@ def _episodes(word: str) -> list[Rows]:
         )
         for rows in (
             evaluation_rows(
-                key, iteration_id=iteration, checkpoint_id=checkpoint, name=f"test{word}", split="train", config={}
+                key,
+                iteration_id=iteration,
+                checkpoint_id=checkpoint,
+                name=f"test{word}",
+                split="train",
+                config={},
+                finished=True,
             ),
             episode_rows(
                 f"{key[:-4]}{key[-1]}", _trajectory(word, success=success), evaluation_id=key, iteration_id=iteration

@@ -35,10 +35,9 @@ class EpisodeCounts:
 def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
     """Return the counts of what an iteration made from its trees; None before it has begun."""
     rows = store.rows(
-        "select trees, led, paths, pairs, critiques, spliced, verified from v_funnel f, (select "
-        "count(distinct tree_id) filter (n.duplicates = 0) as led, "
-        "count(*) filter (n.stop is not null and n.node_index > 0) as paths "
-        "from node n join tree t using (tree_id) where t.iteration_id = $1) where f.iteration_id = $1",
+        "select trees, led, leaves, pairs, critiques, spliced, verified from v_funnel f, (select "
+        "count(distinct tree_id) filter (n.duplicates = 0) as led from node n join tree t using (tree_id) "
+        "where t.iteration_id = $1) where f.iteration_id = $1",
         iteration_id,
     )
     return next((TreeCounts(*row) for row in rows), None)

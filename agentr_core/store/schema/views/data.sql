@@ -6,7 +6,7 @@ with trees as (
 ), leaves as (
     select t.iteration_id, count(*) as leaves
     from node n join tree t using (tree_id)
-    where n.node_index > 0 and not exists (from node c where c.tree_id = n.tree_id and c.parent = n.node_index)
+    where n.node_index > 0 and n.stop is not null
     group by t.iteration_id
 ), rollouts as (
     select iteration_id, count(*) as rollouts from trajectory where source = 'rollout' group by iteration_id
@@ -44,7 +44,7 @@ left join rows_kept using (iteration_id)
 left join rejections using (iteration_id)
 order by r.started_at, r.run_id, i.iteration;
 comment on view v_funnel is 'From trees to dataset rows: what each stage of an iteration kept and turned away.';
-comment on column v_funnel.leaves is 'Nodes without children.';
+comment on column v_funnel.leaves is 'Nodes at which a path ended; a node that was never gone on from is none.';
 comment on column v_funnel.errors_found is 'Critiques that found a bad step.';
 comment on column v_funnel.rejections is 'JSON object: stage.reason to count.';
 comment on column v_funnel.spliced is 'Splices made: revision samples and, in splice.mode verified, splices that failed when they were played.';

@@ -51,23 +51,24 @@ with lost as (
     group by scope_id
 )
 select r.run_id, r.recipe, i.iteration, e.name as evaluation, e.split, e.evaluation_id, e.checkpoint_id, e.finished,
-    w.p as success,
-    if(e.finished and m.bounds is not null, m.bounds.low, greatest(0, w.centre - w.half)) as success_low,
-    if(e.finished and m.bounds is not null, m.bounds.high, least(1, w.centre + w.half)) as success_high,
-    w.reward, w.steps, w.steps_to_success, w.n as episodes, w.lost
+    w.p as success, if(w.p is not null, coalesce(m.bounds.low, greatest(0, w.centre - w.half)), null) as success_low,
+    if(w.p is not null, coalesce(m.bounds.high, least(1, w.centre + w.half)), null) as success_high,
+    w.reward, w.steps, w.steps_to_success, c.n as episodes, c.lost
 from evaluation e
 join iteration i using (iteration_id)
 join run r using (run_id)
-left join wilson w using (evaluation_id)
-left join measured m using (evaluation_id)
+join counted c using (evaluation_id)
+-- Episodes that are won end first: while some are still played, a mean would say too much.
+left join wilson w on e.finished and w.evaluation_id = e.evaluation_id
+left join measured m on e.finished and m.evaluation_id = e.evaluation_id
 order by r.started_at, r.run_id, i.iteration, e.name, e.split;
-comment on view v_evaluations is 'Success share with its 95% interval and mean reward of every evaluation.';
-comment on column v_evaluations.finished is 'Whether all its episodes have ended; while they have not, the numbers are of those that have.';
-comment on column v_evaluations.success_low is 'Of the 95% interval that reports show: Wilson''s, or clustered where several episodes are of one instance, or of one under different names. Wilson''s over episodes until the evaluation is finished.';
+comment on view v_evaluations is 'Success share with its 95% interval and mean reward of every evaluation; null until it is finished, since episodes that are won end first.';
+comment on column v_evaluations.finished is 'Whether all its episodes have ended.';
+comment on column v_evaluations.success_low is 'Of the 95% interval that reports show: Wilson''s, or clustered where several episodes are of one instance, or of one under different names.';
 comment on column v_evaluations.reward is 'Mean final reward; an episode that ended in a disaster counts as `evaluation.disaster_counts`.';
 comment on column v_evaluations.steps is 'Mean steps of all episodes that were played, failed ones included.';
 comment on column v_evaluations.steps_to_success is 'Mean steps of the successful episodes; null when there was none.';
-comment on column v_evaluations.episodes is 'Episodes in the means: those that were played and, with `errors.count_as: zero`, those that failed for good, as failures with reward 0.';
+comment on column v_evaluations.episodes is 'Episodes in the means, or so far: those that were played and, with `errors.count_as: zero`, those that failed for good, as failures with reward 0.';
 comment on column v_evaluations.lost is 'Episodes that failed for good.';
 
 create view v_iterations as
@@ -139,6 +140,7 @@ with given as (
     join trajectory t using (trajectory_id)
     join iteration i on i.iteration_id = e.iteration_id
     left join given g using (trajectory_id)
+    where e.finished
 )
 select a.run_id, a.iteration, b.run_id as other_run_id, b.iteration as other_iteration, a.evaluation, a.split, count(*) as episodes,
     avg(a.success::integer) as success, avg(b.success::integer) as other_success,
@@ -148,7 +150,7 @@ from played a
 join played b using (evaluation, split, instance_id, repeat, cut, given)
 where (a.run_id, a.iteration) <> (b.run_id, b.iteration)
 group by a.run_id, a.iteration, b.run_id, b.iteration, a.evaluation, a.split;
-comment on view v_comparisons is 'Each two models that played the same episodes of a set, side by side; `agentr report RUN RUN` has the intervals.';
+comment on view v_comparisons is 'Each two models that played the same episodes of a set to the end, side by side; `agentr report RUN RUN` has the intervals.';
 comment on column v_comparisons.episodes is 'Episodes that both played: same instance and number and, in a revision test, the same replayed steps.';
 comment on column v_comparisons.gain is 'success - other_success.';
 comment on column v_comparisons.won is 'Episodes that it won and the other did not.';
@@ -174,7 +176,7 @@ left join trained t on t.iteration_id = i.iteration_id
 left join spent e on e.checkpoint_id = i.checkpoint_out
 left join v_iterations v on v.run_id = r.run_id and v.iteration = 1 and v.evaluation = 'test'
 order by p.run_id, list_position(json_keys(p.config, '$.compare.arms'), substr(r.recipe, length(p.recipe) + 2)), arm, max_tokens, max_seconds, seed;
-comment on view v_arms is 'The arms of comparisons: one row for each training on a pool of samples, with its scores on the held-out instances.';
+comment on view v_arms is 'The arms of comparisons: one row for each training on a pool of samples, with its scores on the held-out instances; null until its evaluation is finished.';
 comment on column v_arms.max_tokens is 'The budget in trained tokens, 0 where it is time; trained_tokens is what was really trained.';
 comment on column v_arms.max_seconds is 'The budget in seconds of training, 0 where it is tokens; seconds is what was really spent.';
 comment on column v_arms.steps is 'Mean steps of all episodes, failed ones included.';
