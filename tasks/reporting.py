@@ -221,5 +221,6 @@ def _score_report(place: Workplace, iteration: int, board: Scoreboard) -> Iterat
         model=place.recipe.model.label,
         roles=roles(place.recipe),
         scores=board.up_to(iteration),
+        unfinished=board.unfinished(iteration),
         promoted=promoted(place, iteration),
     )

@@ -124,6 +124,20 @@ class IterationScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """An evaluation of which only some episodes have ended. They say nothing of the others: those
+    that are won end first.
+    """
+
+    iteration: int
+    name: str
+    """The set."""
+    episodes: int
+    planned: int | None
+    """The number of all its episodes; None until another model has played them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Promoted:
     """The model with which the run goes on after an iteration, the best so far on a development
     set.
@@ -224,9 +238,9 @@ class ErrorRecord:
 class IterationReport:
     """The report of one iteration of one run.
 
-    `scores` holds every model evaluated so far, the base model and this iteration among them.
-    `versus_base` and `versus_previous` estimate the difference of success, this iteration minus the
-    other, on the same instances.
+    `scores` holds every model evaluated to the end so far, the base model and this iteration among
+    them. `versus_base` and `versus_previous` estimate the difference of success, this iteration
+    minus the other, on the same instances.
     """
 
     recipe_name: str
@@ -238,6 +252,8 @@ class IterationReport:
     roles: Mapping[str, str] = field(default_factory=dict)
     """Models that took over a role from the acting one, by role."""
     scores: tuple[IterationScore, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+    """Evaluations that go on or were interrupted; they are in no score."""
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None
     interval_method: str = ""

@@ -182,7 +182,7 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
                 (
                     Link(wording.iteration(report.iteration), f"iteration-{report.iteration:02d}.html"),
                     report.date,
-                    None if score is None else _measured(score.success),
+                    _said(report, score),
                     *(_listed(report, name, report.rows.get(name, 0)) for name in names),
                 )
             )
@@ -190,6 +190,12 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
     columns = (Column("Page", "text"), Column("Date", "text"), Column("Success %"))
     note = f"The counts lead into the viewer, which shows them at {last.viewer} once the command agentr view runs."
     return Section("reports", "Pages", (Table((*columns, *map(_titled, names)), tuple(rows)),), note if names else "")
+
+
+def _said(report: IterationReport, score: IterationScore | None) -> Cell:
+    if score is not None:
+        return _measured(score.success)
+    return "not finished" if any(one.iteration == report.iteration for one in report.unfinished) else None
 
 
 def _listed(report: IterationReport, name: str, count: int) -> Cell:

@@ -7,11 +7,14 @@ from statistics import fmean
 
 from agentr_core.reports import wording
 from agentr_core.reports.document import Cell, Column, Measured, Meter, Row, RowTone, Table, Whisker
-from agentr_core.reports.records import Estimate, IterationScore, Promoted, SetScore
+from agentr_core.reports.records import Estimate, IterationScore, Promoted, SetScore, Unfinished
+from agentr_core.reports.unfinished import unfinished_rows
 
 
-def scores(all_scores: Sequence[IterationScore], current: int) -> Table:
-    """Return success, reward, steps to success and episodes of every model."""
+def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
+    """Return success, reward, steps to success and episodes of every model, and how far those are
+    that are still evaluated.
+    """
     columns = (
         Column("Model", "text"),
         Column("Success %"),
@@ -36,7 +39,9 @@ def scores(all_scores: Sequence[IterationScore], current: int) -> Table:
         )
         for score in all_scores
     )
-    return Table(columns, tuple(rows))
+    known = {score.iteration for score in all_scores}
+    first = {one.iteration: one for one in reversed(pending) if one.iteration not in known}
+    return Table(columns, (*rows, *unfinished_rows(columns, sorted(first.values(), key=lambda one: one.iteration))))
 
 
 def lost(all_scores: Sequence[IterationScore]) -> list[str]:
@@ -83,9 +88,9 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
+def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
     """Return success of every model on every held-out set, with the paired difference to the base
-    model.
+    model, and how far those are that are still played.
     """
     columns = (
         Column("Model", "text"),
@@ -115,7 +120,8 @@ def sets(all_scores: Sequence[IterationScore], current: int) -> Table:
         for score in all_scores
         if (found := score.of_set(name))
     ]
-    return Table(columns, tuple(rows))
+    shown = set_names(all_scores)
+    return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name in shown])))
 
 
 def worlds(all_scores: Sequence[IterationScore], current: int) -> Table:

@@ -20,6 +20,7 @@ from agentr_core.reports.document import (
     not_measured,
 )
 from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, SetScore
+from agentr_core.reports.unfinished import unfinished
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
@@ -60,9 +61,10 @@ def headline(report: IterationReport) -> Headline | None:
 def _headline(report: IterationReport) -> Section:
     found = headline(report)
     if found is None:
-        return not_measured(
-            "headline", "Held-out success", "this iteration has not been evaluated on held-out instances"
-        )
+        title, own = "Held-out success", [one for one in report.unfinished if one.iteration == report.iteration]
+        if own:
+            return Section("headline", title, tuple(map(Paragraph, unfinished(own))))
+        return not_measured("headline", title, "this iteration has not been evaluated on held-out instances")
     blocks: list[Block] = [found]
     if len(report.scores) > 1:
         drawing = plots.success(report.scores, report.iteration)
@@ -72,13 +74,17 @@ def _headline(report: IterationReport) -> Section:
 
 def _scores(report: IterationReport) -> Section:
     title = "Score by iteration"
-    if not report.scores:
+    if not (report.scores or report.unfinished):
         return not_measured("scores", title, "no model of this run has been evaluated")
     note = "Success is the flag that the environment sets itself; reward is the mean final score."
     if report.interval_method:
         note += f" Intervals: {report.interval_method}."
-    table = score_tables.scores(report.scores, report.iteration)
-    said = [*([score_tables.promoted(report.promoted)] if report.promoted else []), *score_tables.lost(report.scores)]
+    table = score_tables.scores(report.scores, report.iteration, report.unfinished)
+    said = [
+        *([score_tables.promoted(report.promoted)] if report.promoted else []),
+        *unfinished(report.unfinished),
+        *score_tables.lost(report.scores),
+    ]
     return Section("scores", title, (table, *map(Paragraph, said)), note)
 
 
@@ -124,7 +130,9 @@ def _by_depth(report: IterationReport, names: tuple[str, ...], what: str) -> Ite
 
 def _sets(report: IterationReport) -> Iterator[Section]:
     note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
-    yield Section("sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration),), note)
+    yield Section(
+        "sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration, report.unfinished),), note
+    )
     deep = tuple(_by_depth(report, score_tables.played_once(report.scores), "Set"))
     if deep:
         note = "Percent of episodes solved in each difficulty class, with 95% intervals."
@@ -145,7 +153,9 @@ def _revision(report: IterationReport) -> Section:
     title = "Revision test"
     if not any(score.revision for score in report.scores):
         return not_measured(
-            "revision", title, "the recipe has it switched off, or the base model failed on no instance"
+            "revision",
+            title,
+            "the recipe has it switched off, the base model failed on no instance, or it is not finished",
         )
     note = (
         "Failed episodes of the base model are cut at a random step and replayed; the model goes on from there. The "

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore, of_one_run
+from agentr_core.reports.records import BASE, Estimate, IterationReport, IterationScore, Unfinished, of_one_run
 from agentr_core.reports.score_tables import gain, played_once, promoted, worlds
+from agentr_core.reports.unfinished import unfinished_rows
 
 
 def summary_table(reports: Sequence[IterationReport]) -> str:
@@ -55,11 +56,11 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     ordered = of_one_run(reports)
     # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
     scores = {score.iteration: score for report in ordered for score in report.scores}
-    base = scores.get(BASE)
+    base, pending = scores.get(BASE), ordered[-1].unfinished
     if any(score.worlds for score in scores.values()):
         return worlds([scores[key] for key in sorted(scores)], max(scores))
     if any(score.sets for score in scores.values()):
-        return _table_of_sets([scores[key] for key in sorted(scores)])
+        return _table_of_sets([scores[key] for key in sorted(scores)], pending)
     columns = (
         Column("Model", "text"),
         Column("Success %"),
@@ -68,10 +69,11 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         Column(f"Reward {wording.TIMES}100"),
         Column("Episodes"),
     )
-    return Table(columns, tuple(_row(scores[key], base) for key in sorted(scores)))
+    rows = [_row(scores[key], base) for key in sorted(scores)]
+    return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name == "test"])))
 
 
-def _table_of_sets(scores: Sequence[IterationScore]) -> Table:
+def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinished]) -> Table:
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -93,7 +95,7 @@ def _table_of_sets(scores: Sequence[IterationScore]) -> Table:
         for one in score.sets
         for at in (*one.pass_at[:1], *one.pass_at[1:][-1:])
     ]
-    return Table(columns, tuple(rows))
+    return Table(columns, (*rows, *unfinished_rows(columns, pending)))
 
 
 def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: Estimate | None) -> Row:

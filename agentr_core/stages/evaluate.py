@@ -17,7 +17,7 @@ from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, with_ungraded
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Checkpoint, Workplace
-from agentr_core.stages.lost_episodes import counted_episodes, lost_rows
+from agentr_core.stages.lost_episodes import counted_episodes, ended_episodes, lost_rows
 from agentr_core.stages.measures import OF_REVISION, Measures, load_measures, measure, measure_rows, measure_worlds
 from agentr_core.stages.revision_states import revision_states
 from agentr_core.store import Store
@@ -245,13 +245,12 @@ def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoi
 
 
 def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
-    """Return the measures of the stored episodes of an evaluation; empty if there are none."""
-
-    def counted(number: int) -> list[Episode]:
-        return counted_episodes(place, evaluation_id(place, number, name))
-
-    base = counted(0) if iteration else []
-    previous = counted(iteration - 1) if iteration > 1 else []
+    """Return the measures of the stored episodes of an evaluation; empty if there are none. Gains
+    are over models whose evaluations are finished.
+    """
+    own = counted_episodes(place, evaluation_id(place, iteration, name))
+    base = ended_episodes(place, evaluation_id(place, 0, name)) if iteration else []
+    previous = ended_episodes(place, evaluation_id(place, iteration - 1, name)) if iteration > 1 else []
 
     def measured(episodes: Sequence[Episode]) -> Measures:
         found = measure(
@@ -266,7 +265,7 @@ def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
 
     # A further set belongs to one world.
     several = place.recipe.environments and name not in place.recipe.evaluation.sets
-    return measure_worlds(counted(iteration), measured) if several else measured(counted(iteration))
+    return measure_worlds(own, measured) if several else measured(own)
 
 
 def _measure_later(place: Workplace, iteration: int, names: Collection[str]) -> None:

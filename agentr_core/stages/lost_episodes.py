@@ -11,6 +11,7 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_episodes, rejection_rows
 from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.queries.evaluations import is_finished
 from agentr_core.store.queries.outcomes import instance_traits, rejected_subjects
 from agentr_core.store.tables import Rows
 from agentr_core.types import Instance, Rejection, StopReason, Trajectory
@@ -45,6 +46,13 @@ def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     """
     played = load_episodes(place.store, evaluation_id)
     return played if place.recipe.errors.count_as == "out" else [*played, *lost_episodes(place, evaluation_id)]
+
+
+def ended_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
+    """Return the same; none until the evaluation is finished, since episodes that are won end
+    first.
+    """
+    return counted_episodes(place, evaluation_id) if is_finished(place.store, evaluation_id) else []
 
 
 def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:

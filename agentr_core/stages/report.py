@@ -71,6 +71,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         model=recipe.model.label,
         roles=roles(recipe),
         scores=board.up_to(iteration),
+        unfinished=board.unfinished(iteration),
         versus_base=board.difference(iteration, 0),
         versus_previous=board.difference(iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,

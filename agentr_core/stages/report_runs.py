@@ -12,9 +12,10 @@ from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.reports import wording
 from agentr_core.reports.records import Estimate
 from agentr_core.reports.runs import PairedScore, RunColumn, RunsReport
+from agentr_core.reports.unfinished import unfinished
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.stages.lost_episodes import counted_episodes
+from agentr_core.stages.lost_episodes import ended_episodes
 from agentr_core.stages.measures import by_depth, gain, given_steps
 from agentr_core.stages.report import build_outline, promoted
 from agentr_core.stages.report_beside import differing_sections
@@ -44,9 +45,17 @@ def _last(place: Workplace) -> int:
     ended = {one.evaluation_id for one in finished_evaluations(place.store, place.run_id, after=-1)}
     numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
     if not numbers:
-        raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
+        raise ConfigError(_why_not(place))
     chosen = promoted(place, numbers[-1])
     return chosen.iteration if chosen else numbers[-1]
+
+
+def _why_not(place: Workplace) -> str:
+    """Return why a run cannot be compared yet."""
+    begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+    if not begun:
+        return f"run {place.run_id} has no model that was evaluated, so there is nothing to compare"
+    return f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}"
 
 
 def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn:
@@ -74,12 +83,12 @@ def _paired_scores(
     place: Workplace, iteration: int, first: Workplace, last_of_first: int, board: Scoreboard
 ) -> Iterator[PairedScore]:
     for name in (TEST, *place.recipe.evaluation.sets, REVISION):
-        own = counted_episodes(place, evaluation_id(place, iteration, name))
+        own = ended_episodes(place, evaluation_id(place, iteration, name))
         if not own:
             continue
         measured = board.measured(iteration, name)
         success = estimate(measured.get("success_clustered", measured["success"]))
-        theirs = [] if place is first else counted_episodes(first, evaluation_id(first, last_of_first, name))
+        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
         yield _paired(wording.label(name), success, own, theirs)
 
 

@@ -1,4 +1,6 @@
-"""The scores of a report: every model evaluated so far, on the same held-out instances."""
+"""The scores of a report: every model evaluated to the end so far, on the same held-out
+instances.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from dataclasses import replace
 
 from agentr_core.evaluation import metrics
 from agentr_core.recipes.evaluation import REVISION, TEST
-from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore
+from agentr_core.reports.records import DepthScore, Estimate, IterationScore, PassAt, SetScore, Unfinished
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id, measure_evaluation
 from agentr_core.stages.lost_episodes import lost_episodes
 from agentr_core.stages.measures import Measures, ks_of_pass, load_measures, of_depths, of_world
+from agentr_core.store.queries.evaluations import is_finished, unfinished_evaluations
 
 
 class Scoreboard:
@@ -48,27 +51,59 @@ class Scoreboard:
         return finite(found.get("gain_over_base" if other == 0 else "gain_over_previous"))
 
     def measured(self, iteration: int, name: str) -> Measures:
-        """Return what was measured of an iteration's model on a set; empty if it was not evaluated.
+        """Return what was measured of an iteration's model on a set; empty until its evaluation is
+        finished.
 
-        An evaluation that is not finished, or is of an earlier version, is measured now.
+        One of an earlier version is measured now.
         """
         key = iteration, name
         if key not in self._measures:
-            stored = load_measures(self._place.store, evaluation_id(self._place, iteration, name))
-            self._measures[key] = stored or measure_evaluation(self._place, iteration, name)
+            store, evaluation = self._place.store, evaluation_id(self._place, iteration, name)
+            found = load_measures(store, evaluation)
+            if not found and is_finished(store, evaluation):
+                found = measure_evaluation(self._place, iteration, name)
+            self._measures[key] = found
         return self._measures[key]
+
+    def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
+        """Return how far the evaluations of the models up to an iteration are that have begun and
+        are not finished.
+        """
+        asked = {
+            evaluation_id(self._place, number, name): (number, name)
+            for number in range(iteration + 1)
+            for name in self._names
+        }
+        ended = unfinished_evaluations(self._place.store, list(asked))
+        return tuple(
+            Unfinished(iteration=number, name=name, episodes=ended[key], planned=self._planned(name))
+            for key, (number, name) in asked.items()
+            if key in ended
+        )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (TEST, *self._place.recipe.evaluation.sets, REVISION)
+
+    def _planned(self, name: str) -> int | None:
+        """Return how many episodes a set has, as the first model played them."""
+        found = self.measured(0, name)
+        if not found:
+            return None
+        lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
+        return found["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
 
     def _read(self, iteration: int) -> IterationScore | None:
         measures = self.measured(iteration, TEST)
         if not measures:
             return None
         recipe = self._place.recipe
-        names = (TEST, REVISION, *recipe.evaluation.sets)
+        evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
         return replace(
             _score(iteration, measures, self.measured(iteration, REVISION)),
             sets=tuple(self._sets(iteration)) if recipe.evaluation.sets else (),
             worlds=tuple(self._worlds(iteration)),
-            lost=sum(len(lost_episodes(self._place, evaluation_id(self._place, iteration, name))) for name in names),
+            lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
             lost_as=recipe.errors.count_as,
         )
 

@@ -12,16 +12,19 @@ from finished import finish, revise
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.report_audit import audit, audit_of_run, order_of_drops
+from agentr_core.recipes.evaluation import TEST
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import IterationReport
+from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.store import Store
 from agentr_core.store.codec import dataset_rows, metric_rows
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.store.queries.listings import LISTINGS, listed
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
-from tasks.reporting import compare_runs, write_reports
+from tasks.reporting import compare_runs, score_table, write_reports
+from tasks.wiring import RunRef
 from tasks.workspaces import STORE_FILE
 
 DASHES = str.maketrans({"\N{EN DASH}": "-", "\N{MINUS SIGN}": "-"})
@@ -84,6 +87,34 @@ def test_runs_are_compared_on_the_episodes_that_they_share(tmp_path: Path) -> No
     assert "5 of its 25 episodes of set test were not played by the first run" in text
     assert "seed" in next(line for line in text.splitlines() if SECOND in line)
     assert page.read_text().count("<polyline") == 2
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> None:
+    """Won episodes end first, so what has ended looks like a success."""
+    place = finish(tmp_path, FIRST, [set(range(8)), set(range(20))])
+    key = evaluation_id(place, 1, TEST)
+    with place.store.transaction() as con:
+        con.execute("update evaluation set finished = false where evaluation_id = ?", [key])
+        con.execute("delete from episode where evaluation_id = ? and not instance_id like '%1'", [key])
+    told = "iteration 1: the evaluation is not finished: 2 of 20 episodes of test; the command that began"
+    for page in write_reports(tmp_path, FIRST):
+        text, html = page.with_suffix(".md").read_text(), page.read_text()
+        assert text.split("## ")[1].startswith(f"Held-out success\n\n{told}")
+        assert "| iteration 1 | not finished | - | - | - | 2 of 20 |" in text.translate(DASHES)
+        assert "100.0" not in text.split("## ")[2]
+        assert "points" not in text
+        assert html.count('<g class="now">') == 0
+    assert "iteration 1  not finished" in score_table(RunRef(workspace=str(tmp_path), run_id=FIRST))
+    finish(tmp_path, SECOND, [set(), set(range(20))], seed=1)
+    table, _ = compare_runs(tmp_path, [SECOND, FIRST])
+    assert "40.0" in table.splitlines()[-1], "its last model that was evaluated to the end"
+    with place.store.transaction() as con:
+        con.execute("update evaluation set finished = false where evaluation_id = ?", [evaluation_id(place, 0, TEST)])
+    with pytest.raises(
+        ConfigError, match=f"run {FIRST} cannot be compared yet; iteration 1: .* 2 episodes of test; the"
+    ):
+        compare_runs(tmp_path, [SECOND, FIRST])
 
 
 @pytest.mark.slow

@@ -255,9 +255,9 @@ def test_scores_are_those_of_the_report(tmp_path: Path) -> None:
     asked = "select success, success_low, success_high, reward, episodes, finished, revision_finished from v_iterations"
     (before,) = other.query(asked).values.tolist()
     assert before[4:] == [3, False, False]
-    assert other.rows("select success, success_low, success_high, reward, steps, revision_success from v_iterations") == [
-        (None,) * 6
-    ], "won episodes end first, so the mean of some is none of all"
+    assert other.rows(
+        "select success, success_low, success_high, reward, steps, revision_success from v_iterations"
+    ) == [(None,) * 6], "won episodes end first, so the mean of some is none of all"
     with other.transaction() as con:
         con.execute("update evaluation set finished = true where evaluation_id = ?", [key])
     (after,) = other.query(asked).values.tolist()

@@ -9,7 +9,7 @@ from agentr_core.reports.comparison import Difference
 from agentr_core.reports.records import Estimate
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.stages.lost_episodes import counted_episodes
+from agentr_core.stages.lost_episodes import ended_episodes
 from agentr_core.stages.measures import gains, mean_gain
 from agentr_core.stages.report_scores import finite
 from agentr_core.store.codec.trajectories import Episode
@@ -19,9 +19,11 @@ EpisodesBySet = Mapping[str, Sequence[Episode]]
 
 
 def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
-    """Return the held-out episodes of an iteration's model, by set."""
+    """Return the held-out episodes of an iteration's model, by set; of finished evaluations
+    alone.
+    """
     names = (TEST, *place.recipe.evaluation.sets, REVISION)
-    found = {name: counted_episodes(place, evaluation_id(place, iteration, name)) for name in names}
+    found = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
     return {name: episodes for name, episodes in found.items() if episodes}
 
 

@@ -28,7 +28,7 @@ from agentr_core.methods.et_agent.conciseness import is_concise, read_vote
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.stages.lost_episodes import counted_episodes
+from agentr_core.stages.lost_episodes import ended_episodes
 from agentr_core.store.codec import Episode, load_episodes, load_replies
 from agentr_core.types import Trajectory
 
@@ -65,7 +65,7 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
         for one, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
     ]
     found = _measured(answered)
-    if iteration and (base := counted_episodes(place, evaluation_id(place, 0, name))):
+    if iteration and (base := ended_episodes(place, evaluation_id(place, 0, name))):
         before = answers_of(place, [one.trajectory for one in base])
         gained = gains([one.attempt for one in answered], [one.attempt for one in before])
         found |= {name: estimate for name, estimate in gained.items() if estimate.n}

@@ -1,7 +1,8 @@
-"""Evaluations that are finished, and their metrics."""
+"""Evaluations, how far they are, and their metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentr_core.store.database import Store
@@ -45,6 +46,23 @@ def _finished(store: Store, where: str, *params: str | int) -> list[StoredEvalua
         *params,
     )
     return [StoredEvaluation(*row) for row in rows]
+
+
+def is_finished(store: Store, evaluation_id: str) -> bool:
+    """Return whether all episodes of an evaluation have ended."""
+    return bool(store.count("select count(*) from evaluation where evaluation_id = ? and finished", evaluation_id))
+
+
+def unfinished_evaluations(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
+    """Return how many episodes have ended of those among some evaluations that are not finished, by
+    evaluation; evaluations that have not begun are left out.
+    """
+    rows = store.rows(
+        "select e.evaluation_id, count(p.evaluation_id) from evaluation e left join episode p using (evaluation_id) "
+        "where e.evaluation_id in (select unnest(?)) and not e.finished group by all",
+        list(evaluation_ids),
+    )
+    return {key: int(episodes) for key, episodes in rows}
 
 
 def evaluation_metrics(store: Store, evaluation_id: str) -> list[StoredMetric]:
