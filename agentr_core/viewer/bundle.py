@@ -45,7 +45,8 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
     of other runs, unless the first page is that list.
 
     Args:
-        most: the maximum number of pages, those nearest to the first; links to others are removed.
+        most: the maximum number of pages, each kind in its turn, those nearest to the first page;
+            links to others are removed.
 
     Raises:
         ConfigError: the folder exists and is not empty, or there is nothing to show.
@@ -80,13 +81,19 @@ async def _files(app: ASGIApp, start: str, most: int) -> tuple[dict[str, str], B
 
 
 async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[dict[str, str], int]:
-    """Return pages by address, nearest first, and how many more they link to."""
+    """Return pages by address, and how many more they link to. Kinds take turns: there are far more
+    lists and trajectories than trees, pairs and samples.
+    """
     pages: dict[str, str] = {}
-    waiting = {start: None}
+    waiting = {_kind(start): {start: None}}
     elsewhere: set[str] = set()
     while waiting and len(pages) < most:
-        path = next(iter(waiting))
-        del waiting[path]
+        kind = next(iter(waiting))
+        paths = waiting.pop(kind)
+        path = next(iter(paths))
+        del paths[path]
+        if paths:
+            waiting[kind] = paths
         answer = await http.get(path)
         if answer.status_code >= 500:
             raise StoreError(f"the page {path} cannot be made; `agentr store check` says whether the store is sound")
@@ -97,8 +104,13 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
         for found in _links(answer.text):
             unknown = found not in pages and found not in elsewhere
             if unknown and not _ASKED.search(found) and not _leads_elsewhere(found, start):
-                waiting[found] = None
-    return pages, len(waiting)
+                waiting.setdefault(_kind(found), {})[found] = None
+    return pages, sum(map(len, waiting.values()))
+
+
+def _kind(path: str) -> str:
+    """Return the kind of the page at an address, `tree` of `/tree/ID`."""
+    return urlsplit(path).path.split("/")[1]
 
 
 def _links(text: str) -> list[str]:

@@ -12,26 +12,38 @@ from agentr_core.store.queries.trees import TreeNode
 from agentr_core.texts import visible
 
 _ROW: Final = 38
-_COLUMN: Final = 212
-_BEND: Final = 44
+_COLUMN: Final = 188
+_BEND: Final = 34
 _MARGIN: Final = 30
-_LABEL: Final = 22
+_LABEL: Final = 20
 """Characters of an action that are shown; the page of its node shows all of it."""
 _TONES: Final = ("passed", "", "bad", "good", "both")
 MOST_NODES: Final = 1500
 """A drawing of more nodes is too long to look at and slow to show."""
 
 
-def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Collection[int]) -> str:
-    """Return the drawing of a tree, the root at the top left, children from the most visited one
-    down; each node links to its page.
+def tree(
+    nodes: Sequence[TreeNode],
+    tree_id: str,
+    good: Collection[int],
+    bad: Collection[int],
+    first: Sequence[Collection[int]] = (),
+) -> str:
+    """Return the drawing of a tree, the root at the top left; each node links to its page. Children
+    stand from the most visited one down, but paths that were chosen come first.
 
     Args:
         nodes: by number.
         good, bad: nodes on good and bad paths of pairs, marked so.
+        first: the nodes of paths that come before others, in their order.
     """
+    paths = (*first, good, bad)
+
+    def place(node: TreeNode) -> tuple[int, int]:
+        return next((number for number, path in enumerate(paths) if node.number in path), len(paths)), -node.visits
+
     children: dict[int, list[int]] = {}
-    for node in sorted(nodes, key=lambda node: -node.visits):
+    for node in sorted(nodes, key=place):
         children.setdefault(node.parent, []).append(node.number)
     rows = _rows(children)
     width = 2 * _MARGIN + _COLUMN * (max(node.depth for node in nodes) + 1)
@@ -49,23 +61,26 @@ def tree(nodes: Sequence[TreeNode], tree_id: str, good: Collection[int], bad: Co
 
 
 def _rows(children: dict[int, list[int]]) -> dict[int, int]:
-    """Return the row of each node: leaves one below the other, parents beside their first child, so
-    that the root is at the top, where the drawing is first looked at.
+    """Return the row of each node, the root in the first, where the drawing is first looked at.
+
+    A node and the first child of each stand in one row, as high as there is room for all of them:
+    short branches stand beside long ones, and no edges cross.
     """
     rows: dict[int, int] = {}
-    leaves = 0
-    waiting = [(0, False)]
+    free: dict[int, int] = {}
+    waiting = [(0, 0)]
     while waiting:
-        node, done = waiting.pop()
-        below = children.get(node, [])
-        if done:
-            rows[node] = rows[below[0]]
-        elif below:
-            waiting.append((node, True))
-            waiting.extend((child, False) for child in reversed(below))
-        else:
-            rows[node] = leaves
-            leaves += 1
+        node, depth = waiting.pop()
+        line = [node]
+        while below := children.get(line[-1]):
+            line.append(below[0])
+        places = range(depth, depth + len(line))
+        row = max(free.get(place, 0) for place in places)
+        free.update(dict.fromkeys(places, row + 1))
+        for place, one in zip(places, line, strict=True):
+            rows[one] = row
+            # The last one is placed first: the branches of the deepest node.
+            waiting.extend((child, place + 1) for child in reversed(children.get(one, [])[1:]))
     return rows
 
 

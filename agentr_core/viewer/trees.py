@@ -33,7 +33,9 @@ def tree(store: Store, tree_id: str) -> Page | None:
     pairs = pairs_of_tree(store, tree_id)
     good = _ways(nodes, (leaf for _, leaf, _ in pairs))
     bad = _ways(nodes, (leaf for _, _, leaf in pairs))
-    drawn = Markup(drawing.tree(nodes, tree_id, good, bad)) if 0 < len(nodes) <= drawing.MOST_NODES else None
+    first = [_ways(nodes, [leaf]) for _, *leaves in pairs[:1] for leaf in leaves]
+    drawable = 0 < len(nodes) <= drawing.MOST_NODES
+    drawn = Markup(drawing.tree(nodes, tree_id, good, bad, first)) if drawable else None
     values = {
         "head": head,
         "nodes": nodes,

@@ -14,7 +14,9 @@ from browser import browse
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.reports import wording
 from agentr_core.store import Store
+from agentr_core.store.queries.trees import TreeNode
 from agentr_core.store.text_index import TextIndex
+from agentr_core.viewer import drawing
 from agentr_core.viewer.searching import extract
 from agentr_core.viewer.server import app
 
@@ -61,7 +63,8 @@ async def test_a_run_leads_to_its_lists_and_to_what_changed(pages: httpx.AsyncCl
     assert f"/differences?before={gallery.BEFORE}&amp;after={gallery.AFTER}" in page
     assert f"/trajectories?run={gallery.RUN}&amp;iteration=1" in page
     assert "filter: duplicate" in shown(page)
-    assert shown(page).count("not finished") == 2, "of two evaluations, compared with another or not"
+    assert 'href="/dataset/aaaa00000000d000"' in page
+    assert "Trained on samples of" not in page
     gained = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=gained")
     assert "before and after 1" in shown(gained.text)
     lost = await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=lost")
@@ -143,6 +146,36 @@ async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: 
     beside = shown((await pages.get(f"/node/{gallery.TREE}/3")).text)
     assert "1 not taken here WIN" in beside
     assert "1 not taken here WAIT" in beside
+
+
+def test_the_paths_of_a_pair_stand_together_at_the_top_of_a_tree() -> None:
+    def node(number: int, parent: int, depth: int, visits: int) -> TreeNode:
+        return TreeNode(number, parent, depth, "go", visits, 0.0, 0.0, False, False, True, None, 1, None)
+
+    # Most visited is a long path of no pair (2, 5 to 8), with branches; a pair parts at node 1.
+    nodes = [node(0, -1, 0, 9), node(1, 0, 1, 2), node(2, 0, 1, 7), node(3, 1, 2, 1), node(4, 1, 2, 1)]
+    nodes += [node(number, parent, depth, 5) for number, parent, depth in ((5, 2, 2), (6, 5, 3), (7, 6, 4), (8, 7, 5))]
+    nodes += [node(9, 2, 2, 1), node(10, 5, 3, 1), node(11, 6, 4, 1)]
+    drawn = drawing.tree(nodes, "t", {0, 1, 4}, {0, 1, 3}, [{0, 1, 4}, {0, 1, 3}])
+    spots = re.findall(r'class="ground" cx="([^"]+)" cy="([^"]+)"', drawn)
+    rows = [(float(y) - float(spots[0][1])) / drawing._ROW for _, y in spots]
+    assert [rows[number] for number in (0, 1, 4, 3)] == [0, 0, 0, 1]
+    assert [rows[number] for number in (2, 5, 6, 7, 8)] == [2] * 5
+    # Short branches stand side by side below the path that they leave.
+    assert [rows[number] for number in (9, 10, 11)] == [3, 3, 3]
+    assert len(set(spots)) == len(nodes)
+
+
+async def test_an_arm_leads_to_its_pool_and_an_evaluation_that_goes_on_has_no_score(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb")
+    with store.transaction() as con:
+        con.execute("update evaluation set finished = false")
+        con.execute("""update run set config = '{"compare": {"pool": "bbbb", "samples": ""}}'""")
+    async with client(store) as pages:
+        page = (await pages.get(f"/run/{gallery.RUN}")).text
+    assert "Trained on samples of bbbb" in shown(page)
+    assert shown(page).count("not finished") == 2, "of two evaluations, compared with another or not"
+    assert "<meter" not in page
 
 
 async def test_why_a_path_ended_is_told_in_words(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import gallery
 import pytest
 from browser import HOSTILE, browse
 from finished import finish
-from starlette.responses import PlainTextResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from agentr_core.errors import ConfigError, StoreError
@@ -80,6 +80,23 @@ async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
     assert set().union(*map(links, pages.values())) <= {*pages, "page.css", "viewer.css", "keys.js"}
     assert 'class="home"' in pages["index.html"]
     assert f"run-{OTHER}" in "".join(file.name for file in (tmp_path / "both").iterdir())
+
+
+async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
+    """A run has more lists, and more links to trajectories, than anybody shares pages."""
+
+    async def site(scope: Scope, receive: Receive, send: Send) -> None:
+        linked = {
+            "/run/r": [*(f"/trajectories?page={n}" for n in range(50)), "/trees?page=1"],
+            "/trees": ["/tree/t", "/pair/p"],
+            "/pair/p": ["/sample/s"],
+        }.get(scope["path"], [])
+        page = "".join(f'<a href="{link}">x</a>' for link in linked)
+        await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
+
+    assert await bundle(site, tmp_path / "site", start="/run/r", most=10) == Bundled(10, 45)
+    names = {file.name[:5] for file in (tmp_path / "site").glob("*.html")}
+    assert names == {"index", "traje", "trees", "tree-", "pair-", "sampl"}
 
 
 async def test_no_more_pages_are_written_than_asked_for(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ class RunLine(NamedTuple):
     started_at: datetime
     finished_at: datetime | None
     iterations: int
+    pool: str | None
+    """The run whose samples it is trained on, if it is an arm of a comparison."""
 
 
 class IterationLine(NamedTuple):
@@ -39,8 +41,8 @@ class IterationLine(NamedTuple):
 
 
 class EvaluationLine(NamedTuple):
-    """An evaluation of a run with what was measured; shares in [0, 1], None before an episode is
-    stored.
+    """An evaluation of a run with what was measured: shares in [0, 1], None until it is
+    finished.
     """
 
     evaluation_id: str
@@ -109,7 +111,9 @@ def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
 
 _RUNS = """
 select run_id, recipe, method, status, started_at, finished_at,
-    (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0)
+    (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0),
+    (select coalesce(nullif(config->>'$.compare.samples', ''), nullif(config->>'$.compare.pool', ''))
+        from run o where o.run_id = r.run_id)
 from v_runs r where $1 in ('', run_id) order by started_at desc, run_id
 """
 _ITERATIONS = """
