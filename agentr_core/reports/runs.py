@@ -178,7 +178,7 @@ def _heads(report: RunsReport) -> Section:
         Column("Run", "code"),
         *(Column(title, "text") for title in ("Recipe", "Method", "Model")),
         Column("Seed"),
-        *(Column(title, "text") for title in ("Compared", "Differs from the first in")),
+        *(Column(title, "text") for title in ("Compared", "Differs in")),
     )
     return Section("runs", "Runs", (Table(columns, tuple(rows)),))
 
