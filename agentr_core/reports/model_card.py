@@ -46,6 +46,8 @@ class Card:
     dataset_hash: str
     scores: tuple[CardScore, ...]
     recipe: Mapping[str, Any]
+    arm_of: str
+    """The run of the comparison whose arm it is; empty if it is none."""
     versions: Mapping[str, str]
     ancestry: tuple[str, ...]
 
@@ -77,7 +79,7 @@ instance.
 {_facts(card)}
 
 <details><summary>The resolved recipe</summary>
-
+{_ARM.format(card.arm_of) if card.arm_of else ""}
 ```yaml
 {yaml.safe_dump(dict(card.recipe), sort_keys=False, allow_unicode=True).rstrip()}
 ```
@@ -89,6 +91,12 @@ instance.
 ```text
 {chr(10).join(card.ancestry)}
 ```
+"""
+
+
+_ARM = """
+It is that of an arm of comparison {}: `agentr compare` makes it of the recipe of the comparison,
+and it does not load by itself.
 """
 
 

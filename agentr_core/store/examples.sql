@@ -91,7 +91,7 @@ select run_id, iteration, kind, count(*) as samples, count(*) filter (used) as u
 from v_samples group by all order by all;
 
 -- lineage: From a checkpoint to the instances, seeds and verdicts behind it.
-select checkpoint_id, sample_id, kind, verdict, action, instance_id, tree_seed, run_id, iteration from v_lineage;
+select checkpoint_id, sample_id, kind, verdict_position, verdict, action, instance_id, tree_seed, run_id, iteration from v_lineage;
 
 -- ancestors: From each checkpoint back to the model that it all began with.
 select checkpoint_id, generation, ancestor_id, recipe, iteration, path from v_ancestors;

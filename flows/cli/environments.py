@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from agentr_core.texts import counted
 from flows.cli.options import NamedPath, standard_input
 
 
@@ -88,7 +89,7 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
     """
     from flows.commands.environments import examples, options_of
 
-    click.echo(f"{examples(name, options_of(options), split, count, file)} examples in {file}")
+    click.echo(f"{counted(examples(name, options_of(options), split, count, file), 'example')} in {file}")
 
 
 @env.command("serve")

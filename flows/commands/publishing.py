@@ -93,6 +93,7 @@ def _card(store: Store, workspace: Path, made: CheckpointMade, name: str, base_m
         dataset_hash=manifest.dataset_hash,
         scores=tuple(filter(None, scores)),
         recipe=_shown(recipe, json.loads(made.config), base_model),
+        arm_of=recipe.compare.pool,
         versions=manifest.versions,
         ancestry=tuple(line_of(line, hidden=("model",)) for line in ancestry(store, made.checkpoint_id, "checkpoint")),
     )

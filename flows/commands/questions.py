@@ -8,6 +8,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.store.answers import FORMATS, write_parquet
 from agentr_core.store.examples import example, examples
 from agentr_core.store.queries.runs import ALL_RUNS
+from agentr_core.texts import counted
 from agentr_core.writing import write_text
 from tasks.workspaces import open_store
 
@@ -48,7 +49,7 @@ def answer(
         write_parquet(found, output)
     else:
         write_text(output, FORMATS[form](found))
-    return f"{output}: {found.num_rows:,} rows\n"
+    return f"{output}: {counted(found.num_rows, 'row')}\n"
 
 
 def _form_of(output: Path | None) -> str:

@@ -15,6 +15,7 @@ from agentr_core.store.care.pruning import prune
 from agentr_core.store.care.rewriting import Rewritten, compact
 from agentr_core.store.care.sizes import sizes
 from agentr_core.store.queries.soundness import contradictions, dangling_references
+from agentr_core.texts import counted
 from tasks.runs import all_locked
 from tasks.workspaces import find_run, open_store
 
@@ -67,7 +68,7 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
     with all_locked(workspace):
         found = merge_stores(store, [_named(other) for other in others])
     gained = sum(-count for count in found.gone.values())
-    return f"{wording.count(gained)} rows taken{_by_table(found.gone, -1)}\n{_sizes(workspace, found)}"
+    return f"{counted(gained, 'row')} taken{_by_table(found.gone, -1)}\n{_sizes(workspace, found)}"
 
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
@@ -80,7 +81,7 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
     with all_locked(workspace):
         found = prune(store, names, keep=not dry_run)
     gone = found.rewritten.gone
-    rows = f"{wording.count(sum(gone.values()))} rows {'would go' if dry_run else 'went'}{_by_table(gone, 1)}"
+    rows = f"{counted(sum(gone.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(gone, 1)}"
     stays = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in found.needed]
     folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in found.unnamed]
     return "".join(f"{line}\n" for line in (rows, *stays, *folders, _sizes(workspace, found.rewritten)))

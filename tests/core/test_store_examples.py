@@ -17,6 +17,7 @@ from agentr_core.store.examples import example, examples
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Verdict
 from flows.cli import cli
+from flows.commands.lineage import traced
 
 WITHOUT_ROWS = {"soundness", "forgotten", "never", "disputed"}
 """Questions without an answer in this store: nothing dangles, the later model wins all, and the
@@ -106,6 +107,24 @@ def test_what_a_teacher_collects_is_no_token_of_the_actor(tmp_path: Path) -> Non
     )
 
 
+def test_a_trace_names_a_row_of_a_dataset_the_seed_of_an_episode_and_a_model_where_it_lies_now(
+    workspace: Path, store: Store
+) -> None:
+    dataset, episode = "aaaa00000000d000", gallery.ROLLOUTS[2]
+    with store.transaction() as con:
+        con.execute("update generation set seed = 71 + position where owner_id = ?", [episode])
+    assert f"  one of them {gallery.REVISION}" in traced(workspace, dataset, "text").splitlines()[0]
+    assert "  seed 71  " in traced(workspace, episode, "text").splitlines()[0]
+    here = workspace / "checkpoints" / gallery.TRAINED
+    assert str(here) not in traced(workspace, gallery.TRAINED, "text")
+    here.mkdir(parents=True)
+    assert f"  model {here}  " in traced(workspace, gallery.TRAINED, "text").splitlines()[0]
+
+
+def test_the_rows_of_a_lineage_are_told_apart_by_the_judged_step(store: Store) -> None:
+    assert "verdict_position" in store.answer(example("lineage").sql).column_names
+
+
 def test_an_unknown_example_is_named_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="there is no example sucess; there are success, gains"):
         example("sucess")
@@ -118,9 +137,9 @@ def test_the_command_lists_and_asks_them_in_every_format(workspace: Path, tmp_pa
     assert said("--examples").splitlines()[0].split("  ")[0] == "success"
     assert json.loads(said("--example", "pairs", "--format", "json"))[0]["pair_id"] == gallery.PAIR
     file = tmp_path / "pairs.parquet"
-    assert said("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 rows\n"
+    assert said("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 row\n"
     assert pq.read_table(file)["pair_id"].to_pylist() == [gallery.PAIR]
-    assert said("--example", "pairs", "--format", "csv", "--output", str(tmp_path / "p.csv")).endswith("1 rows\n")
+    assert said("--example", "pairs", "--format", "csv", "--output", str(tmp_path / "p.csv")).endswith("1 row\n")
     assert (tmp_path / "p.csv").read_text().startswith("run_id,iteration,pair_id")
 
 

@@ -32,6 +32,8 @@ select d.hash, i.run_id as run, i.iteration,
     (select list(n || ' ' || kind order by kind) from (
         select s.kind, count(*) as n from dataset_row w join sample s using (sample_id)
         where w.dataset_id = d.dataset_id group by s.kind)) as samples,
+    (select sample_id from dataset_row w join sample s using (sample_id) where w.dataset_id = d.dataset_id
+        order by s.pair_id is null, s.tree_id is null, w.position limit 1) as "one of them",
     (select list(distinct policy order by policy) from (
         select case when t.source = 'expert' then null
             else coalesce(g.checkpoint_id, i.collected_by, i.checkpoint_in) end as policy
@@ -64,7 +66,9 @@ select instance_id as instance, seed, dives_done as dives,
     (select count(*) from node n where n.tree_id = t.tree_id) as nodes, checkpoint_id as "checkpoint: grown by"
 from tree t where tree_id = $1""",
     "trajectory": """
-select source, t.instance_id as instance, t.reward, success, stop, num_steps as steps, operator, g.policy,
+select source, t.instance_id as instance,
+    (select min_by(seed, position) from generation where kind = 'step' and owner_id = t.trajectory_id) as seed,
+    t.reward, success, stop, num_steps as steps, operator, g.policy,
     d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
     case when source <> 'expert'
         then coalesce(e.checkpoint_id, i.collected_by, i.checkpoint_in) end as "checkpoint: played by"
