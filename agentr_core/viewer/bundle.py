@@ -109,8 +109,9 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
 
 
 def _kind(path: str) -> str:
-    """Return the kind of the page at an address, `tree` of `/tree/ID`."""
-    return urlsplit(path).path.split("/")[1]
+    """Return the kind of the page at an address, `tree` of `/tree/ID`; lists are of one kind."""
+    kind, _, key = urlsplit(path).path[1:].partition("/")
+    return kind if key else "list"
 
 
 def _links(text: str) -> list[str]:

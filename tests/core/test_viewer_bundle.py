@@ -87,7 +87,7 @@ async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
 
     async def site(scope: Scope, receive: Receive, send: Send) -> None:
         linked = {
-            "/run/r": [*(f"/trajectories?page={n}" for n in range(50)), "/trees?page=1"],
+            "/run/r": ["/trees?page=1", *(f"/trajectories?page={n}" for n in range(50))],
             "/trees": ["/tree/t", "/pair/p"],
             "/pair/p": ["/sample/s"],
         }.get(scope["path"], [])
