@@ -216,6 +216,13 @@ def test_colours_can_be_read_in_light_dark_and_print(theme: int) -> None:
     assert ratio(colours["soft"], colours["error-wash"]) >= 4.5
 
 
+def test_on_a_phone_names_wrap_and_a_table_that_goes_on_has_a_shadow() -> None:
+    phone = CSS.read_text().partition("@media screen and (max-width: 48rem)")[2].partition("@media")[0]
+    assert "td.text { white-space: normal; }" in phone
+    # What covers the shadow moves with the table, and is there only at its end.
+    assert re.search(r"\.scroll \{\s+background: [^;]* no-repeat local,[^;]* no-repeat scroll;", phone)
+
+
 @pytest.mark.slow
 def test_what_is_drawn_and_what_scrolls_has_a_name_and_the_keyboard_gets_there(tmp_path: Path) -> None:
     finish(tmp_path, FIRST, [set(), {1, 2}])

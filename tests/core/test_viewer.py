@@ -124,6 +124,7 @@ async def test_a_pair_shows_first_error_verdict_and_splice(pages: httpx.AsyncCli
     assert "WIN" not in bad
     assert "WIN" in good
     assert "LOSE" not in good.partition("The splice")[0]
+    assert "1 visit, value&nbsp;" in good
     assert f"/sample/{gallery.REVISION}" in good
 
 
@@ -132,6 +133,8 @@ async def test_trained_spans_are_marked_and_no_others(pages: httpx.AsyncClient) 
     marked = re.findall(r'<span class="trained"[^>]*>([^<]*)</span>', page)
     assert marked == ["trained", "think"]
     assert '<span class=""> result</span>' in page
+    legend = page.partition('<p class="legend">')[2].partition("</p>")[0]
+    assert re.findall(r">([^<]+)<", legend) == ["trained", "reply, not trained", "only read"]
 
 
 async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: httpx.AsyncClient) -> None:
