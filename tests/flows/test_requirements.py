@@ -126,6 +126,6 @@ def test_all_faults_are_told_together_and_each_once(
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_deployment_tells_them_too(prefect_server: None, recipe: Path, folder: Path) -> None:
     wrong = ["training.lr_scheduler_type=cosin", "training.report_to=[tensorbord]"]
-    with pytest.raises(ConfigError, match=r"'cosin' is unknown.*; training\.report_to: 'tensorbord' is unknown"):
+    with pytest.raises(ConfigError, match=r"'cosin' is unknown.*\n  training\.report_to: 'tensorbord' is unknown"):
         asyncio.run(flywheel(str(recipe), wrong))
     assert not (recipe.parent / "runs").exists()
