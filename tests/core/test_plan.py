@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,15 @@ def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_sect
     assert lines[1:5] == ['  name = "r"', '  model.path = "m"', '  models.judge.path = "j"', "  search.dives = 3"]
     assert "  model.prices: prompt=0.0, completion=0.0" in lines
     assert max(map(len, lines)) <= 100
+
+
+def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, changes = RECIPES / "textcraft-qwen3-4b.yaml", ["search.dives=5"]
+    told = json.loads(plan.describe(file, changes, form="json"))
+    assert told["recipe"]["search"]["dives"] == 5
+    assert told["stages"]["splice"] == ["environment", "splice"]
+    assert plan.describe(file, changes).endswith("\n".join(told["summary"]))
 
 
 def test_worlds_have_their_own_fields() -> None:
