@@ -44,8 +44,9 @@ def available() -> tuple[Migration, ...]:
 
 
 def _scripts(folder: Traversable) -> dict[str, str]:
-    files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
-    return {file.name: file.read_text(encoding="utf-8") for file in files}
+    # Each file system has an order of its own.
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {file.name: file.read_text(encoding="utf-8") for file in files if file.name.endswith(".sql")}
 
 
 def version(con: Any, path: Path) -> int:

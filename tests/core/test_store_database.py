@@ -15,6 +15,7 @@ import pytest
 
 import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.store import Store, connection, migrations
 from agentr_core.store.codec import chosen_rows, iteration_rows, load_pairs, oracle_rows
 from agentr_core.store.snapshot import settled, snapshot
@@ -261,6 +262,11 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.missing("text", ["a"]) == []
     with duckdb.connect(str(store.path), read_only=True) as other:
         assert other.execute("select text_id from text").fetchall() == [("a",)]
+
+
+def test_views_that_changed_have_a_higher_number() -> None:
+    scripts = fingerprint(*(migration.sql for migration in migrations.available()))
+    assert (migrations.VIEWS, scripts) == (37, "5bd1ba94b9bd4521"), "stores keep their views until VIEWS is raised"
 
 
 @pytest.mark.slow
