@@ -18,9 +18,16 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of a workspace that has a folder for each checkpoint trained in it."""
 _YOUNG_SECONDS = 2.0
 """A file of this age may be written again within the grain of its times, which then stay the same.
 """
+
+
+def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
+    """Return the folder of a checkpoint that was trained in a workspace."""
+    return workspace / CHECKPOINTS / checkpoint_id
 
 
 def adapter_base(path: Path) -> Path | None:

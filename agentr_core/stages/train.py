@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.files import checkpoint_folder
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.dataset import dataset_file, dataset_id
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
@@ -70,7 +71,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     return TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),
-        output_dir=place.root / "checkpoints" / checkpoint_id,
+        output_dir=checkpoint_folder(place.root, checkpoint_id),
         config=config,
         num_train_epochs=epochs,
         seed=seed,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from agentr_core.models.files import CHECKPOINTS
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.launch import start_launcher
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
         return 2
     workspace, machine_rank = Path(arguments[0]), int(arguments[1])
     while True:
-        found = wanted(workspace / "checkpoints", machine_rank)
+        found = wanted(workspace / CHECKPOINTS, machine_rank)
         if found is not None:
             take_part(*found, machine_rank)
         time.sleep(POLL)

@@ -43,20 +43,10 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
             f"{count} ids in {workspace} begin with {prefix!r}{f': {which}' if which else ''}; give "
             "that of one checkpoint, dataset, sample, pair, preference, tree, trajectory or evaluation, or TREE#NUMBER"
         )
-    lines = [_moved(workspace, line) for line in ancestry(store, found[0].key, found[0].kind)]
+    lines = ancestry(store, found[0].key, found[0].kind)
     if form == "json":
         return json.dumps([dataclasses.asdict(line) for line in lines], indent=2) + "\n"
     return "".join(f"{line_of(line)}\n" for line in lines)
-
-
-def _moved(workspace: Path, one: Ancestor) -> Ancestor:
-    """Return a line whose model is named where it lies now: a workspace may have been copied since
-    it was made.
-    """
-    here = workspace / "checkpoints" / one.entity.key
-    if one.entity.kind != "checkpoint" or "model" not in one.facts or not here.is_dir():
-        return one
-    return dataclasses.replace(one, facts=one.facts | {"model": str(here)})
 
 
 def line_of(one: Ancestor, *, hidden: Collection[str] = ()) -> str:

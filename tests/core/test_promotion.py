@@ -20,6 +20,8 @@ from agentr_core.runtime.start import begin, finish, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec import checkpoint_rows, metric_rows
+from agentr_core.store.queries.iterations import last_promotion
+from agentr_core.store.queries.runs import checkpoints_beginning
 from agentr_core.types import Message
 from tasks.wiring import load_recipe, quiet_workplace, reference
 
@@ -98,6 +100,20 @@ async def test_each_iteration_goes_on_from_the_best_so_far(make: Callable[..., W
     report = build_report(place, 3)
     assert said in render_html(report)
     assert said in summary_table([report])
+
+
+@pytest.mark.slow
+async def test_in_a_copied_workspace_its_own_weights_are_read(make: Callable[..., Workplace]) -> None:
+    place = make(*BEST)
+    await turned(place, 3)
+    await finish(place, "finished")
+    assert place.trained(1).path == Path("opens-3")
+    folder = place.root / "checkpoints/made-1"
+    folder.mkdir(parents=True)
+    assert [place.trained(1).path, place.policy(2).path] == [folder, folder]
+    last, made = last_promotion(place.store, place.run_id), checkpoints_beginning(place.store, "made-1")
+    assert last is not None
+    assert [last.path, *(one.path for one in made)] == [str(folder), str(folder)]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.models.files import adapter_base, weight_files
+from agentr_core.models.files import adapter_base, checkpoint_folder, weight_files
 from agentr_core.runtime.place import Workplace
 from agentr_core.training import Manifest, TrainingStep, publish
 from agentr_core.training.group.policy import Policy
@@ -44,7 +44,7 @@ def job_of(place: Workplace, iteration: int) -> OnlineJob:
     about = (parent.id, experience, training.config.anywhere(), seed, *objective.settings.values())
     return OnlineJob(
         model_dir=parent.path,
-        output_dir=place.root / "checkpoints" / fingerprint("checkpoint", objective.kind, *about),
+        output_dir=checkpoint_folder(place.root, fingerprint("checkpoint", objective.kind, *about)),
         config=training.config,
         seed=seed,
         parent=parent.id,

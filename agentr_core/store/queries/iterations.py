@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
+from agentr_core.store.weights import weights_now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +85,27 @@ def checkpoint_promoted(store: Store, iteration_id: str) -> StoredCheckpoint | N
 
 def promotion_of(store: Store, run_id: str, iteration: int) -> Promotion | None:
     """Return the model with which a run goes on after an iteration; None before there is one."""
-    return next((Promotion(*row) for row in store.rows(_PROMOTION, run_id, iteration)), None)
+    return _promotion(store, store.rows(_PROMOTION, run_id, iteration))
 
 
 def last_promotion(store: Store, run_id: str) -> Promotion | None:
     """Return the model with which a run ended after its last iteration; None before the run is
     finished.
     """
-    return next((Promotion(*row) for row in store.rows(_LAST_PROMOTION, run_id)), None)
+    return _promotion(store, store.rows(_LAST_PROMOTION, run_id))
+
+
+def _promotion(store: Store, rows: Sequence[tuple[Any, ...]]) -> Promotion | None:
+    for key, iteration, path, development, success in rows:
+        return Promotion(iteration, weights_now(store, key, path), development, success)
+    return None
 
 
 def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:
     for key, path, weights, parent, dataset, trained in store.rows(_CHECKPOINT, promoted, iteration_id):
         return StoredCheckpoint(
             checkpoint_id=key,
-            path=Path(path),
+            path=Path(weights_now(store, key, path)),
             weights_sha256=weights,
             parent_id=parent,
             dataset_hash=dataset,
@@ -157,12 +165,12 @@ left join dataset d using (dataset_id)
 where i.iteration_id = ?
 """
 _PROMOTION = """
-select promoted_iteration, path, development, success
+select promoted, promoted_iteration, path, development, success
 from v_promotions
 where run_id = ? and iteration = ?
 """
 _LAST_PROMOTION = """
-select promoted_iteration, path, development, success
+select promoted, promoted_iteration, path, development, success
 from v_promotions
 join run using (run_id)
 where run_id = ? and status = 'finished'

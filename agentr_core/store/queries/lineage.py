@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentr_core.store.database import Store
+from agentr_core.store.weights import weights_now
 
 _TABLES = {
     "checkpoint": "checkpoint_id",
@@ -166,4 +167,7 @@ def _walk(store: Store, entity: Entity, relation: str, depth: int, seen: set[Ent
 def _facts(store: Store, entity: Entity) -> dict[str, Any] | None:
     sql = ORIGINS.get(entity.kind)
     rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
-    return next((json.loads(row) for (row,) in rows), None)
+    facts: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
+    if facts is not None and "model" in facts:
+        facts["model"] = weights_now(store, entity.key, facts["model"])
+    return facts

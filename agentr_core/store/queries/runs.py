@@ -9,6 +9,7 @@ from datetime import datetime
 
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
+from agentr_core.store.weights import weights_now
 
 ALL_RUNS = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
 """A query that shows a person the runs of a workspace, the oldest first."""
@@ -46,7 +47,7 @@ def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
         "where starts_with(c.checkpoint_id, ?) order by c.checkpoint_id",
         prefix,
     )
-    return [CheckpointMade(*row) for row in rows]
+    return [CheckpointMade(key, weights_now(store, key, path), *others) for key, path, *others in rows]
 
 
 def runs_beginning(store: Store, prefix: str) -> list[str]:
