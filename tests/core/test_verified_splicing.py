@@ -121,7 +121,8 @@ def test_a_splice_whose_good_steps_gain_nothing_is_rejected() -> None:
     # At the revision turn, the episode has the reward already that clears alpha.
     pair = ToyTree(2).pair(["left", "look", "look"], ["right", "right", "look", "left"])
     rejected = dead(verified(pair, 2, env=Furthest(), alpha=0.5))
-    assert (rejected.reason, rejected.detail) == ("no-gain", "0.5 at the revision turn, too")
+    # The funnel counts what begins with "verify-" as spliced and lost when played.
+    assert (rejected.reason, rejected.detail) == ("verify-no-gain", "0.5 at the revision turn, too")
     gaining = ToyTree(2).pair(["look", "right"], ["right", "right", "left"])
     assert survivor(verified(gaining, 1, env=Furthest(), alpha=0.5)).provenance.extra["live_reward"] == 0.75
 
@@ -168,11 +169,19 @@ def test_a_replay_that_differs_in_the_kept_part_is_a_fault() -> None:
 
 
 def test_every_splice_that_was_played_counts_in_the_survival() -> None:
-    lost = {"no-gain": 2, "verify-ended-early": 1, "no-good-suffix": 5, "ended-at-revision-turn": 1, "not-judged": 4}
+    lost = {
+        "no-gain": 1,
+        "verify-no-gain": 1,
+        "verify-ended-early": 1,
+        "no-good-suffix": 5,
+        "ended-at-revision-turn": 1,
+        "not-judged": 4,
+    }
     record = survival_of(4, lost)
     assert (record.tried, record.survived) == (8, 4)
     assert record.died == {
-        "no-gain": 2,
+        "no-gain": 1,
+        "verify-no-gain": 1,
         "verify-ended-early": 1,
         "ended-at-revision-turn": 1,
     }

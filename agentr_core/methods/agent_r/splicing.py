@@ -248,7 +248,9 @@ def _failed(
     if not last.step.disaster and clears(last.step.reward, alpha, rule):
         before = outcomes[cut].step.reward
         # Otherwise the sample would teach steps that achieve nothing.
-        return None if last.step.reward > before else reject(pair, "no-gain", f"{before:g} at the revision turn, too")
+        if last.step.reward > before:
+            return None
+        return reject(pair, "verify-no-gain", f"{before:g} at the revision turn, too")
     early = len(outcomes) < len(recorded)
     end = f"{last.stop} at step {number} of {len(recorded)}" if early else f"played {len(recorded)} steps"
     where = divergence(recorded, outcomes, cut + 1)
