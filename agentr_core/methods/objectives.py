@@ -46,9 +46,8 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
     grpo = recipe.grpo
     own = {name: getattr(grpo, name) for name in SCHEDULE}
     changes = {name: value for name, value in own.items() if value is not None}
-    if "lr_scheduler_type" in changes:
-        # They belong to the schedule that this one replaces.
-        changes["lr_scheduler_kwargs"] = _PLAIN.lr_scheduler_kwargs
+    schedule = changes.get("lr_scheduler_type", recipe.training.lr_scheduler_type)
+    changes["lr_scheduler_kwargs"] = arguments_for(schedule, recipe.training)
     config = replace(recipe.training, **_UNUSED_ONLINE, **changes)
     return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
 

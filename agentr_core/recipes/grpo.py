@@ -201,7 +201,7 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
         for name, why in unused.items()
         if getattr(training, name) != getattr(plain, name)
     ]
-    if training.lr_scheduler_kwargs and grpo.lr_scheduler_type is not None:
+    if training.lr_scheduler_kwargs and grpo.lr_scheduler_type not in (None, training.lr_scheduler_type):
         faults.append("training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule that they belong to")
     if _launches_otherwise(training):
         faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")

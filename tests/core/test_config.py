@@ -419,7 +419,7 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
         ("textcraft-agent-r-rl-tiny", ["agent_r.phases=[rl]"], r"data: group RL makes no dataset"),
         (
             "textcraft-grpo-tiny",
-            ["training.lr_scheduler_kwargs={min_lr_rate: 0.1}", "grpo.lr_scheduler_type=linear"],
+            ["training.lr_scheduler_kwargs={min_lr_rate: 0.1}", "grpo.lr_scheduler_type=cosine"],
             r"training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule",
         ),
         ("reasoning-et-agent-tiny", ["grpo.expert_share=0.1"], r"grpo.expert_share: the efficiency reward counts"),
@@ -472,7 +472,8 @@ def test_group_rl_follows_the_arguments_of_the_schedule_that_it_has() -> None:
         "training.lr_scheduler_kwargs={num_decay_steps: 5}",
         "agent_r.phases=[sft, rl]",
     ]
-    for own, left in (("null", {"num_decay_steps": 5}), ("linear", {})):
+    same = {"num_decay_steps": 5}
+    for own, left in (("null", same), ("warmup_stable_decay", same), ("linear", {})):
         training = plan_of(load(TINY, [*changes, f"grpo.lr_scheduler_type={own}"]), 2).training
         assert training is not None
         assert training.config.lr_scheduler_kwargs == left
