@@ -280,6 +280,17 @@ def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estim
     return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test, states)
 
 
+def test_only_iterations_that_search_sample_in_a_search() -> None:
+    sections = ("training", "data", "search", "critique", "pairs", "splice", "grpo")
+    changes = ["context=stop", *(f"{section}={{}}" for section in sections)]
+    only_rl = recipe("textcraft-agent-r", *changes, "agent_r.phases=[rl]")
+    assert [one.stage for one in tokens(only_rl, 10, 5)] == ["groups", "evaluate"]
+    (line,) = method_of(only_rl).describe(only_rl, 10, 5)
+    assert line.startswith("each iteration: 100 steps of 32 groups")
+    short = recipe("textcraft-agent-r", *changes, "agent_r.phases=[sft, rl]", "iterations=1")
+    assert [one.stage for one in tokens(short, 10, 5)] == ["search", "critique", "evaluate"]
+
+
 def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampled() -> None:
     with pytest.raises(ConfigError, match=r"textcraft/renamed-test/\d+ is held-out instance textcraft/test/\d+, or a"):
         describe(RECIPES / "textcraft-tiny.yaml", ["instances.train=renamed-test", "evaluation.sets={}"])

@@ -44,6 +44,10 @@ def phase_of(agent_r: AgentRConfig, iteration: int) -> Learning:
     return in_iteration(agent_r.phases, iteration)
 
 
+def _phases(recipe: Recipe) -> list[Learning]:
+    return [phase_of(recipe.agent_r, i) for i in recipe.distinct_iterations()]
+
+
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration: its phase decides what it does, and `data.use` how its
     samples are made.
@@ -68,7 +72,9 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
     if recipe.data.use == "both+expert":
         collected += " and the expert's episodes"
-    phases = [phase_of(recipe.agent_r, i) for i in recipe.distinct_iterations()]
+    phases = _phases(recipe)
+    if "sft" not in phases:
+        return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
     if RL not in phases:
         lines = [f"each iteration: {collected}, then {test} held-out episodes"]
     else:
@@ -93,8 +99,9 @@ def _of_lead(recipe: Recipe) -> list[str]:
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
     """Return the most replies, and tokens of each, by purpose; continuations are not counted."""
-    groups = {"groups": sampled_groups(recipe)} if RL in recipe.agent_r.phases else {}
-    return groups if _clones(recipe) else groups | _searched(recipe, train)
+    phases = _phases(recipe)
+    groups = {"groups": sampled_groups(recipe)} if RL in phases else {}
+    return groups | _searched(recipe, train) if "sft" in phases and not _clones(recipe) else groups
 
 
 def _searched(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
