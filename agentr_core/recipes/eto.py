@@ -121,9 +121,7 @@ class DpoConfig:
     gradient_accumulation_steps: Count = 8
     lr_scheduler_type: str = "cosine"
     warmup_ratio: Unit = 0.03
-    loss_type: tuple[Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "sft"], ...] = (
-        "sigmoid",
-    )
+    loss_type: tuple[LossType, ...] = ("sigmoid",)
     """`[sigmoid, sft]` adds the likelihood of the chosen side (RPO); `sigmoid_norm` and `ipo`
     divide by length.
     """
