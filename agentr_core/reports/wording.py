@@ -27,7 +27,8 @@ PARTS: Mapping[TurnPart, str] = {
 
 
 _SHARE = re.compile(
-    r"(?:^|[:/])(?:success|success_clustered|reflecting|looping|best_of_k_success|(?:pass|always|mixed|never|mean)@\d+)$"
+    r"(?:^|[:/])"
+    r"(?:success|success_clustered|reflecting|looping|best_of_\d+_success|(?:pass|always|mixed|never|mean)@\d+)$"
 )
 """Measures that are shares, by their names in table `metric`."""
 

@@ -62,6 +62,8 @@ def test_an_estimate_must_be_finite(wrong: float) -> None:
     [
         ("renamed:success_clustered", "renamed: success clustered %", 0.5167, "51.7"),
         ("depth-3/pass@8", "depth-3/pass@8 %", 0.25, "25.0"),
+        ("best_of_8_success", "best of 8 success %", 0.75, "75.0"),
+        ("best_of_8_reward", "best of 8 reward", 0.75, "0.750"),
         ("steps_to_success", "steps to success", 3.2, "3.200"),
         ("test:loops@1", "test: loops@1", 0.5, "0.500"),
     ],
