@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from finished import ended
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.search.paths import leaf_paths
@@ -29,6 +30,7 @@ from agentr_core.store.codec import (
     rejection_rows,
     run_rows,
     sample_rows,
+    store_dataset,
     timing_rows,
     tree_rows,
     unfinished_trees,
@@ -176,16 +178,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     units = [
         {"instance": [instance_row(INSTANCE, depth=2)]},
         run_rows("r", **run, started_at=started),  # type: ignore[arg-type]
-        iteration_rows("i0", run_id="r", iteration=0, checkpoint_out=BASE, status="finished"),
+        ended(iteration_rows("i0", run_id="r", iteration=0, checkpoint_out=BASE)),
         iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
         checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
         tree_rows(head, TREE, finished=True),
         pair_rows("p0", PAIR, iteration_id="i1"),
         critique_rows("p0", CRITIQUE, iteration_id="i1", nodes=BAD.nodes),
-        sample_rows("s0", REVISION, iteration_id="i1", pair_id="p0", num_tokens=9, num_trained_tokens=2),
-        sample_rows("s1", PLAIN, iteration_id="i1", num_tokens=5, num_trained_tokens=3),
+        sample_rows("s0", REVISION, iteration_id="i1", pair_id="p0"),
+        sample_rows("s1", PLAIN, iteration_id="i1"),
         rejection_rows(REJECTIONS, iteration_id="i1"),
-        dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2}),
         checkpoint_rows(
             TRAINED, path="one", weights_sha256="bb", config={}, parent_id=BASE, dataset_id="d1", iteration_id="i1"
         ),
@@ -194,10 +195,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         *evaluation("revision_test", "i1", TRAINED, [True, False]),
         metric_rows("iteration", "i1", "loops", 0.5, low=0.1, high=0.9, n=4),
         timing_rows("i1", "collect", {"generate": 9.0, "store": 0.5}, tokens=100),
-        iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED, status="finished"),
+        ended(iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED)),
         run_rows("r", **run, started_at=started, status="finished", finished_at=started),  # type: ignore[arg-type]
     ]
     store.write(merge(units))
+    built = dataset_rows("d1", ["s1", "s0", "s1"], iteration_id="i1", content_hash="feed", counts={"good": 2})
+    store_dataset(store, built, {"s0": (9, 2), "s1": (5, 3)})
     odd = UnitError(key=INSTANCE.key, kind="ValueError", phase="step", message="odd", traceback="a: b", final=True)
     store.write(event_rows(odd, run_id="r", iteration_id="i1", stage="collect"))
     return store

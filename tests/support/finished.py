@@ -42,19 +42,21 @@ def finish(
     return place
 
 
+def ended(rows: Rows, *, at: datetime | None = None) -> Rows:
+    """Return the row of an iteration as it is once that has ended, at a time in UTC."""
+    return {"iteration": [{**row, "status": "finished", "finished_at": at} for row in rows["iteration"]]}
+
+
 def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: int) -> list[Rows]:
     key, checkpoint = place.iteration_id(number), f"{place.run_id}-c{number}"
     parent = f"{place.run_id}-c{number - 1}" if number else None
     evaluation = evaluation_id(place, number, TEST)
     return [
-        iteration_rows(
-            key,
-            run_id=place.run_id,
-            iteration=number,
-            checkpoint_in=parent,
-            checkpoint_out=checkpoint,
-            status="finished",
-            finished_at=datetime(2026, 1, 2, number, tzinfo=UTC),
+        ended(
+            iteration_rows(
+                key, run_id=place.run_id, iteration=number, checkpoint_in=parent, checkpoint_out=checkpoint
+            ),
+            at=datetime(2026, 1, 2, number),
         ),
         checkpoint_rows(
             checkpoint,

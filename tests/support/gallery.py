@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from finished import ended
+
 from agentr_core.episodes.units import UnitError
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
@@ -27,6 +29,7 @@ from agentr_core.store.codec import (
     rejection_rows,
     run_rows,
     sample_rows,
+    store_dataset,
     trajectory_rows,
     tree_rows,
 )
@@ -97,6 +100,8 @@ def fill(path: Path, word: str = "") -> Store:
     """
     store = Store(path)
     store.write(merge([*_run(word), *_trees(word), *_samples(word), *_episodes(word)]))
+    built = dataset_rows("aaaa00000000d000", [REVISION], iteration_id=ITERATION, content_hash="feed", counts={})
+    store_dataset(store, built, {REVISION: (9, 2)})
     odd = UnitError(
         key="toy", kind="ValueError", phase="step", message=f"odd{word}", traceback=f"odd{word}", final=True
     )
@@ -143,11 +148,10 @@ def _run(word: str) -> list[Rows]:
     return [
         {"instance": [instance_row(_instance(word), depth=2)]},
         run,
-        iteration_rows(f"{ITERATION}base", run_id=RUN, iteration=0, checkpoint_out=BASE, status="finished"),
+        ended(iteration_rows(f"{ITERATION}base", run_id=RUN, iteration=0, checkpoint_out=BASE)),
         iteration_rows(ITERATION, run_id=RUN, iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED),
         checkpoint_rows(BASE, path=f"base{word}", weights_sha256="aa", config={}),
         rejection_rows([rejected], iteration_id=ITERATION),
-        dataset_rows("aaaa00000000d000", [REVISION], iteration_id=ITERATION, content_hash="feed", counts={}),
         checkpoint_rows(
             TRAINED,
             path="one",
@@ -225,7 +229,7 @@ def _samples(word: str) -> list[Rows]:
         case=PreferenceCase.WIN, chosen=side("win"), rejected=side("lose"), chosen_reward=1.0, rejected_reward=0.0
     )
     return [
-        sample_rows(REVISION, revision, iteration_id=ITERATION, pair_id=PAIR, num_tokens=9, num_trained_tokens=2),
+        sample_rows(REVISION, revision, iteration_id=ITERATION, pair_id=PAIR),
         sample_rows(GOOD, side("good"), iteration_id=ITERATION),
         preference_rows(PREFERENCE, preference, chosen_id=CHOSEN, rejected_id=REJECTED, iteration_id=ITERATION),
     ]

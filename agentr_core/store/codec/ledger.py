@@ -80,11 +80,9 @@ def iteration_rows(
     checkpoint_in: str | None = None,
     checkpoint_out: str | None = None,
     collected_by: str | None = None,
-    status: Status = "running",
-    finished_at: datetime | None = None,
 ) -> Rows:
-    """Return the row of an iteration, counted from 1 (0: the evaluation of the base). Stored again,
-    it is updated.
+    """Return the row of an iteration that is running, counted from 1 (0: the evaluation of the
+    base). Stored again, it is updated.
     """
     return {
         "iteration": [
@@ -94,8 +92,8 @@ def iteration_rows(
                 "iteration": iteration,
                 "checkpoint_in": checkpoint_in,
                 "checkpoint_out": checkpoint_out,
-                "status": status,
-                "finished_at": None if finished_at is None else _utc(finished_at),
+                "status": "running",
+                "finished_at": None,
             }
             | ({} if collected_by is None else {"collected_by": collected_by})
         ]

@@ -22,16 +22,14 @@ def sample_rows(
     iteration_id: str,
     pair_id: str | None = None,
     trajectory_id: str | None = None,
-    num_tokens: int | None = None,
-    num_trained_tokens: int | None = None,
 ) -> Rows:
-    """Return the rows of a sample and its messages; they are one unit.
+    """Return the rows of a sample and its messages; they are one unit. Its length is not known
+    before it is in a dataset (`store_dataset`).
 
     Args:
         pair_id: the pair a revision was made from.
         trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
             splice.
-        num_tokens, num_trained_tokens: its length, and how many of its tokens carry loss.
     """
     return {
         "instance": [] if sample.instance is None else [instance_row(sample.instance)],
@@ -43,8 +41,6 @@ def sample_rows(
                 **_sample_row(sample_id, sample, iteration_id),
                 "pair_id": pair_id,
                 "trajectory_id": trajectory_id,
-                "num_tokens": num_tokens,
-                "num_trained_tokens": num_trained_tokens,
             }
         ],
         "message": [
