@@ -30,7 +30,7 @@ from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
-from agentr_core.store.codec import TreeHead, growth_rows, load_trajectories, load_tree, trajectory_rows
+from agentr_core.store.codec import TreeHead, growth_rows, load_trajectories, load_trees, trajectory_rows
 from agentr_core.store.codec import tree_rows as rows_of_tree
 from agentr_core.types import (
     Answer,
@@ -311,9 +311,7 @@ def kept_tree(store: Store, growing: Growing) -> Tree:
     store.write(rows_of_tree(head, root))
     for expansion in growing.expansions:
         store.write(growth_rows(head, expansion))
-    found = load_tree(store, "t")
-    assert found is not None
-    return found
+    return load_trees(store, ["t"])["t"]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from agentr_core.store.codec import (
     finished_rows,
     growth_rows,
     iteration_rows,
-    load_tree,
+    load_trees,
     run_rows,
     tree_rows,
 )
@@ -151,7 +151,7 @@ async def test_rows_of_a_second_collector_are_refused_and_nothing_is_mixed(store
     for each in log[1:]:
         store.write(growth_rows(mine, each))
     store.write(finished_rows(mine, first))
-    assert load_tree(store, "t") == first
+    assert load_trees(store, ["t"])["t"] == first
     assert stores.faults(store.path.parent) == []
 
 
@@ -166,7 +166,7 @@ async def test_a_tree_goes_on_under_the_writer_that_claims_it(store: Store) -> N
     for each in log[1:]:
         store.write(growth_rows(head_of("two"), each))
     store.write(finished_rows(head_of("two"), first))
-    assert load_tree(store, "t") == first
+    assert load_trees(store, ["t"])["t"] == first
 
 
 async def test_the_writer_of_a_stage_ends_with_the_refusal(store: Store) -> None:

@@ -12,6 +12,7 @@ from agentr_core.store.codec import (
     GroupOutcome,
     TreeHead,
     derivation_rows,
+    finished_rows,
     group_rows,
     iteration_rows,
     load_groups,
@@ -116,7 +117,10 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
             first_observation="A door.",
             seed=0,
         )
-        store.write(tree_rows(head, searched([1.0, 0.0, 0.0, 0.0]), finished=finished))
+        grown = searched([1.0, 0.0, 0.0, 0.0])
+        store.write(tree_rows(head, grown))
+        if finished:
+            store.write(finished_rows(head, grown))
 
     found = [(o.origin, o.episodes, o.reward) for o in load_outcomes(store, "i", until=0)]
 

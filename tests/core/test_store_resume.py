@@ -23,7 +23,7 @@ from agentr_core.store.codec import (
     finished_rows,
     growth_rows,
     load_draws,
-    load_tree,
+    load_trees,
     tree_rows,
     unfinished_trees,
 )
@@ -57,7 +57,7 @@ async def search(store: Store, *, pause: bool = False) -> Tree:
         seed=SEED,
     )
     async with Writer(store, interval_s=0.01) as writer:
-        half = load_tree(store, "t")
+        half = load_trees(store, ["t"]).get("t")
         if half is None:
             root = Node(index=0, parent=-1, depth=0, step=None)
             half = Tree(instance=one, first_observation=head.first_observation, nodes=(root,), dives_done=0, seed=SEED)
@@ -100,11 +100,11 @@ async def test_a_killed_search_grows_on_to_the_same_tree(tmp_path: Path, delay: 
     victim.kill()
     victim.communicate()
     store = Store(path)
-    half = load_tree(store, "t")
+    half = load_trees(store, ["t"]).get("t")
     assert half in steps
     assert unfinished_trees(store, ["t"]) == ([] if half == whole and _done(store) else ["t"])
     assert await search(store) == whole
-    assert load_tree(store, "t") == whole
+    assert load_trees(store, ["t"])["t"] == whole
     assert unfinished_trees(store, ["t"]) == []
     drawn = [draw for draws in load_draws(store, "node", ["t"])["t"].values() for draw in draws]
     assert len(drawn) == sum(len(expansion.draws) for expansion in log.expansions)

@@ -27,7 +27,7 @@ from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.search.tree import Expansion
 from agentr_core.store import Store
-from agentr_core.store.codec import TreeHead, load_trajectories, load_tree, trajectory_rows, tree_rows
+from agentr_core.store.codec import TreeHead, load_trajectories, load_trees, trajectory_rows, tree_rows
 from agentr_core.store.tables import merge
 from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory
 
@@ -170,8 +170,7 @@ async def test_what_was_left_out_is_stored(tmp_path: File) -> None:
     )
     made = await played(Walk(looks=6))
     store.write(merge([tree_rows(head, tree), trajectory_rows("e", made, source="rollout", iteration_id="i")]))
-    loaded = load_tree(store, "t")
-    assert loaded is not None
+    loaded = load_trees(store, ["t"])["t"]
     assert [n.step.dropped for n in loaded.nodes if n.step] == [n.step.dropped for n in tree.nodes if n.step]
     assert [s.dropped for s in load_trajectories(store, ["e"])["e"].steps] == [s.dropped for s in made.steps]
 

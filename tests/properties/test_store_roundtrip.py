@@ -22,7 +22,7 @@ from agentr_core.store.codec import (
     load_judgements,
     load_samples,
     load_trajectories,
-    load_tree,
+    load_trees,
     sample_rows,
     trajectory_rows,
     tree_rows,
@@ -186,7 +186,7 @@ def head(tree_id: str, tree: Tree) -> TreeHead:
 def test_tree(store: Store, fresh: Iterator[str], tree: Tree) -> None:
     tree_id = next(fresh)
     store.write(tree_rows(head(tree_id, tree), tree))
-    assert load_tree(store, tree_id) == tree
+    assert load_trees(store, [tree_id])[tree_id] == tree
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.D
     bare = [replace(n, visits=0, value_sum=0.0, terminal=False, stop=None) for n in tree.nodes[:cut]]
     before = replace(tree, nodes=tuple(bare), dives_done=0)
     store.write(tree_rows(head(tree_id, tree), before))
-    assert load_tree(store, tree_id) == before
+    assert load_trees(store, [tree_id])[tree_id] == before
     draws = [
         SimpleNamespace(
             node=n.index,
@@ -226,10 +226,10 @@ def test_growing_tree(store: Store, fresh: Iterator[str], tree: Tree, data: st.D
         created=tree.nodes[cut:], changed=tree.nodes[:cut], draws=draws, dives_done=tree.dives_done, gradings=()
     )
     store.write(growth_rows(head(tree_id, tree), growth))
-    assert load_tree(store, tree_id) == tree
+    assert load_trees(store, [tree_id])[tree_id] == tree
     # Storing the whole tree over its expansions changes nothing.
-    store.write(tree_rows(head(tree_id, tree), tree, finished=True))
-    assert load_tree(store, tree_id) == tree
+    store.write(tree_rows(head(tree_id, tree), tree))
+    assert load_trees(store, [tree_id])[tree_id] == tree
     stored = load_draws(store, "node", [tree_id]).get(tree_id, {})
     assert [d for position in stored.values() for d in position] == [
         Draw(seed=d.seed, number=d.number, generation=d.generation) for d in draws

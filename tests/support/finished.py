@@ -53,9 +53,7 @@ def _iteration(place: Workplace, number: int, wins: list[set[int]], episodes: in
     evaluation = evaluation_id(place, number, TEST)
     return [
         ended(
-            iteration_rows(
-                key, run_id=place.run_id, iteration=number, checkpoint_in=parent, checkpoint_out=checkpoint
-            ),
+            iteration_rows(key, run_id=place.run_id, iteration=number, checkpoint_in=parent, checkpoint_out=checkpoint),
             at=datetime(2026, 1, 2, number),
         ),
         checkpoint_rows(

@@ -21,6 +21,7 @@ from agentr_core.store.codec import (
     episode_rows,
     evaluation_rows,
     event_rows,
+    finished_rows,
     group_rows,
     instance_row,
     iteration_rows,
@@ -205,7 +206,8 @@ def _trees(word: str) -> list[Rows]:
         verdicts=(StepVerdict(position=1, verdict=Verdict.BAD, reply=f"Judgement: bad{word}"),), first_error=1
     )
     return [
-        tree_rows(head, tree, finished=True),
+        tree_rows(head, tree),
+        finished_rows(head, tree),
         pair_rows(PAIR, PathPair(good=good, bad=bad, split=1), iteration_id=ITERATION),
         critique_rows(PAIR, critique, iteration_id=ITERATION, nodes=bad.nodes),
     ]

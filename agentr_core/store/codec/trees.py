@@ -74,12 +74,12 @@ def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
         con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
 
 
-def tree_rows(head: TreeHead, tree: Tree, *, finished: bool = False) -> Rows:
+def tree_rows(head: TreeHead, tree: Tree) -> Rows:
     """Return the rows of a whole tree, such as one that is only a root; they are one unit."""
     return merge(
         [
             {"instance": [instance_row(head.instance)], "text": text_rows([head.first_observation])},
-            {"tree": [_tree_row(head, tree.dives_done, finished)]},
+            {"tree": [_tree_row(head, tree.dives_done, finished=False)]},
             _node_rows(head.tree_id, tree.nodes, (), drawn=()),
         ]
     )
@@ -105,11 +105,6 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
 def finished_rows(head: TreeHead, tree: Tree) -> Rows:
     """Return the row that marks a tree as finished; its nodes must have been stored before."""
     return {"tree": [_tree_row(head, tree.dives_done, finished=True)]}
-
-
-def load_tree(store: Store, tree_id: str) -> Tree | None:
-    """Return the tree as last stored, or None if nothing of it is stored."""
-    return load_trees(store, [tree_id]).get(tree_id)
 
 
 def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
@@ -172,7 +167,7 @@ def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
     return frozenset(tree_id for (tree_id,) in rows)
 
 
-def _tree_row(head: TreeHead, dives_done: int, finished: bool) -> Row:
+def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Row:
     return {
         "tree_id": head.tree_id,
         "iteration_id": head.iteration_id,
