@@ -129,6 +129,27 @@ def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(t
     assert len(load_outcomes(store, "i", until=1)) == 4
 
 
+def test_what_was_won_after_the_experts_first_steps_was_not_won(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    for number, iteration_id in enumerate(("searched", "i")):
+        store.write(iteration_rows(iteration_id, run_id="r", iteration=number))
+    head = TreeHead(
+        tree_id="t",
+        iteration_id="searched",
+        checkpoint_id="c",
+        config={},
+        instance=DOORS[1],
+        first_observation="A door.",
+        seed=0,
+    )
+    lost = searched([0.0, 0.0])
+    shown = replace(lost.nodes[1], index=3, terminal=False, stop=None, duplicates=0)
+    won = replace(lost.nodes[1], index=4, parent=3, depth=2, step=episode(DOORS[1], 1.0).steps[0])
+    led = replace(lost, nodes=(*lost.nodes, shown, won))
+    store.write(merge([tree_rows(head, led), finished_rows(head, led)]))
+    assert load_outcomes(store, "i", until=0) == [GroupOutcome(origin=DOORS[1].key, episodes=2, reward=0.0)]
+
+
 def searched(rewards: list[float]) -> Tree:
     """Return a tree of one step, in which each of some paths ended."""
     root = Node(index=0, parent=-1, depth=0, step=None)

@@ -163,7 +163,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
     """Return the results of instances so far, the earliest first: from finished searches and groups
     of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
-    continued another episode do not count.
+    continued another episode do not count, nor do paths that continued the expert's first steps.
     """
     return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, until)]
 
@@ -180,7 +180,7 @@ def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, l
 
 
 _EARLIER = """
-with earlier as (
+with recursive earlier as (
     select before.iteration_id, before.iteration from iteration now
     join iteration before on before.run_id = now.run_id and before.iteration < now.iteration
     where now.iteration_id = $1
@@ -199,11 +199,17 @@ qualify dense_rank() over (partition by g.instance_id order by g.iteration desc 
 order by g.instance_id, episode
 """
 _OUTCOMES = f"""
-{_EARLIER}, outcome as (
+{_EARLIER}, led as (
+    select tree_id, node_index from node join tree using (tree_id) join earlier using (iteration_id)
+    where duplicates = 0
+    union
+    select node.tree_id, node.node_index from node
+    join led on node.tree_id = led.tree_id and node.parent = led.node_index
+), outcome as (
     select iteration, step, number, instance_id, episodes, reward from group_of_run
     union all
     select iteration, 0, 0, instance_id, count(*), avg(node.reward)
-    from tree join earlier using (iteration_id) join node using (tree_id)
+    from tree join earlier using (iteration_id) join node using (tree_id) anti join led using (tree_id, node_index)
     where tree.finished and node.stop is not null group by all
 )
 select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o join instance i using (instance_id)
