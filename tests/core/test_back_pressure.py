@@ -97,7 +97,7 @@ async def test_finished_trees_do_not_pile_up_before_a_slow_store(
     shard = TreeShard(
         iteration=1,
         checkpoint=Checkpoint(id="policy", path=tmp_path, weights_sha256=""),
-        trees=tuple(TreeWork(tree_id=i.key, instance=i) for i in Street().instances("train")),
+        trees=tuple(TreeWork(tree_id=i.key, first_id=i.key, instance=i) for i in Street().instances("train")),
         done=0,
         total=TREES,
     )

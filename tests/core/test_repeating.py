@@ -160,7 +160,7 @@ async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forget
         iteration=1,
         checkpoint=Checkpoint(id="policy", path=folder, weights_sha256=""),
         trees=tuple(
-            TreeWork(tree_id=key, instance=ids[key][1], begun=begun.get(key), replaces=ids[key][0]) for key in missing
+            TreeWork(tree_id=key, first_id=ids[key][0], instance=ids[key][1], begun=begun.get(key)) for key in missing
         ),
         done=0,
         total=len(instances),

@@ -88,12 +88,16 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
         collector = place.collector(iteration)
-        first_ids = {key: tree_id(place, iteration, collector.id, wanted[key]) for key in missing}
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
             trees=tuple(
-                TreeWork(tree_id=key, instance=wanted[key], begun=begun.get(key), replaces=first_ids[key])
+                TreeWork(
+                    tree_id=key,
+                    first_id=tree_id(place, iteration, collector.id, wanted[key]),
+                    instance=wanted[key],
+                    begun=begun.get(key),
+                )
                 for key in missing
             ),
             done=len(wanted) - left,

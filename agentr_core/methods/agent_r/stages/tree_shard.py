@@ -35,20 +35,14 @@ failed.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeWork:
-    """A tree to grow; `begun` is the part of it that is stored.
-
-    `replaces` is the id that the tree had before it was first restarted; empty if it never was.
+    """A tree to grow; `begun` is the part of it that is stored. `first_id` is the id that it had
+    before it was first restarted.
     """
 
     tree_id: str
+    first_id: str
     instance: Instance
     begun: Tree | None = None
-    replaces: str = ""
-
-    @property
-    def first_id(self) -> str:
-        """The id of the tree before it was first restarted."""
-        return self.replaces or self.tree_id
 
 
 def restarted(first_id: str, number: int) -> str:
