@@ -41,7 +41,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults and method.acts:
-        faults += _faults_of_teacher(recipe) + _faults_of_sharing(recipe)
+        faults += _faults_of_plans(recipe)
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
@@ -80,17 +80,26 @@ def _faults_of_models(recipe: Recipe) -> list[str]:
     return [*faults, *gpu_faults(models), *_faults_of_served_adapters(recipe), *served_sampling_faults(recipe)]
 
 
-def _faults_of_teacher(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a teacher; the recipe must be right otherwise."""
+def _faults_of_plans(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a teacher, and why processes cannot share the steps of a training;
+    the recipe must be right otherwise.
+    """
     from agentr_core.methods.table import method_of, plans_of
 
-    if recipe.models.teacher is None:
-        return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
     # The stages of a comparison depend on its arms, which are not settled yet.
     plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
-    if not plans or any("teacher" in stage.roles for plan in plans for stage in plan.stages):
+    roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
+    rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
+    faults = _faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
+    # Group RL divides each step by episodes. A comparison always trains on datasets.
+    return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
+
+
+def _faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:
+    if recipe.models.teacher is None:
+        return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
+    if collects:
         return []
-    online = any(plan.training and plan.training.objective.rows == "episodes" for plan in plans)
     why = (
         "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
         "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
@@ -99,20 +108,6 @@ def _faults_of_teacher(recipe: Recipe) -> list[str]:
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
     return [f"models.teacher: {why}"]
-
-
-def _faults_of_sharing(recipe: Recipe) -> list[str]:
-    """Return why processes cannot share the steps of a training; the recipe must be right
-    otherwise.
-    """
-    from agentr_core.methods.table import method_of, plans_of
-
-    # Group RL divides each step by episodes. A comparison always trains on datasets.
-    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
-    trainings = [plan.training for plan in plans if plan.training is not None]
-    if trainings and all(training.objective.rows == "episodes" for training in trainings):
-        return []
-    return sharing_faults(recipe.training)
 
 
 def _faults_of_scale(scale: ScaleConfig) -> list[str]:
