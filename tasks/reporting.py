@@ -26,9 +26,9 @@ from agentr_core.reports.markdown import (
     render_runs_markdown,
     table_markdown,
 )
-from agentr_core.reports.records import IterationReport
+from agentr_core.reports.records import IterationReport, report_name
 from agentr_core.reports.runs import paired_table
-from agentr_core.reports.summary import report_name, summary_markdown, summary_table, table_text
+from agentr_core.reports.summary import summary_markdown, summary_table, table_text
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report import build_outline, build_report, finished_at, promoted, roles, with_run
 from agentr_core.stages.report_beside import beside, differences
@@ -113,7 +113,7 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
     def read(place: Workplace) -> tuple[list[IterationReport], list[IterationReport]]:
         board = Scoreboard(place)
         built = [build_report(place, iteration, board, viewer=viewer) for iteration in iterations]
-        earlier = (i for i in _finished(place) if (folder / f"iteration-{i:02d}.html").exists())
+        earlier = (i for i in _finished(place) if (folder / f"{report_name(i)}.html").exists())
         reported = sorted({*earlier, *iterations})
         outlines = [build_outline(place, iteration, board, viewer=viewer) for iteration in reported]
         return built, [*outlines[:-1], with_run(place, outlines[-1])]
@@ -121,7 +121,7 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
     built, pages = _at_once(run, read)
     written = []
     for one in built:
-        html = folder / f"{report_name(one)}.html"
+        html = folder / f"{report_name(one.iteration)}.html"
         write_text(html, render_html(one))
         write_text(html.with_suffix(".md"), render_markdown(one))
         written.append(html)

@@ -151,12 +151,7 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunnelStage:
-    """The number of items that passed a stage of data construction, and why the others did not.
-
-    The expected names, in order: trees, ended paths, candidate pairs, judged, spliced, verified,
-    samples, trained rows; with exploration or cloning: expert episodes, explored episodes,
-    successes or preference pairs, samples, trained rows.
-    """
+    """The number of items that passed a stage of data construction, and why the others did not."""
 
     name: str
     count: int
@@ -277,7 +272,7 @@ class IterationReport:
     recipe_yaml: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
-    """Of the checkpoint, its parent, the dataset, the weights and the store, by these names."""
+    """Of the checkpoint, its parent, the dataset and the weights, by these names."""
     viewer: str = ""
     """Where `agentr view` shows the workspace; empty for a page without links there."""
     rows: Counts = field(default_factory=dict)
@@ -286,6 +281,11 @@ class IterationReport:
     def score(self, iteration: int) -> IterationScore | None:
         """Return the score of an iteration, or None when it was not evaluated."""
         return next((score for score in self.scores if score.iteration == iteration), None)
+
+
+def report_name(iteration: int) -> str:
+    """Return the file name of an iteration's report without its ending, `iteration-02`."""
+    return f"iteration-{iteration:02d}"
 
 
 def of_one_run(reports: Sequence[IterationReport]) -> tuple[IterationReport, ...]:

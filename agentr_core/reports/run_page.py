@@ -18,7 +18,15 @@ from agentr_core.reports.document import (
     Table,
     not_measured,
 )
-from agentr_core.reports.records import Bill, Estimate, FunnelStage, IterationReport, IterationScore, of_one_run
+from agentr_core.reports.records import (
+    Bill,
+    Estimate,
+    FunnelStage,
+    IterationReport,
+    IterationScore,
+    of_one_run,
+    report_name,
+)
 from agentr_core.reports.sections import sections as sections_of
 
 _FROM_LAST = ("headline", "scores")
@@ -180,7 +188,7 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
         rows.append(
             Row(
                 (
-                    Link(wording.iteration(report.iteration), f"iteration-{report.iteration:02d}.html"),
+                    Link(wording.iteration(report.iteration), f"{report_name(report.iteration)}.html"),
                     report.date,
                     _said(report, score),
                     *(_listed(report, name, report.rows.get(name, 0)) for name in names),

@@ -47,11 +47,6 @@ def table_text(table: Table) -> str:
     )
 
 
-def report_name(report: IterationReport) -> str:
-    """Return the file name of a report without its ending, `iteration-02`."""
-    return f"iteration-{report.iteration:02d}"
-
-
 def _table(reports: Sequence[IterationReport]) -> Table:
     ordered = of_one_run(reports)
     # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
