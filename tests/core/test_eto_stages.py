@@ -580,6 +580,9 @@ async def test_ready_pairs_come_from_a_file(site: Sites, tmp_path: Path) -> None
 
     assert await prefer(one.place, 1) == {"file": 1, "rejected": 1}
     assert (await dataset(one.place, 1))["samples"] == {"chosen": 1, "rejected": 1}
+    # Nothing was explored, so the report does not say that it brought nothing.
+    funnel = [(stage.name, stage.count) for stage in build_report(one.place, 1).funnel]
+    assert funnel == [("preference pairs", 1), ("samples", 2), ("trained rows", 2)]
     write(tmp_path, pair | {"id": "door/test/0"})
     leak = await prepare(site("eto.preferences.source=file", f"eto.preferences.file={file}"))
     await prefer(leak.place, 1)

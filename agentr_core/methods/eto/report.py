@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentr_core.methods.eto import clones, phase_of
+from agentr_core.methods.catalogue import DEMONSTRATE, EXPLORE, PREFER
 from agentr_core.methods.eto.preferences import STAGE
 from agentr_core.methods.eto.report_sections import PreferenceRecord, preferences, preferences_of_run
 from agentr_core.reports.document import Section
@@ -14,17 +14,20 @@ from agentr_core.store.queries.preferences import preference_counts, preference_
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage of an iteration that explores."""
-    eto, source = place.recipe.eto, place.source_id(iteration)
-    expert = expert_episodes(place, iteration)
+    """Return what came out of each stage that an iteration has."""
+    source, has = place.source_id(iteration), {stage.name for stage in place.plan(iteration).stages}
+    made: list[FunnelStage] = []
+    if DEMONSTRATE.name in has:
+        made.append(expert_episodes(place, iteration))
     explored = funnels.episode_counts(place.store, source, "rollout")
-    paired = funnels.count_preferences(place.store, source)
-    played = FunnelStage(name="explored episodes", count=explored.played)
-    successes = FunnelStage(name="successes", count=explored.solved)
-    pairs = FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE))
-    if phase_of(eto, iteration) == "dpo":
-        return to_rows(place, iteration, [expert, played, pairs])
-    return to_rows(place, iteration, [*([expert] if clones(eto, iteration) else []), played, successes])
+    if EXPLORE.name in has:
+        made.append(FunnelStage(name="explored episodes", count=explored.played))
+    if PREFER.name in has:
+        paired = funnels.count_preferences(place.store, source)
+        made.append(FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE)))
+    else:
+        made.append(FunnelStage(name="successes", count=explored.solved))
+    return to_rows(place, iteration, made)
 
 
 def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
