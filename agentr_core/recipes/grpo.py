@@ -125,6 +125,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         faults.append("grpo.memory: a uniform curriculum remembers no episodes; leave it out, or set contrast")
     if grpo.curriculum == "uniform" and grpo.expert_share:
         faults.append("grpo.expert_share: a uniform curriculum does not know what was always lost; set contrast")
+    if grpo.expert_share and not grpo.memory:
+        faults.append("grpo.memory: at 0 what was won before the last group counts as always lost; raise it")
     faults += [
         f"grpo.{name}: {share:g} of {grpo.groups} groups is less than one; raise it or grpo.groups, or leave it out"
         for name, share in (("revision_share", grpo.revision_share), ("expert_share", grpo.expert_share))

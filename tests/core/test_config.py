@@ -404,6 +404,7 @@ def test_what_group_rl_could_not_hand_to_its_samplers_is_told(name: str, changes
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.expert_share=0.1"], r"grpo.expert_share: a uniform"),
         ("textcraft-grpo-tiny", ["grpo.curriculum=uniform", "grpo.memory=0.1"], r"grpo.memory: a uniform curriculum"),
         ("textcraft-grpo-tiny", ["grpo.revision_share=0.01", "grpo.groups=32"], r"grpo.revision_share: 0.01 of 32"),
+        ("textcraft-grpo-tiny", ["grpo.expert_share=0.5", "grpo.memory=0"], r"grpo.memory: at 0 what was won"),
         ("textcraft-grpo-tiny", ["grpo.expert_share=1", "grpo.groups=1"], r"grpo.expert_share: 1 of 1 groups is less"),
         (
             "textcraft-grpo-tiny",
