@@ -15,8 +15,9 @@ import pytest
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.store import Store, queries
-from agentr_core.store.codec import event_rows, trajectory_rows
+from agentr_core.store.codec import FLYWHEEL, derivation_rows, event_rows, trajectory_rows
 from agentr_core.store.queries import catalogue
+from agentr_core.store.queries.families import OperatorCount, operator_counts
 from agentr_core.store.queries.funnels import EpisodeCounts
 from agentr_core.store.queries.groups import GroupCounts
 from agentr_core.store.queries.lineage import ORIGINS, ancestry
@@ -25,7 +26,7 @@ from agentr_core.store.queries.outcomes import ErrorCount, error_counts, refusal
 from agentr_core.store.queries.preferences import PreferenceCounts
 from agentr_core.store.queries.published import Published
 from agentr_core.store.queries.usage import RequestUse, TokenUse
-from agentr_core.types import Instance, Step, StopReason, Trajectory
+from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
 
 Query = Callable[..., Any]
 NOTHING: tuple[Any, ...] = (
@@ -49,6 +50,7 @@ OF_KIND = {
     "int": 3,
     "bool": True,
     "ModelRole": "judge",
+    "Counts": "steps",
     "Collection[ModelRole]": ["judge"],
     "Listing": LISTINGS["trees"],
     "Mapping[str, str]": {"instance": "unknown"},
@@ -115,3 +117,19 @@ def test_a_refusal_is_known_by_three_words_without_its_tag(tmp_path: Path) -> No
     played = Trajectory.ended(world, "task", steps, StopReason.FAILURE)
     store.write(trajectory_rows("t", played, source="rollout", iteration_id="i"))
     assert refusals(store, "i", limit=8) == {"No such call": 1, "No such call,": 1, "There is no": 1, "": 1}
+
+
+@pytest.mark.slow
+def test_where_steps_are_charged_an_operator_saves_steps(tmp_path: Path) -> None:
+    store, world = Store(tmp_path / "store.duckdb"), Instance(environment="w", split="train", index=0)
+    step = Step(reply="r", action="a", observation="o", reward=1.0, success=True)
+    for key, steps in (("parent", 3), ("child", 2)):
+        played = Trajectory.ended(world, "task", [step] * steps, StopReason.SUCCESS)
+        store.write(trajectory_rows(key, played, source=FLYWHEEL, iteration_id="i"))
+    store.write(
+        derivation_rows([Derivation(child="child", parent="parent", operator="C1", position=1)], iteration_id="i")
+    )
+    fresh, trimmed = operator_counts(store, "i", "steps")
+    assert fresh == OperatorCount("fresh", children=1, right=1, cost=3.0, saved=None, samples=0)
+    assert trimmed == OperatorCount("C1", children=1, right=1, cost=2.0, saved=1.0, samples=0)
+    assert [one.cost for one in operator_counts(store, "i", "calls")] == [0.0, 0.0]

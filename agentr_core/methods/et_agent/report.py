@@ -44,16 +44,18 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on what each operator made; none without a flywheel."""
-    counts = operator_counts(place.store, place.iteration_id(iteration))
-    if not counts:
+    charged = place.recipe.et_agent.curriculum.counts
+    found = operator_counts(place.store, place.iteration_id(iteration), charged)
+    if not found:
         return ()
-    titles = ("Trajectories", "Right, %", "Calls", "Calls saved, if right", "Samples")
+    cost = charged.capitalize()
+    titles = ("Trajectories", "Right, %", cost, f"{cost} saved, if right", "Samples")
     columns = (Column("Operator", "text"), *map(Column, titles))
     note = (
-        "A child that goes on from its parent has the parent's calls up to there, too. Calls saved are those of the "
-        "parent minus those of its child, on average."
+        f"A child that goes on from its parent has the parent's {charged} up to there, too. {cost} saved are those of "
+        "the parent minus those of its child, on average."
     )
-    return (Section("families", TITLE, (Table(columns, tuple(map(_row, counts))),), note),)
+    return (Section("families", TITLE, (Table(columns, tuple(map(_row, found))),), note),)
 
 
 def _row(made: OperatorCount) -> Row:
@@ -62,7 +64,7 @@ def _row(made: OperatorCount) -> Row:
             _MADE.get(made.operator, made.operator),
             wording.count(made.children),
             wording.percent(made.right / made.children),
-            wording.decimal(made.calls, 2),
+            wording.decimal(made.cost, 2),
             None if made.saved is None else wording.signed(made.saved, 2),
             wording.count(made.samples),
         )
