@@ -289,6 +289,10 @@ def test_only_iterations_that_search_sample_in_a_search() -> None:
     assert line.startswith("each iteration: 100 steps of 32 groups")
     short = recipe("textcraft-agent-r", *changes, "agent_r.phases=[sft, rl]", "iterations=1")
     assert [one.stage for one in tokens(short, 10, 5)] == ["search", "critique", "evaluate"]
+    flywheel = recipe("reasoning-et-agent-tiny", "et_agent.phases=[rft, rl]", "iterations=1")
+    assert [one.stage for one in tokens(flywheel, 10, 5)] == ["flywheel", "evaluate"]
+    cloned = recipe("textcraft-eto-tiny", "eto.phases=[sft, dpo]", "iterations=1", "data.replay=true")
+    assert not any("dpo" in line for line in method_of(cloned).describe(cloned, 10, 5))
 
 
 def test_training_on_variants_of_what_is_tested_is_told_before_anything_is_sampled() -> None:

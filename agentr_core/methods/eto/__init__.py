@@ -45,6 +45,10 @@ def phase_of(eto: EtoConfig, iteration: int) -> Phase:
     return in_iteration(eto.phases, iteration)
 
 
+def _phases(recipe: Recipe) -> list[Phase]:
+    return [phase_of(recipe.eto, i) for i in recipe.distinct_iterations()]
+
+
 def clones(eto: EtoConfig, iteration: int) -> bool:
     """Return whether an iteration, counted from 1, trains on the expert's episodes."""
     phase = phase_of(eto, iteration)
@@ -81,9 +85,8 @@ def _training(recipe: Recipe, iteration: int) -> Training:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    explore = recipe.eto.explore
-    phases = by_iteration(recipe, [phase_of(recipe.eto, i) for i in recipe.distinct_iterations()])
-    lines = [f"iterations: {phases}; each ends with {test} held-out episodes"]
+    explore, phases = recipe.eto.explore, _phases(recipe)
+    lines = [f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes"]
     if _explores(recipe):
         lines.append(
             f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
@@ -104,7 +107,7 @@ def _unread(recipe: Recipe) -> list[str]:
         "training.step_tokens": training.step_tokens > 0,
     }
     names = [name for name, present in had.items() if present]
-    return [f"an iteration dpo does not read {', '.join(names)}"] if names and "dpo" in recipe.eto.phases else []
+    return [f"an iteration dpo does not read {', '.join(names)}"] if names and "dpo" in _phases(recipe) else []
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
