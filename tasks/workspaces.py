@@ -66,4 +66,4 @@ def stored_recipe(workspace: Path, run_id: str) -> Recipe:
 # Every task of a run asks for its recipe.
 @lru_cache(maxsize=16)
 def _parsed(config: str, source: str) -> Recipe:
-    return recipes.parse(json.loads(config), source=source, stored=True)
+    return recipes.restored(json.loads(config), source=source)

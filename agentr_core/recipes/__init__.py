@@ -30,7 +30,7 @@ from agentr_core.recipes.models import (
     VllmConfig,
     url_fault,
 )
-from agentr_core.recipes.parsing import load, parse
+from agentr_core.recipes.parsing import load, parse, restored
 from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.recipes.recipe import FieldValue, Recipe, field_values, identifying, replace, resolved, shown
 from agentr_core.recipes.sampling import DrawingConfig
@@ -89,6 +89,7 @@ __all__ = [
     "parse",
     "replace",
     "resolved",
+    "restored",
     "shown",
     "url_fault",
 ]

@@ -57,10 +57,7 @@ def parse(
     merged = _plain_copy(data)
     for override in overrides:
         _apply(merged, override)
-    try:
-        recipe = ADAPTER.validate_python(merged)
-    except ValidationError as error:
-        raise ConfigError(listed(_told(error.errors()), source)) from None
+    recipe = restored(merged, source=source)
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
@@ -72,6 +69,18 @@ def parse(
     if faults:
         raise ConfigError(listed(faults, source))
     return recipe
+
+
+def restored(data: dict[str, Any], *, source: str) -> Recipe:
+    """Return the recipe of a run as it was stored. It had no faults when the run began, and those
+    that only a later version knows must not hide what the run made.
+
+    Raises `ConfigError` for a field that this version does not know, or whose value it refuses.
+    """
+    try:
+        return ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise ConfigError(listed(_told(error.errors()), source)) from None
 
 
 def _told(errors: Sequence[Any]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_named, plan_of, plans_of
-from agentr_core.recipes import Recipe, load, parse, replace, resolved
+from agentr_core.recipes import Recipe, load, parse, replace, resolved, restored
 from agentr_core.runtime.inputs import input_ids
 from agentr_core.runtime.start import asked_for
 
@@ -552,6 +552,15 @@ def test_a_method_says_whose_inputs_are_stored() -> None:
     taken_over = {name: set(method_named(name).taken_over) for name in ("agent-r", "eto", "grpo", "et-agent")}
     assert taken_over.pop("et-agent") == {"collect", "critique", "explore", "rollout"}
     assert all(stages == {"collect", "critique", "explore"} for stages in taken_over.values())
+
+
+def test_a_stored_recipe_opens_although_a_later_version_finds_a_fault_in_it() -> None:
+    stored = resolved(load(TINY)) | {"promote": "best"}
+    with pytest.raises(ConfigError, match="promote"):
+        parse(stored)
+    assert restored(stored, source="recipe of run r").promote == "best"
+    with pytest.raises(ConfigError, match=r"recipe of run r: .*pace: unknown field"):
+        restored(stored | {"pace": 1}, source="recipe of run r")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
 from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
-from agentr_core.recipes import Recipe, parse, shown
+from agentr_core.recipes import Recipe, restored, shown
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
@@ -160,7 +160,10 @@ def _trainings(place: Workplace) -> dict[str, str]:
     """
     whole = place.recipe.method == RUNS
     configs = configs_of_all(place.store) if whole else configs_on_pool(place.store, place.run_id)
-    return {canonical(asked_for(parse(json.loads(config), stored=True))): run_id for run_id, config in configs.items()}
+    recipes = {
+        run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
+    }
+    return {canonical(asked_for(recipe)): run_id for run_id, recipe in recipes.items()}
 
 
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
