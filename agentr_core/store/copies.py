@@ -20,11 +20,13 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
         newest: the schema version of the source.
 
     Raises:
-        StoreError: `target` exists, its folder does not, or the disk is full.
+        StoreError: `target` exists, its folder is missing or a file, or the disk is full.
         CorruptStore: the copy cannot be read.
     """
     if target.exists():
         raise StoreError(f"{target} exists already; name another file")
+    if not target.parent.is_dir():
+        raise StoreError(f"{target} cannot be written: {target.parent} is no folder; make it, or name another file")
     draft = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
         shutil.copyfile(source, draft)
