@@ -11,6 +11,7 @@ from typing import Any
 from agentr_core.http_server import listening
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
 from tasks.workspaces import find_run, open_store
@@ -51,7 +52,7 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
     shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
     made = asyncio.run(bundle(shown, folder, start=start, most=most))
     left_out = f"; at least {made.left_out} more were left out, --pages takes in others" if made.left_out else ""
-    return f"{made.pages} pages in {folder / 'index.html'} and beside it{left_out}"
+    return f"{counted(made.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
 
 
 def _index(workspace: Path) -> Path:

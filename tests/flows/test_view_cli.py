@@ -52,6 +52,8 @@ def test_pages_are_written_to_share(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert re.match(r"4 pages in \S+/site/index.html and beside it; at least \d+ more were left out", done.output)
     assert "toy" in (tmp_path / "site" / "index.html").read_text("utf-8")
+    alone = [*words[:4], str(tmp_path / "alone"), "--pages", "1"]
+    assert CliRunner().invoke(cli, alone, catch_exceptions=False).output.startswith("1 page in ")
     assert CliRunner().invoke(cli, ["view", "-w", str(tmp_path), "--run", "x"]).exit_code == 2
 
 
