@@ -57,7 +57,7 @@ def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any
 
     The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
     says what. `options` are for one environment only. Raises `ConfigError` for an unknown name, and
-    for options that the environment does not have.
+    for options that the environment does not have or whose values it refuses.
     """
     if name is None and options:
         raise ConfigError("options belong to one environment; name it")
@@ -203,6 +203,8 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         violations = check(lambda: named_environment(name, options))
     except (UserError, EnvironmentUnavailable) as error:
+        if options and isinstance(error, ConfigError):
+            raise
         return {"name": name, "ok": False, "status": "missing", "detail": str(error)}
     except AgentrError as error:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}

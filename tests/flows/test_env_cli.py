@@ -107,6 +107,7 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
         (("doctor", "-o", "url=x"), "options belong to one environment; name it"),
         (("doctor", "textcraft", "-o", "foo=1"), "environment textcraft has no option foo; it has"),
         (("doctor", "sciworld", "-o", "setting=foo"), "environment.options.setting: give agentgym or eto"),
+        (("doctor", "webshop", "-o", "limit=-1"), "environment.options.limit must be a whole number of at least 0"),
         (("doctor", "textcraft", "-o", "expert"), "option 'expert' must look like name=value"),
         (("play", "textcraft", "-o", "url=x"), "environment textcraft has no option url"),
         (
