@@ -152,8 +152,19 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
         return turns(atif_turns(record, where), where)
     for key in ("messages", "conversations"):
         if isinstance(record.get(key), list):
-            return turns(record[key], where)
+            return turns(_flagged(record, record[key]), where)
     raise DataFileError(f'{where} has no list of turns under "messages" or "conversations"; add one')
+
+
+def _flagged(record: dict[str, Any], values: list[Any]) -> list[Any]:
+    """Return the turns with the flags that the record has for them in one list `train`, as `agentr
+    export --format trl` writes it beside token labels.
+    """
+    flags = record.get("train")
+    if not isinstance(flags, list) or len(flags) != len(values):
+        return values
+    pairs = zip(values, flags, strict=True)
+    return [{**turn, "train": flag} if isinstance(turn, dict) else turn for turn, flag in pairs]
 
 
 def turns(values: Any, where: str) -> tuple[Message, ...]:

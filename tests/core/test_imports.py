@@ -152,6 +152,8 @@ def test_general_chat_keeps_the_turns_that_are_not_trained(tmp_path: Path) -> No
     file = write(tmp_path, json.dumps([record, none]))
     found = import_chat(file)
     assert [turn.get("train") for turn in json.loads(found.lines[0])["messages"]] == [None, False, None, None]
+    beside = {"messages": spoken(*TEXTS[:4]), "train": [False, False, False, True]}
+    assert import_chat(write(tmp_path, json.dumps(beside))).lines == found.lines
     assert "no assistant turn" in found.faults[0]
     (sample,), _ = read_chat(write(tmp_path, found.lines[0], "general.jsonl"))
     assert [message.train for message in sample.messages] == [False, False, False, True]
