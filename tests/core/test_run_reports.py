@@ -21,6 +21,7 @@ from agentr_core.store import Store
 from agentr_core.store.codec import dataset_rows, metric_rows
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.store.queries.listings import LISTINGS, listed
+from agentr_core.store.queries.outcomes import evaluated_stops
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, score_table, write_reports
@@ -97,6 +98,7 @@ def test_an_evaluation_that_is_not_finished_gives_no_score(tmp_path: Path) -> No
     with place.store.transaction() as con:
         con.execute("update evaluation set finished = false where evaluation_id = ?", [key])
         con.execute("delete from episode where evaluation_id = ? and not instance_id like '%1'", [key])
+    assert evaluated_stops(place.store, [key]) == {}
     told = "iteration 1: the evaluation is not finished: 2 of 20 episodes of test; the command that began"
     for page in write_reports(tmp_path, FIRST):
         text, html = page.with_suffix(".md").read_text(), page.read_text()

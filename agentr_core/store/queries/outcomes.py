@@ -37,10 +37,13 @@ def collected_stops(store: Store, iteration_id: str) -> dict[str, int]:
 
 
 def evaluated_stops(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many episodes of some evaluations ended for each reason."""
+    """Return how many episodes of some evaluations ended for each reason; those of evaluations that
+    are not finished, which have no score either, are left out.
+    """
     rows = store.rows(
         "select t.stop, count(*) from episode e join trajectory t using (trajectory_id) "
-        "where e.evaluation_id in (select unnest(?)) group by t.stop",
+        "join evaluation v on v.evaluation_id = e.evaluation_id "
+        "where e.evaluation_id in (select unnest(?)) and v.finished group by t.stop",
         list(evaluation_ids),
     )
     return dict(rows)
