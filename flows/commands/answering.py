@@ -38,12 +38,14 @@ def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int)
 
     Raises:
         ConfigError: the recipe is wrong, of several worlds, or of one whose rewards a model gives.
-        DataFileError: the file is malformed, or has instances that are not held out.
+        DataFileError: the file is malformed, has no record, or has instances that are not held out.
     """
     recipe = load_recipe(path, list(overrides))
     if recipe.environments:
         raise ConfigError("--answers are of one world; give a recipe of that world alone")
     episodes = _played(recipe, answers, opening)
+    if not episodes:
+        raise DataFileError(f"{answers} has no record; there must be an object on each line, or one array of them")
     columns = (
         Column("Episodes of", "text"),
         Column("Success %"),
