@@ -53,7 +53,8 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     System turns are skipped, and so are the `opening` turns before the problem's and everything
     after the last reply. Recorded observations are not read: the environment gives them again.
 
-    Raises `DataFileError` for a record of a different form or without a reply.
+    Raises `DataFileError` for a record of a different form, without a reply, or with replies that
+    are not to be trained.
     """
     instance = instance_of(record, where, world=world, split=split)
     spoken = [message for message in conversation(record, where) if message.role != "system"][opening:]
@@ -62,6 +63,11 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
         raise DataFileError(
             f"{where}: after the first {opening} turns there must be the turn of the problem and then replies; "
             "set eto.expert.opening, or --opening, to the number of turns before the problem's"
+        )
+    if any(message.role == "assistant" and not message.train for message in spoken):
+        raise DataFileError(
+            f"{where}: some replies are not to be trained, but all of an expert's are; leave the record out, "
+            "or give it without them"
         )
     reward = number_of(record, "reward", where)
     return Demonstration(instance=instance, replies=replies, reward=1.0 if reward is None else reward, where=where)

@@ -152,17 +152,20 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
         return turns(atif_turns(record, where), where)
     for key in ("messages", "conversations"):
         if isinstance(record.get(key), list):
-            return turns(_flagged(record, record[key]), where)
+            return turns(_flagged(record, record[key], where), where)
     raise DataFileError(f'{where} has no list of turns under "messages" or "conversations"; add one')
 
 
-def _flagged(record: dict[str, Any], values: list[Any]) -> list[Any]:
+def _flagged(record: dict[str, Any], values: list[Any], where: str) -> list[Any]:
     """Return the turns with the flags that the record has for them in one list `train`, as `agentr
-    export --format trl` writes it beside token labels.
+    export --format trl` writes it beside token labels. Raises `DataFileError` for a list of another
+    length.
     """
     flags = record.get("train")
-    if not isinstance(flags, list) or len(flags) != len(values):
+    if not isinstance(flags, list):
         return values
+    if len(flags) != len(values):
+        raise DataFileError(f"{where}: train has {len(flags)} flags for {len(values)} turns; give one for each")
     pairs = zip(values, flags, strict=True)
     return [{**turn, "train": flag} if isinstance(turn, dict) else turn for turn, flag in pairs]
 

@@ -98,11 +98,13 @@ def test_each_bad_record_is_named_by_its_line(tmp_path: Path) -> None:
     bad = ["[1]", "{", json.dumps({"id": 1}), json.dumps(ETO | {"id": "door/train/1"}), json.dumps(ETO | {"reward": 2})]
     calls = {"step_id": 1, "source": "agent", "message": "", "tool_calls": [{"function_name": "f"}]}
     bad += [json.dumps(ATIF | {"steps": [calls]}), json.dumps(ATIF | {"schema_version": "ATIF-v2.0"})]
+    flags = [True] * len(TEXTS)
+    bad += [json.dumps(ETO | {"train": [*flags[:3], False, *flags[4:]]}), json.dumps(ETO | {"train": flags[1:]})]
     file = write(tmp_path, "\n".join([json.dumps(ETO), *bad]))
     found = import_experts(file, PLACE, opening=2)
     assert len(found.lines) == 1
     told = [fault.removeprefix(str(tmp_path)) for fault in found.faults]
-    assert [text.split(":")[1][:1] for text in told] == list("2345678")
+    assert [text.split(":")[1][:1] for text in told] == [*"2345678", "9", "1"]
     for text, part in zip(
         told,
         (
@@ -113,6 +115,8 @@ def test_each_bad_record_is_named_by_its_line(tmp_path: Path) -> None:
             "reward is 2",
             "step 1 calls tools",
             "schema_version is 'ATIF-v2.0'",
+            "some replies are not to be trained",
+            f"train has {len(TEXTS) - 1} flags for {len(TEXTS)} turns",
         ),
         strict=True,
     ):

@@ -142,6 +142,12 @@ def test_pruning_both_leaves_an_empty_store_and_names_the_weights_that_are_left(
     assert {table for table in TABLES if rows(store, table)} == set()
 
 
+def test_pruning_a_copied_workspace_names_the_weights_in_the_copy(store: Store) -> None:
+    here = store.path.parent / "checkpoints" / gallery.TRAINED
+    here.mkdir(parents=True)
+    assert prune(store, [gallery.RUN, LATER], keep=False).unnamed == (str(here),)
+
+
 def test_a_dry_run_changes_nothing(store: Store) -> None:
     before = store.path.read_bytes()
     found = prune(store, [LATER], keep=False)

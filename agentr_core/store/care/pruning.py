@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from agentr_core.store.care.rewriting import Rewritten, copy_rows, rewrite
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
+from agentr_core.store.weights import weights_now
 
 
 class Pruned(NamedTuple):
@@ -54,7 +55,11 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         return con.execute(_NEEDED, [list(run_ids)]).fetchall(), con.execute(_UNNAMED).fetchall()
 
     rewritten, (needed, unnamed) = rewrite(store, fill, keep=keep)
-    return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(path for (path,) in unnamed))
+    return Pruned(rewritten, tuple((run, number) for run, number in needed), _places(store, unnamed))
+
+
+def _places(store: Store, checkpoints: list[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(sorted({weights_now(store, key, path) for key, path in checkpoints}))
 
 
 _EDGES = """
@@ -199,6 +204,6 @@ _NEEDED = """
 select run_id, iteration from store.iteration where run_id in (select unnest(?::varchar[])) order by all
 """
 _UNNAMED = """
-select distinct path from old.checkpoint
-where iteration_id is not null and path not in (select path from store.checkpoint) order by all
+select checkpoint_id, path from old.checkpoint
+where iteration_id is not null and path not in (select path from store.checkpoint)
 """
