@@ -28,7 +28,7 @@ from agentr_core.types import Sample
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import open_store
 
-Head = TypeVar("Head", DatasetHead, GroupedInstance)
+Head = TypeVar("Head", bound=DatasetHead | GroupedInstance)
 _OF_SAMPLE = (
     *("instance_id", "pair_id", "trajectory_id", "tree_id", "good_leaf", "bad_leaf", "cut"),
     *("good_reward", "bad_reward"),
@@ -41,8 +41,8 @@ def export_folder(
     """Write a training set of a workspace into a new folder, and say what is there.
 
     Args:
-        prefix: the beginning of the id of a dataset, an iteration or a run; for a run of group RL,
-            which has no dataset, the prompts of its instances are written for verl.
+        prefix: the beginning of the id of a dataset, an iteration or a run; of an iteration of
+            group RL, which has no dataset, the prompts of its instances are written for verl.
         iteration: which iteration of a run; None: its last one.
 
     Raises:
@@ -50,17 +50,25 @@ def export_folder(
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
-    found = datasets_beginning(store, prefix)
-    grouped = [] if found else grouped_beginning(store, prefix)
-    if grouped and form != "verl":
-        raise ConfigError(f"run {grouped[0].run_id} is of group RL, which has no dataset; only --format verl takes it")
-    if grouped:
-        made = _prompts(store, workspace, grouped, _chosen(grouped, workspace, prefix, iteration))
+    found, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
+    if form != "verl" and not _of(found, iteration) and (online := _of(grouped, iteration)):
+        raise ConfigError(
+            f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
+            "only --format verl takes it"
+        )
+    heads: list[DatasetHead | GroupedInstance] = [*found, *(grouped if form == "verl" else [])]
+    head = _chosen(heads, workspace, prefix, iteration)
+    if isinstance(head, GroupedInstance):
+        made = _prompts(store, workspace, grouped, head)
     else:
-        made = _training_set(store, workspace, _chosen(found, workspace, prefix, iteration))
+        made = _training_set(store, workspace, head)
     files = export(made, folder, form, without_mask=without_mask)
     shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
     return f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
+
+
+def _of(found: Sequence[Head], iteration: int | None) -> list[Head]:
+    return [head for head in found if iteration in (None, head.iteration)]
 
 
 def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:
@@ -70,7 +78,7 @@ def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int 
             f"{prefix!r} begins the id of {'more than one' if runs else 'no'} run in {workspace} that has a dataset, "
             f"or of its dataset or iteration; `agentr runs -w {workspace}` lists all runs"
         )
-    wanted = [head for head in found if iteration in (None, head.iteration)]
+    wanted = sorted(_of(found, iteration), key=lambda head: head.iteration)
     if not wanted:
         known = ", ".join(map(str, sorted({head.iteration for head in found})))
         raise ConfigError(f"run {found[0].run_id} has no dataset of iteration {iteration}; it has {known}")

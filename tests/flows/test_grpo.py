@@ -89,7 +89,7 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     for row in rows:
         house = f"Door {row['extra_info']['index']} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
-    with pytest.raises(ConfigError, match="is of group RL, which has no dataset; only --format verl takes it"):
+    with pytest.raises(ConfigError, match="is group RL, which has no dataset; only --format verl takes it"):
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
 
 

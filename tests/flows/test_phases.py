@@ -12,6 +12,7 @@ from wheel import write_recipe
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
+from flows.commands.exporting import export_folder
 from flows.flywheel import flywheel
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe
@@ -123,3 +124,18 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     assert "Reinforcement learning by step" not in first
     assert "groups with contrast" in last
     assert "groups with contrast" not in first
+
+    place = tmp_path / "runs"
+    sets = {
+        (form, number): export_folder(place, done.run_id, tmp_path / f"{form}-{number}", form, iteration=number)
+        for form, number in (("trl", 1), ("trl", None), ("verl", 1), ("verl", 2), ("verl", None))
+    }
+    assert {where: " of door-1 in " in said for where, said in sets.items()} == {
+        ("trl", 1): True,
+        ("trl", None): True,
+        ("verl", 1): True,
+        ("verl", 2): False,
+        ("verl", None): False,
+    }
+    with pytest.raises(ConfigError, match=r"iteration 2 of run .* is group RL, which has no dataset; only --format"):
+        export_folder(place, done.run_id, tmp_path / "none", "trl", iteration=2)
