@@ -257,8 +257,9 @@ def test_agenttraj_reads_back_as_an_experts_episodes(tmp_path: Path) -> None:
     assert [turn["loss"] for turn in revision["conversations"][:4]] == [None, False, None, False]
     assert [turn["loss"] for turn in good["conversations"][3::2]] == [True, True, True]
     found = import_experts(file, WORLD, opening=2)
-    assert found.faults == ()
-    assert [json.loads(line)["id"] for line in found.lines] == ["line/train/0", "line/train/0"]
+    # An expert has no steps that are not to be trained.
+    assert ["some replies are not to be trained" in fault for fault in found.faults] == [True]
+    assert [json.loads(line)["id"] for line in found.lines] == ["line/train/0"]
     with pytest.raises(ConfigError, match="it has no form for preference pairs"):
         export(pairs(), tmp_path / "pairs", "agenttraj", without_mask=True)
 
@@ -286,12 +287,14 @@ def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
     assert spans[2]["observation"] == {"results": [{"content": " result"}]}
 
     (tmp_path / "out" / "trajectories" / f"{sample_id(grown())}.json").unlink()
-    found = import_experts(tmp_path / "out", WORLD, opening=2)
-    assert found.faults == ()
-    read = [json.loads(line) for line in found.lines]
-    assert {line["id"] for line in read} == {"line/train/0"}
-    told = {tuple(turn["content"] for turn in line["messages"]) for line in read}
-    assert told == {tuple(message.text for message in sample.messages) for sample in samples()}
+    texts = [tuple(message.text for message in sample.messages) for sample in samples()]
+    chats = import_chat(tmp_path / "out")
+    assert chats.faults == ()
+    assert {tuple(turn["content"] for turn in json.loads(line)["messages"]) for line in chats.lines} == set(texts)
+    experts = import_experts(tmp_path / "out", WORLD, opening=2)
+    assert ["some replies are not to be trained" in fault for fault in experts.faults] == [True]
+    (good,) = map(json.loads, experts.lines)
+    assert (good["id"], tuple(turn["content"] for turn in good["messages"])) == ("line/train/0", texts[1])
 
 
 def test_the_schema_of_atif_finds_what_breaks_it(tmp_path: Path) -> None:
