@@ -14,6 +14,8 @@ from agentr_core.environments.crafting.shaped import PLANKS, ShapedWorlds
 from agentr_core.samples.chat_file import read_chat
 
 ROOT = Path(__file__).parents[2]
+Measures = dict[int, dict[str, float]]
+"""Measures of goals, by depth and name."""
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,15 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def measured(env: TextCraft, shapes: ModuleType) -> tuple[Measures, Measures]:
+    """What the official goals measure, and the invented ones, by depth."""
+    return shapes.official(env), shapes.shaped(env)
+
+
 @pytest.mark.slow
-def test_each_measure_lies_within_a_fifth_of_the_official_one(env: TextCraft, shapes: ModuleType) -> None:
-    theirs, ours = shapes.official(env), shapes.shaped(env)
+def test_each_measure_lies_within_a_fifth_of_the_official_one(measured: tuple[Measures, Measures]) -> None:
+    theirs, ours = measured
     assert {depth: measures["goals"] for depth, measures in theirs.items()} == {1: 125, 2: 291, 3: 117, 4: 11}
     off = [
         f"depth {depth}: {name} {ours[depth][name]:.2f}, official {value:.2f}"
@@ -51,8 +59,10 @@ def test_each_measure_lies_within_a_fifth_of_the_official_one(env: TextCraft, sh
 
 
 @pytest.mark.slow
-def test_the_table_of_the_readme_is_what_the_command_prints(env: TextCraft, shapes: ModuleType) -> None:
-    printed = shapes.table(shapes.official(env), shapes.shaped(env))
+def test_the_table_of_the_readme_is_what_the_command_prints(
+    shapes: ModuleType, measured: tuple[Measures, Measures]
+) -> None:
+    printed = shapes.table(*measured)
     assert printed in (ROOT / "data" / "textcraft" / "README.md").read_text(encoding="utf-8")
 
 

@@ -113,11 +113,14 @@ class Running:
         return self.turned.result()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_goes_on_when_its_server_comes_back_with_other_first_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The run is in this process, and without Prefect: what goes away are its servers."""
+    """The run is in this process, and without Prefect: what goes away are its servers.
+    `core/test_repeating.py` has the same with a server that forgets, in seconds.
+    """
     monkeypatch.chdir(ROOT)
     env = environment(restless.install(tmp_path / "site"), tmp_path / "prefect")
     mortal = env | {restless.MORTAL: "1"}
