@@ -71,6 +71,7 @@ async def spliced(place: Workplace) -> dict[str, int]:
     return made
 
 
+@pytest.mark.slow
 async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., Workplace]) -> None:
     place = make()
     made = await spliced(place)
@@ -87,6 +88,7 @@ async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., 
     assert place.store.rows("select * from v_orphans") == []
 
 
+@pytest.mark.slow
 async def test_a_search_without_the_setting_earns_nothing_and_says_nothing_of_an_expert(
     make: Callable[..., Workplace],
 ) -> None:

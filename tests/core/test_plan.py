@@ -54,6 +54,7 @@ def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_sect
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.slow
 def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     file, changes = RECIPES / "textcraft-qwen3-4b.yaml", ["search.dives=5"]

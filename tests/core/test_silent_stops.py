@@ -30,6 +30,7 @@ def test_a_stop_string_with_a_control_token_is_refused(tmp_path: Path, change: s
     assert all(fault.startswith(said) for fault in found)
 
 
+@pytest.mark.slow
 async def test_it_would_not_have_ended_a_reply(tiny_model_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     model = TransformersModel.load(tiny_model_dir, device="cpu")
