@@ -7,7 +7,7 @@ says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -163,6 +163,10 @@ class Recipe:
             *(self.agent_r.phases, self.eto.phases, self.et_agent.phases),
         )
         return range(1, min(self.iterations, max(map(len, by_iteration))) + 1)
+
+    def over_iterations(self, values: Sequence[S]) -> list[S]:
+        """Return a setting's value in each of the distinct iterations, in their order."""
+        return [in_iteration(values, iteration) for iteration in self.distinct_iterations()]
 
     def taught(self, iteration: int) -> bool:
         """Return whether the teacher, not the actor, collects experience in an iteration, counted

@@ -44,10 +44,6 @@ def phase_of(agent_r: AgentRConfig, iteration: int) -> Learning:
     return in_iteration(agent_r.phases, iteration)
 
 
-def _phases(recipe: Recipe) -> list[Learning]:
-    return [phase_of(recipe.agent_r, i) for i in recipe.distinct_iterations()]
-
-
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration: its phase decides what it does, and `data.use` how its
     samples are made.
@@ -72,7 +68,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
     if recipe.data.use == "both+expert":
         collected += " and the expert's episodes"
-    phases = _phases(recipe)
+    phases = recipe.over_iterations(recipe.agent_r.phases)
     if "sft" not in phases:
         return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
     if RL not in phases:
@@ -86,7 +82,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     if clones:
         return lines
     lines += _of_lead(recipe)
-    alphas = [f"{recipe.alpha(i):g}" for i in recipe.distinct_iterations()]
+    alphas = [f"{alpha:g}" for alpha in recipe.over_iterations(recipe.pairs.alpha)]
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
 
 
@@ -99,7 +95,7 @@ def _of_lead(recipe: Recipe) -> list[str]:
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
     """Return the most replies, and tokens of each, by purpose; continuations are not counted."""
-    phases = _phases(recipe)
+    phases = recipe.over_iterations(recipe.agent_r.phases)
     groups = {"groups": sampled_groups(recipe)} if RL in phases else {}
     return groups | _searched(recipe, train) if "sft" in phases and not _clones(recipe) else groups
 

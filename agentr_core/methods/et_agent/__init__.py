@@ -50,10 +50,6 @@ def phase_of(et_agent: EtAgentConfig, iteration: int) -> Calibration:
     return in_iteration(et_agent.phases, iteration)
 
 
-def _phases(recipe: Recipe) -> list[Calibration]:
-    return [phase_of(recipe.et_agent, i) for i in recipe.distinct_iterations()]
-
-
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration, which depends on its phase."""
     return (_rft if phase_of(recipe.et_agent, iteration) == "rft" else curriculum.plan)(recipe, iteration)
@@ -69,7 +65,7 @@ def _rft(recipe: Recipe, iteration: int) -> Plan:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    flywheel, kinds = recipe.et_agent.flywheel, _phases(recipe)
+    flywheel, kinds = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
     lines = [f"iterations: {by_iteration(recipe, kinds)}; each ends with {test} held-out episodes"]
     if "rft" in kinds:
         lines.append(
@@ -96,7 +92,7 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
     """Return the most replies, and tokens of each, by purpose; those of editor and reflector are
     not counted.
     """
-    flywheel, phases = recipe.et_agent.flywheel, _phases(recipe)
+    flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
     found = curriculum.sampled(recipe, train) if "rl" in phases else {}
     if "rft" in phases:
         found["flywheel"] = train * most_members(recipe) * flywheel.max_steps, flywheel.max_new_tokens

@@ -45,10 +45,6 @@ def phase_of(eto: EtoConfig, iteration: int) -> Phase:
     return in_iteration(eto.phases, iteration)
 
 
-def _phases(recipe: Recipe) -> list[Phase]:
-    return [phase_of(recipe.eto, i) for i in recipe.distinct_iterations()]
-
-
 def clones(eto: EtoConfig, iteration: int) -> bool:
     """Return whether an iteration, counted from 1, trains on the expert's episodes."""
     phase = phase_of(eto, iteration)
@@ -85,7 +81,7 @@ def _training(recipe: Recipe, iteration: int) -> Training:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    explore, phases = recipe.eto.explore, _phases(recipe)
+    explore, phases = recipe.eto.explore, recipe.over_iterations(recipe.eto.phases)
     lines = [f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes"]
     if _explores(recipe):
         lines.append(
@@ -107,7 +103,8 @@ def _unread(recipe: Recipe) -> list[str]:
         "training.step_tokens": training.step_tokens > 0,
     }
     names = [name for name, present in had.items() if present]
-    return [f"an iteration dpo does not read {', '.join(names)}"] if names and "dpo" in _phases(recipe) else []
+    prefers = "dpo" in recipe.over_iterations(recipe.eto.phases)
+    return [f"an iteration dpo does not read {', '.join(names)}"] if names and prefers else []
 
 
 def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
