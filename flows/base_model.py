@@ -9,11 +9,12 @@ from prefect import flow
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
 from agentr_core.recipes import Recipe
+from flows.parameters import name_unknown
 from tasks.base_model import pretrain
 from tasks.wiring import load_recipe
 
 
-@flow(name="base-model", flow_run_name="{recipe}")
+@flow(name="base-model", flow_run_name="{recipe}", on_crashed=[name_unknown])
 async def make_base_from(recipe: str, overrides: list[str] | None = None) -> str:
     """Train the base model of a recipe file and return the path of its directory.
 

@@ -18,14 +18,14 @@ from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
 from flows import stages
 from flows.flywheel import prepare
-from flows.parameters import Enough, Settings, Units, changes, run_name
+from flows.parameters import Enough, Settings, Units, changes, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import experience, reporting, runs
 from tasks import stages as steps
 from tasks.wiring import load_recipe, reference
 
 
-@flow(name="collect-only", flow_run_name=run_name)
+@flow(name="collect-only", flow_run_name=run_name, on_crashed=[name_unknown])
 async def collect_only(
     recipe: str,
     overrides: list[str] | None = None,
@@ -53,7 +53,7 @@ async def collect_only(
     return await gather(parsed, limit=limit, enough=enough, again={"recipe": recipe, "overrides": changed})
 
 
-@flow(name="improve", flow_run_name=run_name)
+@flow(name="improve", flow_run_name=run_name, on_crashed=[name_unknown])
 async def improve(
     recipe: str, overrides: list[str] | None = None, enough: Enough = 1, settings: Settings | None = None
 ) -> dict[str, Any]:

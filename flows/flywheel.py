@@ -13,14 +13,14 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
 from flows import stages
-from flows.parameters import Iterations, Settings, changes, run_name
+from flows.parameters import Iterations, Settings, changes, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
 from tasks.wiring import RunRef, load_recipe, reference
 
 
-@flow(name="flywheel", flow_run_name=run_name)
+@flow(name="flywheel", flow_run_name=run_name, on_crashed=[name_unknown])
 async def flywheel(
     recipe: str,
     overrides: list[str] | None = None,

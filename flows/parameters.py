@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from prefect.runtime import flow_run
+from prefect import Flow, get_client, runtime
+from prefect.client.schemas import FlowRun, State
+from prefect.states import Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentr_core.recipes.yaml_text import quoted
@@ -23,9 +27,30 @@ def run_name() -> str:
     """Return the name of the present flow run: that of its recipe's file, and the seed if an
     override sets it.
     """
-    given = flow_run.parameters
+    given = runtime.flow_run.parameters
     seeds = [change for change in given.get("overrides") or () if change.startswith("seed=")]
     return " ".join([Path(given["recipe"]).stem, *seeds])
+
+
+async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Give a crashed run that was asked for with parameters which its flow lacks the state Failed,
+    whose message names them; leave other crashed runs as they are. A hook, `on_crashed`.
+
+    `prefect deployment run` refuses such a parameter. A schedule, an automation or a request can
+    have it: Prefect then ends the process before the flow begins, and the state says no more than
+    that the process exited.
+    """
+    known = list(inspect.signature(flow.fn).parameters)
+    unknown = [_with_closest(name, known) for name in flow_run.parameters if name not in known]
+    if unknown:
+        message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(known)}"
+        async with get_client() as client:
+            await client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
+
+
+def _with_closest(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"{name} (did you mean {close[0]}?)" if close else name
 
 
 class Settings(BaseModel):

@@ -15,6 +15,7 @@ from prefect import Flow, flow
 from pydantic import Field
 
 from agentr_core.methods.table import all_stages
+from flows.parameters import name_unknown
 from tasks import reporting, runs, stages
 from tasks.wiring import RunRef, usual_workspace
 from tasks.workspaces import stored_recipe
@@ -52,10 +53,10 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
     stage_flow.__name__ = stage_flow.__qualname__ = name
     stage_flow.__doc__ = all_stages()[name].about + _PARAMETERS
-    return flow(name=name, flow_run_name=f"{name}-{{iteration}}")(stage_flow)
+    return flow(name=name, flow_run_name=f"{name}-{{iteration}}", on_crashed=[name_unknown])(stage_flow)
 
 
-@flow(name="report", flow_run_name="report-{iteration}")
+@flow(name="report", flow_run_name="report-{iteration}", on_crashed=[name_unknown])
 async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> str:
     """Write the report of an iteration and its artifacts; return the path of its page.
 

@@ -67,9 +67,13 @@ def formats(recipe: Recipe, *, trains: bool = True) -> str:
     trained = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
     if not (found := ", ".join([*sampled, *trained])):
         return ""
+    return f"number formats: {found}; {bfloat16_speed()}"
+
+
+def bfloat16_speed() -> str:
+    """Return a phrase that says whether this machine computes bfloat16 fast, and with what."""
     fast = bfloat16()
-    speed = f"bfloat16 is fast here ({fast})" if fast else "bfloat16 is not fast here"
-    return f"number formats: {found}; {speed}"
+    return f"bfloat16 is fast here ({fast})" if fast else "bfloat16 is not fast here"
 
 
 def _settled_model(model: ModelConfig) -> ModelConfig:

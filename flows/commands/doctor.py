@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from agentr_core.runtime.machine import bfloat16, bfloat16_speed
 from agentr_core.tools.python.tool import PythonTool
 
 
@@ -14,6 +15,11 @@ def sandbox(*, attempts: bool) -> list[str]:
     Raises `SandboxError` if no level holds.
     """
     return asyncio.run(_sandbox(attempts))
+
+
+def numbers() -> str:
+    """Return, in a line, what the number formats `auto` of a recipe become here."""
+    return f"number formats: auto means {'bfloat16' if bfloat16() else 'float32'}; {bfloat16_speed()}"
 
 
 async def _sandbox(attempts: bool) -> list[str]:

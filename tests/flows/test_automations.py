@@ -4,17 +4,16 @@ start a training, and a run that fails is told of.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from asgi import running
+from deployed import deploy, prefect, runs_of
 from readme import ROOT
-from servers import PREFECT, served, wait_for
+from servers import served, wait_for
 from starlette.types import Receive, Scope, Send
 from wheel import PATIENCE, agentr, write_recipe
 
@@ -35,28 +34,6 @@ class Inbox:
             self.bodies.append(message["body"].decode())
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
-
-
-def prefect(*words: str, env: Mapping[str, str]) -> str:
-    done = subprocess.run([PREFECT, *words], cwd=ROOT, env=dict(env), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def deploy(name: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """Make one of the shipped deployments; return it."""
-    prefect("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "-n", name, env=env)
-    flow, own = name.split("/")
-    wanted = {"deployments": {"name": {"any_": [own]}}, "flows": {"name": {"any_": [flow]}}}
-    (found,) = wait_for(f"{env['PREFECT_API_URL']}/deployments/filter", wanted)
-    return dict(found)
-
-
-def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:
-    wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}}
-    answer = httpx.post(f"{env['PREFECT_API_URL']}/flow_runs/filter", json=wanted, timeout=60)
-    found: list[dict[str, Any]] = answer.raise_for_status().json()
-    return found
 
 
 @pytest.mark.long

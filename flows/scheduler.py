@@ -1,0 +1,64 @@
+"""Whether a Prefect server starts what is scheduled. One that does not says so in its own log only,
+and shows its schedules as active.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import FlowFilter, FlowFilterId
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.settings import PREFECT_API_URL
+
+from agentr_core.errors import ConfigError
+from flows import server
+
+MONTH = timedelta(days=30)
+"""Runs of the trial lie so far apart, and the first so far ahead, that none begins."""
+
+
+def health(*, seconds: float = 75) -> str:
+    """Return in a line who plans the runs of schedules.
+
+    The server that PREFECT_API_URL names is asked with a deployment of our own, which is deleted
+    again. Raises `ConfigError` if it is no Prefect server, or plans no run.
+
+    Args:
+        seconds: how long to wait for the server. Its scheduler looks at new deployments every 5
+            seconds and at all of them every 60.
+    """
+    address = PREFECT_API_URL.value()
+    if not address:
+        return "scheduler: none, since PREFECT_API_URL names no server; a run has one of its own, until it ends"
+    server.reach()
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
+        try:
+            monthly = IntervalSchedule(interval=MONTH, anchor_date=datetime.now(UTC) + MONTH)
+            deployment = client.create_deployment(
+                flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=monthly)]
+            )
+            # One run at our own request; each further one is from the scheduler.
+            client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1})
+            end = time.monotonic() + seconds
+            while client.count_flow_runs(flow_filter=FlowFilter(id=FlowFilterId(any_=[flow_id]))) < 2:
+                if time.monotonic() > end:
+                    raise ConfigError(
+                        f"the Prefect server at {address} planned no run within {seconds:g} seconds, so no schedule "
+                        "fires; start it without --no-services, or its services beside it with `prefect server "
+                        "services start`"
+                    )
+                time.sleep(0.5)
+        except httpx.HTTPStatusError as error:
+            raise ConfigError(
+                f"the Prefect server at {address} fails to plan a run (status {error.response.status_code}, its log "
+                "has the reason), so no schedule fires; install it with the versions of constraints.txt"
+            ) from error
+        finally:
+            client.delete_flow(flow_id)
+    return f"scheduler: the server at {address} plans the runs of schedules"

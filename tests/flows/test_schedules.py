@@ -1,0 +1,126 @@
+"""Schedules as Prefect's own scheduler and the clock treat them, and what a run says that a
+schedule asked for with a parameter which its flow lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from asgi import running
+from deployed import deploy, prefect, runs_of
+from readme import ROOT
+from servers import served, wait_for
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from wheel import PATIENCE, agentr, launched, sentence, started, write_recipe
+from wheel import wait_for as wait_while
+
+pytestmark = pytest.mark.slow
+MISSPELT = (
+    "unknown parameter itertions (did you mean iterations?); flow flywheel takes recipe, overrides, iterations, more, "
+    "settings"
+)
+
+
+def test_a_schedule_plans_its_runs_and_the_clock_starts_them(
+    tmp_path: Path, door_model: Path, serving_env: dict[str, str]
+) -> None:
+    recipe = write_recipe(tmp_path, door_model, name="nightly")
+    with served(serving_env | {"AGENTR_HOME": str(ROOT)}) as env:
+        api = env["PREFECT_API_URL"]
+        prefect("work-pool", "create", "agentr", "--type", "process", env=env)
+        shipped = deploy("flywheel/textcraft-tiny-nightly", env)
+        assert runs_of(shipped, env) == [], "it is shipped switched off"
+        prefect(
+            "deployment",
+            "schedule",
+            "resume",
+            "flywheel/textcraft-tiny-nightly",
+            shipped["schedules"][0]["id"],
+            env=env,
+        )
+        wait_for(f"{api}/flow_runs/filter", {"deployments": {"id": {"any_": [shipped["id"]]}}})
+        for planned in runs_of(shipped, env):
+            start = datetime.fromisoformat(planned["expected_start_time"])
+            assert (start.hour, start.minute, planned["state_type"]) == (3, 0, "SCHEDULED")
+            assert planned["parameters"] == {"recipe": "deployments/recipes/textcraft-tiny.yaml", "more": 1}
+
+        with started("serve", recipe, env=env) as serving:
+            wanted = {"deployments": {"name": {"any_": ["nightly"]}}, "flows": {"name": {"any_": ["flywheel"]}}}
+            (own,) = wait_for(f"{api}/deployments/filter", wanted)
+            soon = datetime.now(UTC) + timedelta(seconds=8)
+            daily = {"interval": 86_400, "anchor_date": soon.isoformat()}
+            schedules = [{"schedule": daily, "parameters": {name: 1}} for name in ("iterations", "itertions")]
+            httpx.post(f"{api}/deployments/{own['id']}/schedules", json=schedules, timeout=60).raise_for_status()
+
+            def ended() -> list[dict[str, Any]]:
+                runs = [run for run in runs_of(own, env) if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
+                # A run that is misspelt is Crashed for a moment, until its hook has looked at it.
+                return [run for run in runs if run["state_type"] != "CRASHED"]
+
+            wait_while(serving, lambda: len(ended()) == 2)
+            runs = {"iterations" in run["parameters"]: run for run in ended()}
+    assert runs[True]["state_type"] == "COMPLETED"
+    assert runs[True]["auto_scheduled"]
+    assert datetime.fromisoformat(runs[True]["start_time"]) >= soon
+    assert runs[False]["state_type"] == "FAILED"
+    assert runs[False]["state"]["message"] == MISSPELT
+
+
+@pytest.mark.parametrize("plans", [True, False], ids=["plans", "plans nothing"])
+def test_the_doctor_asks_the_scheduler(plans: bool, serving_env: dict[str, str]) -> None:
+    with served(serving_env | {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": str(plans).lower()}) as env:
+        api = env["PREFECT_API_URL"]
+        code = f"from flows import scheduler; print(scheduler.health(seconds={PATIENCE if plans else 6}))"
+        with launched([sys.executable, "-c", code], env=env) as asked:
+            out, err = asked.communicate(timeout=PATIENCE)
+        assert httpx.post(f"{api}/flows/filter", json={}, timeout=60).json() == [], "what it asked with is gone"
+    if plans:
+        assert out == f"scheduler: the server at {api} plans the runs of schedules\n", err
+    else:
+        assert f"ConfigError: the Prefect server at {api} planned no run within 6 seconds, so no schedule fires" in err
+
+
+def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, str]) -> None:
+    """As Prefect 3.8 with SQLAlchemy 2.1 is: its own answers, none of them to the point."""
+
+    async def fail(request: Request) -> JSONResponse:
+        return JSONResponse({"exception_message": "Internal Server Error"}, status_code=500)
+
+    async def make(request: Request) -> JSONResponse:
+        return JSONResponse({"id": str(uuid4())}, status_code=201)
+
+    async def healthy(request: Request) -> JSONResponse:
+        return JSONResponse(True)
+
+    deleted = list[str]()
+
+    async def delete(request: Request) -> JSONResponse:
+        deleted.append(request.path_params["id"])
+        return JSONResponse(None)
+
+    app = Starlette(
+        routes=[
+            Route("/api/health", healthy),
+            Route("/api/flows/", make, methods=["POST"]),
+            Route("/api/deployments/", make, methods=["POST"]),
+            Route("/api/deployments/{id}/schedule", fail, methods=["POST"]),
+            Route("/api/flows/{id}", delete, methods=["DELETE"]),
+        ]
+    )
+    with running(app) as address:
+        done = agentr("doctor", env=process_env | {"PREFECT_API_URL": f"{address}/api"})
+    assert done.returncode == 2
+    assert sentence(done.stderr) == (
+        f"the Prefect server at {address}/api fails to plan a run (status 500, its log has the reason), so no schedule "
+        "fires; install it with the versions of constraints.txt"
+    )
+    assert len(deleted) == 1
