@@ -13,7 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterId
 from prefect.client.schemas.schedules import IntervalSchedule
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from agentr_core.errors import ConfigError
 from flows import server
@@ -36,7 +36,8 @@ def health(*, seconds: float = 75) -> str:
     if not address:
         return "scheduler: none, since PREFECT_API_URL names no server; a run has one of its own, until it ends"
     server.reach()
-    with get_client(sync_client=True) as client:
+    # The client would ask again for minutes.
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
             monthly = IntervalSchedule(interval=MONTH, anchor_date=datetime.now(UTC) + MONTH)

@@ -90,10 +90,10 @@ def test_the_doctor_asks_the_scheduler(plans: bool, serving_env: dict[str, str])
 
 
 def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, str]) -> None:
-    """As Prefect 3.8 with SQLAlchemy 2.1 is: its own answers, none of them to the point."""
+    """As Prefect 3.8 with SQLAlchemy 2.1 is: its API does not plan either."""
 
     async def fail(request: Request) -> JSONResponse:
-        return JSONResponse({"exception_message": "Internal Server Error"}, status_code=500)
+        return JSONResponse({"exception_message": "Service Unavailable"}, status_code=503)
 
     async def make(request: Request) -> JSONResponse:
         return JSONResponse({"id": str(uuid4())}, status_code=201)
@@ -120,7 +120,7 @@ def test_the_doctor_knows_a_server_whose_scheduler_fails(process_env: dict[str, 
         done = agentr("doctor", env=process_env | {"PREFECT_API_URL": f"{address}/api"})
     assert done.returncode == 2
     assert sentence(done.stderr) == (
-        f"the Prefect server at {address}/api fails to plan a run (status 500, its log has the reason), so no schedule "
+        f"the Prefect server at {address}/api fails to plan a run (status 503, its log has the reason), so no schedule "
         "fires; install it with the versions of constraints.txt"
     )
     assert len(deleted) == 1
