@@ -304,8 +304,11 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(
 ) -> None:
     words = ("run", recipe)
     store = Store(recipe.parent / "runs" / "store.duckdb")
+    # It waits within its trees until it was interrupted, however long the rest takes.
+    hold = recipe.parent / "train"
+    hold.touch()
     # The first run has a Prefect server of its own, which must end with it.
-    with started(*words, env=serving_env | {"DOOR_PAUSE": "0.1"}) as first:
+    with started(*words, env=serving_env | {"DOOR_HOLD": str(hold.parent)}) as first:
         # The lock is older than the store.
         wait_for(first, store.path.exists)
         second = refusal(*words)
@@ -313,6 +316,7 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(
 
         # To the whole group, as a terminal does.
         os.killpg(first.pid, signal.SIGINT)
+        hold.unlink()
         out, err = first.communicate(timeout=PATIENCE)
         with pytest.raises(ProcessLookupError):
             os.killpg(first.pid, 0)

@@ -24,6 +24,10 @@ class Door:
     `pause` is how long a step takes in seconds, for tests that interrupt; the variable DOOR_PAUSE
     says it to processes whose recipe must not differ. `knows` says whether there is an expert, who
     says one wrong word and then the right one.
+
+    The variable DOOR_HOLD names a folder, with which a test keeps a run from ending before it has
+    looked: while the folder has a file that is named after the split of a door, that door takes one
+    wrong word and waits before the next.
     """
 
     name = "door"
@@ -35,7 +39,9 @@ class Door:
     def __init__(self, pause: float = 0.0, knows: bool = False) -> None:
         self._knows = knows
         self._pause = pause or float(os.environ.get("DOOR_PAUSE", "0"))
-        self.blocking = self._pause > 0
+        self._hold = Path(os.environ["DOOR_HOLD"]) if "DOOR_HOLD" in os.environ else None
+        self.blocking = self._pause > 0 or self._hold is not None
+        self._split = ""
         self._wrong = 0
 
     def splits(self) -> tuple[str, ...]:
@@ -49,11 +55,14 @@ class Door:
     def reset(self, instance: Instance) -> str:
         if instance not in self.instances(instance.split):
             raise EnvironmentFault(f"there is no door {instance.key}")
+        self._split = instance.split
         self._wrong = 0
         return f"Door {instance.index} of the {instance.split} house."
 
     def step(self, action: str) -> Transition:
         time.sleep(self._pause)
+        while self._hold and self._wrong and (self._hold / self._split).exists():
+            time.sleep(0.02)
         won = action == "open"
         self._wrong += not won
         observation = "It opens." if won else f"Wrong {self._wrong}."
