@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
 from agentr_core.environments.reasoning.scoring import correctness
@@ -39,10 +40,19 @@ class AnswerGrader:
         judged: the answers that a model of role `judge` is asked about, if the rule finds them
             wrong.
         success_from: an answer succeeds if its correctness is above this, in [0, 1].
+        answers: how answers are read and compared.
     """
 
-    def __init__(self, problem: Callable[[Instance], Problem], *, judged: Judged, success_from: float) -> None:
+    def __init__(
+        self,
+        problem: Callable[[Instance], Problem],
+        *,
+        judged: Judged,
+        success_from: float,
+        answers: Answers = "plain",
+    ) -> None:
         self._problem = problem
+        self._answers = answers
         self._judged = judged
         self._success_from = success_from
 
@@ -56,8 +66,8 @@ class AnswerGrader:
         an answer, no model is asked.
         """
         problem = self._problem(trajectory.instance)
-        prediction = prediction_of(trajectory)
-        reward = correctness(prediction, problem.golds, problem.domain)
+        prediction = prediction_of(trajectory, self._answers)
+        reward = correctness(prediction, problem.golds, problem.domain, self._answers)
         success = reward > self._success_from
         asked = self._judged == "all" or self._judged == problem.domain
         return None if prediction and asked and not success else Grade(reward=reward, success=success)
@@ -70,7 +80,7 @@ class AnswerGrader:
         text = _QUESTION.format(
             question=problem.question,
             golds="\n".join(f"- {gold}" for gold in problem.golds),
-            prediction=prediction_of(trajectory),
+            prediction=prediction_of(trajectory, self._answers),
         )
         return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
@@ -84,4 +94,5 @@ class AnswerGrader:
         if right:
             return Grade(reward=1.0, success=True)
         problem = self._problem(trajectory.instance)
-        return Grade(reward=correctness(prediction_of(trajectory), problem.golds, problem.domain), success=False)
+        prediction = prediction_of(trajectory, self._answers)
+        return Grade(reward=correctness(prediction, problem.golds, problem.domain, self._answers), success=False)
