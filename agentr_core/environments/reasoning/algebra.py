@@ -33,7 +33,7 @@ _OPENING, _CLOSING = ("(", "[", "{", r"\{", r"\langle", r"\begin"), (")", "]", "
 _TURNED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _RELATIONS = ("=", r"\neq", r"\approx", *_TURNED)
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LABELLED = re.compile(r"\(([A-J])\)\s*(\S.*)")
+_LABELLED = re.compile(r"(?:\(([A-J])\)\s*|([A-J])\s?[):]\s+)(\S.*)")
 _LOGARITHM = re.compile(r"\\?(?<![A-Za-z])log(?![A-Za-z]|\s*_)")
 _MATRIX = re.compile(
     r"\s*\\begin\s*\{\s*([bpvBV]?(?:small)?matrix|array)\s*\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\s*\1\s*\}\s*"
@@ -43,6 +43,7 @@ _NAME = re.compile(
     r"(?:\((?:[A-Za-z0-9,]|\\[a-z]+)*\))?|[A-Z][a-z]{2,}"
 )
 _BOUND_NAMES = re.compile(r"(?:\(|\\\{)(?:[A-Za-z](?:_(?:\w|\{\w+\}))?,?)+(?:\)|\\\})|\|[A-Za-z]{1,2}\||\[[A-Z]{3,}\]")
+_TOTAL = re.compile(r"[a-z](?:\+[a-z])+")
 _INFINITE = ("\\infty", "+\\infty", "-\\infty")
 
 
@@ -68,7 +69,7 @@ def _same_text(one: str, other: str) -> bool:
 
 def _readings(text: str) -> Iterator[str]:
     """Yield the ways in which a text may be meant: 1,234 is a number or a list of two, (A) 5 a
-    choice or its value, a logarithm one to the base of 10 or e, and \\pm two values.
+    choice or its value, a logarithm one to the base of e or 10.
     """
     yield text
     grouped = _GROUPED.sub(lambda found: _ungrouped(found, text), text)
@@ -77,11 +78,7 @@ def _readings(text: str) -> Iterator[str]:
     if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
         yield decimal
     if labelled := _LABELLED.fullmatch(text):
-        yield from labelled.groups()
-    if r"\pm" in text and "," not in text:
-        upper = text.replace(r"\pm", "+").replace(r"\mp", "-")
-        lower = text.replace(r"\pm", "-").replace(r"\mp", "+")
-        yield f"{upper}, {lower}"
+        yield from filter(None, labelled.groups())
 
 
 def _ungrouped(found: re.Match[str], text: str) -> str:
@@ -127,15 +124,25 @@ class _Node:
 
     @property
     def angle(self) -> list[Value | None]:
-        """The values, those of degrees in radians. Raises `Unreadable`."""
-        return values(tokens(rf"({self.measured.value})\deg")) if self.measured.unit == "deg" else self.number
+        """The values, with those of degrees in radians. Raises `Unreadable`."""
+        return values(self.tokens) if self.measured.unit == "deg" else self.number
 
 
 def _node(parts: Sequence[str]) -> _Node:
-    elements = _split(parts, (",", r"\cr"))
-    if len(elements) > 1:
-        return _Node("list", tuple(_element(each) for each in elements if each), tuple(parts))
-    return _element(parts)
+    elements = _elements(parts)
+    return elements[0] if len(elements) == 1 else _Node("list", elements, tuple(parts))
+
+
+def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
+    r"""Return the nodes between commas; what has a \pm is two of them. Raises `Unreadable`."""
+    found: list[_Node] = []
+    for each in _split(parts, (",", r"\cr")):
+        if each[:1] != [r"\{"] and (r"\pm" in each or r"\mp" in each):
+            for up, down in (("+", "-"), ("-", "+")):
+                found.append(_element([{r"\pm": up, r"\mp": down}.get(token, token) for token in each]))
+        elif each:
+            found.append(_element(each))
+    return tuple(found)
 
 
 def _element(parts: Sequence[str]) -> _Node:
@@ -167,7 +174,10 @@ def _bracketed(parts: Sequence[str]) -> _Node | None:
         return None
     opening, closing = parts[0], parts[-1]
     if opening == r"\{" or (opening == "{" and len(inner) > 1):
-        return _Node("list", tuple(map(_element, inner)), tuple(parts))
+        of_those = _split(parts[1:-1], ("|", ":"))
+        if len(of_those) == 2 and _is_name(of_those[0]):
+            return _element(of_those[1])
+        return _Node("list", _elements(parts[1:-1]), tuple(parts))
     if len(inner) == 1:
         # Brackets around one value do not matter.
         whole = {"(": ")", "[": "]", "{": "}"}.get(opening) == closing
@@ -367,7 +377,9 @@ def _bound_name(relation: _Node) -> str:
 def _is_name(parts: Sequence[str]) -> bool:
     """Return whether tokens name a value, such as x, f(x), AB, a_{10} or \\angle ABC."""
     joined = "".join(map(str.strip, parts))
-    return bool(_NAME.fullmatch(joined) or _BOUND_NAMES.fullmatch(joined)) and joined not in ("e", "i", r"\pi", "pi")
+    return bool(
+        _NAME.fullmatch(joined) or _BOUND_NAMES.fullmatch(joined) or _TOTAL.fullmatch(joined)
+    ) and joined not in ("e", "i", r"\pi", "pi")
 
 
 def _is_named(node: _Node) -> bool:

@@ -2,7 +2,7 @@ r"""The values of a formula that a model wrote, as numbers at a few points.
 
 None of it is executed: our own parser reads numbers, letters, `+ - * / ^`, brackets, fractions,
 roots, logarithms, functions of angles, absolute values and factorials, and gives up on anything
-else. Values are rational numbers where they can be, else complex ones of 60 digits. Length, powers
+else. Values are rational numbers where they can be, else complex ones of 80 digits. Length, powers
 and the size of numbers are bounded, so that no answer takes long. Letters have a value at each
 point; the bounds then hold for them, too.
 """
@@ -27,9 +27,9 @@ _MOST_BITS = 20_000
 _MOST_EXPONENT = 100_000
 """The most binary digits before or after the point of any other number."""
 _MOST_FACTORIAL = 1000
-_DIGITS = 60
-_CLOSE = 1e-25
-_NEGLIGIBLE = 1e-40
+_DIGITS = 80
+_CLOSE = 1e-50
+_NEGLIGIBLE = 1e-50
 _PRINTED_DIGITS = 15
 _PRINTED_CLOSE = 1e-13
 _PRINTED_ZERO = 1e-14
@@ -139,15 +139,15 @@ def equal(one: Sequence[Value | None], other: Sequence[Value | None], *, printed
     """Return whether two formulas have the same values, up to the last digits of a printed number;
     at most of the points both must have one.
     """
-    pairs = list(zip(one, other, strict=True))
+    pairs = zip(one, other, strict=True)
     defined = [(first, second) for first, second in pairs if first is not None and second is not None]
-    if 2 * len(defined) <= len(pairs) or any((first is None) != (second is None) for first, second in pairs):
+    if 2 * len(defined) <= len(one):
         return False
     return all(close(first, second, printed=printed) for first, second in defined)
 
 
 def close(one: Value, other: Value, *, printed: bool = False) -> bool:
-    """Return whether two numbers are the same: rational ones exactly, others to 25 digits."""
+    """Return whether two numbers are the same: rational ones exactly, others to 50 digits."""
     if isinstance(one, Fraction) and isinstance(other, Fraction) and not printed:
         return one == other
     first, second = _real(one), _real(other)
@@ -281,6 +281,8 @@ def _applied(name: str, value: Value, base: Value | None = None) -> Value:
         return _root(value, Fraction(3 if name == "cbrt" else 2))
     if name in ("abs", "floor", "ceil"):
         if not isinstance(value, Fraction):
+            if name != "abs" and value and context.mag(value) > _DIGITS:
+                raise Unreadable
             return _checked(getattr(context, {"abs": "fabs"}.get(name, name))(value))
         return abs(value) if name == "abs" else Fraction(value // 1 if name == "floor" else -(-value // 1))
     number = _real(value)
@@ -291,7 +293,7 @@ def _applied(name: str, value: Value, base: Value | None = None) -> Value:
         return _checked(context.ln(number) if low is None else context.ln(number) / context.ln(_real(low)))
     if name in ("exp", "sinh", "cosh", "tanh") and abs(number) > _MOST_EXPONENT // 2:
         raise Unreadable
-    if number and context.mag(number) > 4 * _DIGITS:
+    if number and context.mag(number) > 2 * _DIGITS:
         raise Unreadable
     return _checked(getattr(context, _INVERSE.get(name, name))(number))
 

@@ -66,7 +66,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\frac\s*(\d|\{\d+\})\s*(\d|\{\d+\})", r"\\frac{\1}{\2}"),
         (r"\{\{(\d+)\}\}", r"{\1}"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\mathbb\s*\{?R\}?", r"\\reals "),
+        (r"\\mathbb\s*(?:R|\{\s*R\s*\})", r"(-\\infty,\\infty)"),
         (r"\\(?:text\w*|mbox|math(?:rm|bf|it|sf|cal)|operatorname\*?|boldsymbol|bm|emph)\s*\{([^{}]*)\}", r" \1 "),
         (r"\\(?:boxed|fbox|rm|bf|it|mathbf|mathrm)(?![A-Za-z])", " "),
         (r"\\p?mod\s*\{([^{}]*)\}|\\p?mod(?![A-Za-z])", r" mod \1"),
@@ -91,7 +91,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|(?<=[\d)}])\s*\bdeg(?:ree)?s?\b", r"\\deg "),
         (r"\\prime(?![A-Za-z])|\^\{?'\}?", "'"),
         (r"\bper\s?cent\b|\bpct\b", "%"),
-        (r"\b([ap])\.\s?m\b\.?", r"\1m"),
+        (r"(?<=\d)\s*[aA]\.?\s?[mM]\b\.?", " am"),
+        (r"(?<=\d)\s*[pP]\.?\s?[mM]\b\.?", " pm"),
+        (r"\*\s*I\b", "*i"),
+        (r"\bI\s*\*", "i*"),
+        (r"\\bar(?![A-Za-z])", r"\\overline"),
+        (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
         (r"\b(?:Fraction|Rational)\(\s*(-?\d+)\s*,\s*(\d+)\s*\)", r"(\\frac{\1}{\2})"),
         (r"\b(?:np\.\w+|Decimal|mpf)\(\s*'?([^()']*)'?\s*\)", r"\1"),
         (r"\b(?:Matrix|(?:np\.)?array)\(\s*(\[\[[^()]*\]\])\s*\)", r"\1"),
@@ -113,8 +118,8 @@ _OPENING = re.compile(
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SYNONYMS = (
-    (re.compile(r"(?:all|the)? ?real(?: number)?s?|\\reals", re.IGNORECASE), r"(-\\infty,\\infty)"),
-    (re.compile(r"no (?:real )?solutions?|\\emptyset", re.IGNORECASE), r"\\emptyset"),
+    (re.compile(r"(?:all|the)? ?real(?: number)?s?", re.IGNORECASE), r"(-\\infty,\\infty)"),
+    (re.compile(r"no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE), r"\\emptyset"),
     (re.compile(r"\(?([A-J])\s?[).:]"), r"\1"),
 )
 _MOST_DIGITS = 60
@@ -141,9 +146,9 @@ def bare(text: str) -> str:
     except between two numbers or words, without needless braces, and words in lower case.
     """
     text = re.sub(r"(?<!\\)\b(?:[A-Za-z]{3,}|N[oO])\b", lambda found: found[0].lower(), text)
-    text = re.sub(r"(?<=[A-Za-z0-9])\s+(?=[A-Za-z0-9])", "\0", text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)|(?<=[A-Za-z]{2})\s+(?=[A-Za-z]{2})", "\0", text)
     text = re.sub(r"(\\[A-Za-z]+)\0", r"\1", "".join(text.split()))
-    text = re.sub(r"([_^])\{([A-Za-z0-9])\}", r"\1\2", text)
+    text = re.sub(r"([_^]|\\[A-Za-z]+)\{([A-Za-z0-9])\}", r"\1\2", text)
     return re.sub(r"_\{(\d+)\}", r"_\1", text).replace("\0", " ")
 
 

@@ -58,6 +58,9 @@ _NO_UNITS = frozenset(
 _WORD = r"[A-Za-z]+"
 _END = re.compile(rf"(?P<word>{_WORD})\s*(?P<power>\^\s*(?:\{{\s*)?(?P<exponent>-?[123])(?:\s*\}})?)?\s*$")
 
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_OVER = re.compile(rf"\s{_WORD}(?:\s*\^\s*\{{?\s*\d\s*\}}?)?\s*/\s*$")
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -71,7 +74,9 @@ class Measured:
     def fits(self, other: Measured) -> bool:
         """Return whether the units do not contradict each other: one may be left out."""
         units = {self.unit, other.unit}
-        return len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units)
+        if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units):
+            return True
+        return "deg" in units and all(unit.startswith("deg") for unit in units)
 
     def factors(self, other: Measured) -> Iterator[tuple[Fraction, Fraction]]:
         """Yield the factors of both values at which they may be the same: 50% is 50 and 0.5."""
@@ -87,7 +92,7 @@ def measured(text: str) -> Measured:
     if text.endswith("%"):
         return Measured(text[:-1].strip(), "%")
     if found := re.fullmatch(r"(.*\S)\s*\\deg\s*([CFK]?)", text):
-        return Measured(found[1], "deg")
+        return Measured(found[1], f"deg{found[2]}")
     unit, rest = _unit_at_the_end(text)
     power = 0
     while (times := re.fullmatch(rf"(.*[\d)}}])\s*({'|'.join(_TIMES)})s?", rest, re.IGNORECASE)) is not None:
@@ -122,8 +127,8 @@ def _is_unit(word: str, before: str) -> bool:
     known = word in _NORMAL or word.removesuffix("s") in _NORMAL or word.lower() in (*_POWERS, "per")
     spaced = before[-1:].isspace() or before.endswith("/")
     if len(word) == 1:
-        # In 2 r h, the h is no hour.
-        return known and spaced and not re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", before)
+        # In 2 r h, the h is no hour; in 2 m/h it is.
+        return known and spaced and not _LETTER.search(_OVER.sub("", before))
     return known or (len(word) > 2 and spaced and word[1:].islower())
 
 

@@ -23,7 +23,7 @@ _PLAIN = str.maketrans(
 _SUPERSCRIPT = re.compile("(?<=\\d)[⁰¹²³⁴-⁹]+")
 _VULGAR = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
 _ACCENT = re.compile("(?<=[A-Za-z])[\u0300-\u036f]+")
-_EMPHASIS = re.compile(r"(?<!\w)(\*+|_+)(\S(?:[^*_\n]*\S)?)\1(?!\w)")
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|_{1,3})(\S(?:[^*_\n]*\S)?)\1(?!\w)")
 _INITIALS = re.compile(r"\b[^\W\d_]\.(?:\s?[^\W\d_]\.)+")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
 _NAMED = (
