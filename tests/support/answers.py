@@ -71,6 +71,7 @@ a/b/c  ~  a/(b/c)
 11{,}111{,}111{,}100  =  11111111100
 6.02\times10^{23}  =  6.02e23
 3.00 \times 10^8  =  300000000
+3 x 10^8  =  3e8
 033  =  33
 42.0  =  42
 5.  =  5
@@ -249,6 +250,7 @@ e  ~  2.718
 €5  =  5
 12 \text{ square units}  =  12
 100^{\circ} \mathrm{F}  =  100
+25 degrees Celsius  =  25^\circ C
 4:30 \text{ p.m.}  =  4:30 PM
 1.5 million  =  1{,}500{,}000
 50\%  ~  5
@@ -275,6 +277,7 @@ x_{1}=3, x_{2}=-5  =  3,-5
 \emptyset  =  \{\}
 \text{no solution}  =  \varnothing
 999,999  =  999999
+5,000, 6,000  =  6000, 5000
 1,2  ~  1,3
 1 \text{ or } 2  ~  2
 1,2,3  ~  1,2
@@ -307,6 +310,7 @@ x \in [0,1]  =  0 \le x \le 1
 x<1 \text{ or } x>2  =  (2,\infty)\cup(-\infty,1)
 \{x \mid x > 3\}  =  x>3
 x \in \mathbb{R}  =  (-\infty, +\infty)
+x \neq 1  =  (-\infty,1)\cup(1,\infty)
 x - 3 > 0  =  x > 3
 [0,1)  ~  [0,1]
 x>3  ~  x\geq 3
@@ -323,6 +327,8 @@ f(x) = x^2+1  =  x^2 + 1
 \angle ABC = 30^\circ  =  30
 P(A) = 0.25  =  \frac14
 m+n = 7  =  7
+\frac{dy}{dx} = 2x  =  2x
+\begin{align*} x &= 5 \end{align*}  =  5
 S = 1+2+3 = 6  =  6
 x + 2y = 8  =  2x+4y=16
 \frac{x^2}{4}+\frac{y^2}{9}=1  =  9x^2+4y^2=36
@@ -372,6 +378,8 @@ B)  =  B
 \text{undefined}  =  undefined
 (A)  ~  (B)
 \text{even}  ~  \text{odd}
+p \to q  ~  q \to p
+p \setminus q  ~  q \setminus p
 A  ~  a
 BADC  ~  ABCD
 cat  ~  act

@@ -32,7 +32,7 @@ _MOST_PARTS = 40
 _OPENING, _CLOSING = ("(", "[", "{", r"\{", r"\langle", r"\begin"), (")", "]", "}", r"\}", r"\rangle", r"\end")
 _TURNED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _RELATIONS = ("=", r"\neq", r"\approx", *_TURNED)
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
 _LABELLED = re.compile(r"(?:\(([A-J])\)\s*|([A-J])\s?[):]\s+)(\S.*)")
 _LOGARITHM = re.compile(r"\\?(?<![A-Za-z])log(?![A-Za-z]|\s*_)")
 _MATRIX = re.compile(
@@ -41,6 +41,7 @@ _MATRIX = re.compile(
 _NAME = re.compile(
     r"(?:m?\\(?:angle|triangle|overline|overarc|widehat)\{?)?(?:(?:\\(?!times|infty|pi(?![a-z]))[a-z]+|[A-Za-z])(?:_(?:\w|\{[^{}]*\}))?'*){1,3}\}?"
     r"(?:\((?:[A-Za-z0-9,]|\\[a-z]+)*\))?|[A-Z][a-z]{2,}"
+    r"|\\frac\{d[a-z]\}\{d[a-z]\}"
 )
 _BOUND_NAMES = re.compile(r"(?:\(|\\\{)(?:[A-Za-z](?:_(?:\w|\{\w+\}))?,?)+(?:\)|\\\})|\|[A-Za-z]{1,2}\||\[[A-Z]{3,}\]")
 _TOTAL = re.compile(r"[a-z](?:\+[a-z])+")
@@ -353,13 +354,15 @@ def _intervals(node: _Node) -> list[_Node]:
         if node.kind == "list" and not all(part.kind == "relation" for part in node.parts):
             return []
         return [each for part in found for each in part] if all(found) else []
+    low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
+    if node.kind == "relation" and node.signs == (r"\neq",) and _is_name(node.parts[0].tokens):
+        return [_Node("()", (low, node.parts[1])), _Node("()", (node.parts[1], high))]
     if node.kind != "relation" or not set(node.signs) <= set(_TURNED):
         return []
     if node.signs[0] in (">", r"\geq"):
         node = _turned(node)
     if not set(node.signs) <= {"<", r"\leq"}:
         return []
-    low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
     if len(node.parts) == 3 and _is_name(node.parts[1].tokens):
         opens, closes = ("(" if node.signs[0] == "<" else "["), (")" if node.signs[1] == "<" else "]")
         return [_Node(opens + closes, (node.parts[0], node.parts[2]))]

@@ -20,6 +20,8 @@ from zlib import crc32
 
 import mpmath
 
+from agentr_core.environments.reasoning.notation import GREEK
+
 MOST_CHARACTERS = 400
 PLACES = 6
 _MOST_BITS = 20_000
@@ -63,13 +65,8 @@ _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 _ENDS = frozenset({"", "+", "-", ")", "]", "}", r"\}", ",", r"\rfloor", r"\rceil", "&", r"\pm", r"\mp"})
 _PROPER = (r"\frac", "{", "}", "{", "}")
 """The tokens of a fraction around its two numbers."""
-_OTHER = (
-    "times pm mp cup cap in leq geq neq approx infty emptyset deg lfloor rfloor lceil rceil langle rangle begin end cr "
-    "sum prod int lim to overline bar vec hat angle triangle min max gcd lcm mod equiv cong sim parallel perp implies "
-    "iff forall exists neg subset subseteq setminus circ partial nabla reals quad oint dot ddot prime over"
-)
-_KNOWN = frozenset(rf"\{name}" for name in _OTHER.split())
-"""Commands that are no letters."""
+_LETTERS = frozenset(rf"\{form}" for name in GREEK.split() for form in (name, name.title()) if name != "pi") | {r"\ell"}
+"""Commands that are letters."""
 _WHOLE = frozenset("jklmnpq")
 """Letters that usually stand for whole numbers."""
 _WHOLES = (5, 3, 8, -4, 11, 6)
@@ -351,7 +348,7 @@ def _below(found: Sequence[str], position: int) -> tuple[str, int]:
 
 def _is_variable(token: str) -> bool:
     if token.startswith("\\"):
-        return token[1:].isalpha() and token[1:] not in _NAMES and token not in _KNOWN
+        return token in _LETTERS or token.partition("_")[0] in _LETTERS
     return token[0].isalpha() and token not in _NAMES and token not in ("e", "i")
 
 

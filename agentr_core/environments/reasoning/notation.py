@@ -34,13 +34,13 @@ _SYMBOLS = {
     "\u211d": r"\mathbb{R}",
     "\u20ac\u00a3\u00a5\uffe5\u201c\u201d": "",
 }
-_GREEK = (
+GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau phi chi psi "
     "omega"
 )
 _UNICODE = {ord(sign): command for signs, command in _SYMBOLS.items() for sign in signs} | {
     ord(unicodedata.lookup(f"GREEK {case} LETTER {name.replace('lambda', 'lamda').upper()}")): rf"\{shown} "
-    for name in _GREEK.split()
+    for name in GREEK.split()
     for case, shown in (("SMALL", name), ("CAPITAL", name.title()))
 }
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
@@ -89,6 +89,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\colon(?![A-Za-z])", ":"),
         (r"\\[lc]?dots[a-z]?(?![A-Za-z])", "..."),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])|(?<=[\d)}])\s*\bdeg(?:ree)?s?\b", r"\\deg "),
+        (r"(\\deg) *(C|F)(?:elsius|ahrenheit)\b", r"\1 \2"),
+        (r"(?<=\d) ?[xX] ?(?=10\s*(?:\^|\*\*))", r"\\times "),
+        (r"& ?(?==)", ""),
         (r"\\prime(?![A-Za-z])|\^\{?'\}?", "'"),
         (r"\bper\s?cent\b|\bpct\b", "%"),
         (r"(?<=\d)\s*[aA]\.?\s?[mM]\b\.?", " am"),
