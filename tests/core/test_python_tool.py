@@ -89,6 +89,34 @@ async def test_a_call_ends_in_one_of_six_ways(tool: PythonTool, code: str, statu
     assert (outcome.status, outcome.stdout) == (status, stdout), outcome
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(6 * 7)\n```",
+        "```\n6 * 7\n```",
+        "```Python3\r\nprint(6 * 7)\r\n```\r\n",
+        "~~~py\nprint(6 * 7)\n~~~",
+        "````python\nprint(len('''\n```\n''') + 37)\n````",
+        "  ```python\n  for x in [6]:\n      print(7 * x)\n  ```",
+        "```python print(6 * 7)```",
+        "`print(6 * 7)`",
+        "```python\nprint(6 * 7)",
+        "print(6 * 7)\n```",
+        "First six:\n```python\nx = 6\n```\nThen times seven:\n```python\nprint(7 * x)\n```\nDone.",
+        "print(len('''```python\n0\n```''') + 27)",
+    ],
+)
+async def test_code_in_fences_runs(tool: PythonTool, text: str) -> None:
+    outcome = await tool.run(text)
+    assert (outcome.status, outcome.stdout) == ("ok", "42\n"), outcome
+
+
+async def test_an_error_in_fenced_code_shows_its_line(tool: PythonTool) -> None:
+    outcome = await tool.run("```python\nx = 0\n1 / x\n```")
+    assert outcome.stderr.splitlines()[1:3] == ['  File "<python>", line 2, in <module>', "    1 / x"]
+    assert "SyntaxError" in (await tool.run("```python\ndef f(:\n```")).stderr
+
+
 async def test_a_traceback_shows_the_code_alone(tool: PythonTool) -> None:
     outcome = await tool.run("def half(x):\n    return x / 0\n\nhalf(1)")
     assert outcome.stderr.splitlines()[:3] == [

@@ -84,7 +84,7 @@ def test_the_normal_form_of_latex(answer: str, form: str) -> None:
         ("2xyz", "2zyx"),
         (r"\{1,2\}", r"\{2,1\}"),
         (r"\{x+1,y\}", r"\{y,1+x\}"),
-        (r"(2^{n+1}, \sqrt{x^2})", r"(2\cdot 2^n, x)"),
+        (r"(2^{n+1}, \sqrt{x^2})", r"(2\cdot 2^n, |x|)"),
         ("x-x", "0"),
         (r"\sqrt{1-x^2}", r"\sqrt{(1-x)(1+x)}"),
         (r"\sqrt{-4}", r"2\sqrt{-1}"),

@@ -12,6 +12,7 @@ import pytest
 from agentr_core.errors import DataFileError
 from agentr_core.tools.search import Document, Retriever, open_retriever
 from agentr_core.tools.search.corpus import CorpusFile, scan
+from agentr_core.tools.search.text import normalised
 
 DOCUMENTS = (
     Document("a", "Maren Voss", "She was born in Ostrava, in house 7."),
@@ -51,6 +52,45 @@ def test_a_batch_answers_as_its_queries_do_alone() -> None:
     scores = [hit.score for hit in retriever.search(["Ostrava stone"], 3)[0]]
     assert scores == sorted(scores, reverse=True)
     assert scores[-1] > 0
+
+
+@pytest.mark.parametrize("query", ["cafe\u0301", "caf\u00e9", "CAFE\u0301", "\uff23af\u00e9"])
+@pytest.mark.parametrize(
+    "document", ["Le cafe\u0301 de Flore.", "Le Caf\u00e9 de Flore.", "Le \uff23\uff21\uff26\u00c9."]
+)
+def test_documents_and_queries_have_one_normal_form(document: str, query: str) -> None:
+    retriever = Retriever.of([Document("other", "", "Le bar du coin."), Document("cafe", "", document)])
+    assert found(retriever, query) == found(retriever, normalised(query)) == ["cafe"]
+
+
+@pytest.mark.parametrize(
+    ("query", "document"),
+    [
+        ("\uff21\uff22\uff23", "ABC is written wide."),
+        ("ABC", "\uff21\uff22\uff23 is written wide."),
+        ("stra\u00dfe", "STRASSE"),
+        ("\ufb01ve", "five sheep"),
+        ("\u91cd\u5e86\u5927\u5b66", "\u91cd\u5e86\u5927\u5b66\u4f4d\u4e8e\u91cd\u5e86\u5e02\u3002"),
+        ("\u6771\u4eac\u30bf\u30ef\u30fc", "\u9ad8\u3044\u6771\u4eac\u30bf\u30ef\u30fc\u306b\u884c\u304f"),
+        ("\u30bf\u30ef\u30fc", "\uff80\uff9c\uff70"),
+        ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740 \ud55c\uad6d\uc758 \uc218\ub3c4\uc774\ub2e4."),
+        (
+            "\u0e01\u0e23\u0e38\u0e07\u0e40\u0e17\u0e1e",
+            "\u0e40\u0e21\u0e37\u0e2d\u0e07\u0e01\u0e23\u0e38\u0e07\u0e40\u0e17\u0e1e\u0e43\u0e2b\u0e0d\u0e48",
+        ),
+        ("\u8c61", "\u5927\u8c61\u5728\u8dd1"),
+    ],
+)
+def test_documents_in_any_script_are_found(query: str, document: str) -> None:
+    retriever = Retriever.of([Document("other", "", "Stone bridges."), Document("it", "", document)])
+    assert found(retriever, query) == ["it"]
+
+
+def test_neighbours_count_where_words_have_no_spaces() -> None:
+    """Each character of the query is in both documents, its words only in the second."""
+    scattered, whole = "\u5927\u91cd\u8981\u7684\u5b66\u5e86", "\u91cd\u5e86\u5927\u5b66"
+    retriever = Retriever.of([Document("scattered", "", scattered), Document("whole", "", whole)])
+    assert found(retriever, whole) == ["whole", "scattered"]
 
 
 def test_of_equal_documents_the_earlier_comes_first() -> None:

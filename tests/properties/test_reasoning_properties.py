@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import process_time
 
 import pytest
+from answers import MATHEMATICS, pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from agentr_core.environments.reasoning.grammar import (
     steps,
     strict_fault,
 )
-from agentr_core.environments.reasoning.scoring import correctness, word_f1
+from agentr_core.environments.reasoning.scoring import correctness, same_answer, word_f1
 
 TAGS = [f"<{slash}{name}>" for name in ("think", "search", "python", "result", "answer") for slash in ("", "/")]
 PIECES = st.sampled_from([*TAGS, "\\boxed{", "}", "{", "\\", "text ", "\n", "x=1"])
@@ -48,6 +49,21 @@ def test_an_episode_of_the_grammar_is_strictly_valid_whatever_tools_say(
         assert found is not None
         assert (found.name, found.content) == (tool, query.strip())
         assert call_in(f"<{found.name}>{found.content}</{found.name}>") == found
+
+
+ANSWERS = [answer for block in MATHEMATICS.values() for some in pairs(block) for pair in some for answer in pair]
+MARKS = st.sampled_from(
+    [*ANSWERS, *"0123456789.,+-*/^_(){}[]|!%:<>= xyi", "\\frac", "\\sqrt", "\\pm", "\\text{", "\\\\"]
+)
+FORMS = st.one_of(st.sampled_from(ANSWERS), st.lists(MARKS, max_size=8).map("".join), st.text(max_size=20))
+
+
+@given(FORMS, FORMS)
+def test_the_same_answer_is_symmetric_and_reflexive(one: str, other: str) -> None:
+    assert same_answer(one, other) is same_answer(other, one)
+    for answer in (one, other):
+        assert same_answer(answer, answer) is bool(answer.strip())
+        assert same_answer(f" {answer}\n", answer) is bool(answer.strip())
 
 
 @given(WORDS, WORDS)

@@ -1,271 +1,415 @@
-r"""Comparison of two answers by their value, with a computer algebra system.
+r"""Comparison of two answers of mathematics by what they mean: numbers, formulas, tuples, sets,
+intervals, matrices, equations, inequalities.
 
-An answer is written by a model, so none of it is executed: our own parser reads numbers, letters,
-`+ - * / ^`, brackets, fractions, roots and pi, and gives up on anything else. Length and powers are
-bounded, so that no answer takes long. A formula with letters is read once at each of several
-points, where its letters are numbers: the bound on powers then holds for them, too.
+An answer is taken apart into nodes, whose leaves are formulas; see `formulas` for their values.
+Comparison is symmetric, and every answer is the same as itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import product
 
-import sympy
-
-_MOST_CHARACTERS = 200
-_MOST_BITS = 20_000
-"""The most bits of a power of a rational number."""
-_MOST_EXPONENT = 64
-_MOST_ELEMENTS = 8
-_DIGITS = 40
-_ROOT_DIGITS = 100
-_PLACES = 3
-_CLOSE = sympy.Float(10) ** -25
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>\\[A-Za-z]+|sqrt|pi|[A-Za-z])|(?P<sign>\*\*|\\[{}]|[-+*/^(){}\[\],]))"
+from agentr_core.environments.reasoning.formulas import (
+    MOST_CHARACTERS,
+    Unreadable,
+    Value,
+    difference,
+    equal,
+    is_printed,
+    ratio,
+    tokens,
+    values,
 )
-_TIMES = ("*", r"\cdot", r"\times")
-_OVER = ("/", r"\div")
-_PROPER = [r"\frac", "{", "}", "{", "}"]
-"""The tokens of a fraction around its two numbers."""
-_CLOSING = {"(": ")", "[": "]", r"\{": r"\}"}
+from agentr_core.environments.reasoning.notation import bare, plain
+from agentr_core.environments.reasoning.units import Measured, measured
 
-
-class _Unknown(Exception):
-    """An answer that is not a formula, or is too large."""
+_MOST_PARTS = 40
+_OPENING, _CLOSING = ("(", "[", "{", r"\{", r"\langle", r"\begin"), (")", "]", "}", r"\}", r"\rangle", r"\end")
+_TURNED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
+_RELATIONS = ("=", r"\neq", r"\approx", *_TURNED)
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
+_LABELLED = re.compile(r"(?:\(([A-J])\)\s*|([A-J])\s?[):]\s+)(\S.*)")
+_LOGARITHM = re.compile(r"\\?(?<![A-Za-z])log(?![A-Za-z]|\s*_)")
+_MATRIX = re.compile(
+    r"\s*\\begin\s*\{\s*([bpvBV]?(?:small)?matrix|array)\s*\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\s*\1\s*\}\s*"
+)
+_NAME = re.compile(
+    r"(?:m?\\(?:angle|triangle|overline|overarc|widehat)\{?)?(?:(?:\\(?!times|infty|pi(?![a-z]))[a-z]+|[A-Za-z])(?:_(?:\w|\{[^{}]*\}))?'*){1,3}\}?"
+    r"(?:\((?:[A-Za-z0-9,]|\\[a-z]+)*\))?|[A-Z][a-z]{2,}"
+    r"|\\frac\{d[a-z]\}\{d[a-z]\}"
+)
+_BOUND_NAMES = re.compile(r"(?:\(|\\\{)(?:[A-Za-z](?:_(?:\w|\{\w+\}))?,?)+(?:\)|\\\})|\|[A-Za-z]{1,2}\||\[[A-Z]{3,}\]")
+_TOTAL = re.compile(r"[a-z](?:\+[a-z])+")
+_INFINITE = ("\\infty", "+\\infty", "-\\infty")
 
 
 def same_value(one: str, other: str) -> bool:
-    """Return whether two answers, in normal form, are one number, formula, tuple or set.
+    """Return whether two answers mean the same; an empty one means nothing.
 
-    The result is False if one of them cannot be read. Formulas with letters are compared at several
-    points, to 40 digits.
+    Formulas with letters are compared at several points. What cannot be read is compared as text,
+    without spaces and the case of words.
     """
+    if not one.strip() or not other.strip():
+        return False
+    if one.split() == other.split():
+        return True
+    if max(len(one), len(other)) > 4 * MOST_CHARACTERS:
+        return False
+    pairs = product(_readings(plain(one)), _readings(plain(other)))
+    return any(_same_text(first, second) or _same(first, second) for first, second in pairs)
+
+
+def _same_text(one: str, other: str) -> bool:
+    return bool(bare(one)) and bare(one) == bare(other)
+
+
+def _readings(text: str) -> Iterator[str]:
+    """Yield the ways in which a text may be meant: 1,234 is a number or a list of two, (A) 5 a
+    choice or its value, a logarithm one to the base of e or 10.
+    """
+    yield text
+    grouped = _GROUPED.sub(lambda found: _ungrouped(found, text), text)
+    if grouped != text:
+        yield grouped
+    if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
+        yield decimal
+    if labelled := _LABELLED.fullmatch(text):
+        yield from filter(None, labelled.groups())
+
+
+def _ungrouped(found: re.Match[str], text: str) -> str:
+    """Return a number without commas, unless it may be several elements of a tuple or set."""
+    before = text[: found.start()]
+    inside = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
+    return found[0] if inside - before.count(r"\}") > 0 else found[0].replace(",", "")
+
+
+def _same(one: str, other: str) -> bool:
     try:
-        return _same(_read(one), _read(other))
-    except (_Unknown, ZeroDivisionError, RecursionError, ValueError, TypeError):
+        return _alike(_node(tokens(one)), _node(tokens(other)))
+    except (Unreadable, RecursionError):
         return False
 
 
-def _same(one: tuple[str, list[list[str]]], other: tuple[str, list[list[str]]]) -> bool:
-    (brackets, parts), (others_brackets, others_parts) = one, other
-    if brackets != others_brackets or len(parts) != len(others_parts):
+@dataclass(frozen=True)
+class _Node:
+    """A part of an answer: its kind, its parts, and the tokens it was read from.
+
+    The kinds are `leaf`, `list` (also a set), the brackets of a tuple or interval such as `(]`,
+    `union`, `matrix` and `determinant` (rows, each a tuple), `ratio`, and `relation` (its signs are
+    in `signs`).
+    """
+
+    kind: str
+    parts: tuple[_Node, ...] = ()
+    tokens: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        return bare("".join(self.tokens))
+
+    @cached_property
+    def measured(self) -> Measured:
+        return measured("".join(self.tokens))
+
+    @cached_property
+    def number(self) -> list[Value | None]:
+        """The values without a unit. Raises `Unreadable`."""
+        return values(tokens(self.measured.value))
+
+    @property
+    def angle(self) -> list[Value | None]:
+        """The values, with those of degrees in radians. Raises `Unreadable`."""
+        return values(self.tokens) if self.measured.unit == "deg" else self.number
+
+
+def _node(parts: Sequence[str]) -> _Node:
+    elements = _elements(parts)
+    return elements[0] if len(elements) == 1 else _Node("list", elements, tuple(parts))
+
+
+def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
+    r"""Return the nodes between commas; what has a \pm is two of them. Raises `Unreadable`."""
+    found: list[_Node] = []
+    for each in _split(parts, (",", r"\cr")):
+        if each[:1] != [r"\{"] and (r"\pm" in each or r"\mp" in each):
+            for up, down in (("+", "-"), ("-", "+")):
+                found.append(_element([{r"\pm": up, r"\mp": down}.get(token, token) for token in each]))
+        elif each:
+            found.append(_element(each))
+    return tuple(found)
+
+
+def _element(parts: Sequence[str]) -> _Node:
+    """Return the node of what stands between commas. Raises `Unreadable`."""
+    if matrix := _matrix(parts):
+        return matrix
+    union = _split(parts, (r"\cup",))
+    if len(union) > 1:
+        return _Node("union", tuple(map(_element, union)), tuple(parts))
+    member = _split(parts, (r"\in",))
+    if len(member) == 2 and _is_name(member[0]):
+        return _element(member[1])
+    sides = _split(parts, _RELATIONS)
+    if len(sides) > 1:
+        signs = tuple(_signs(parts))
+        return _Node("relation", tuple(map(_element, sides)), tuple(parts), signs)
+    ratio_parts = _split(parts, (":",))
+    if len(ratio_parts) > 1 and "|" not in parts:
+        return _Node("ratio", tuple(map(_element, ratio_parts)), tuple(parts))
+    return _bracketed(parts) or _Node("leaf", tokens=tuple(parts))
+
+
+def _bracketed(parts: Sequence[str]) -> _Node | None:
+    if len(parts) < 2 or parts[0] not in _OPENING or parts[-1] not in _CLOSING or r"\begin" in parts[:1]:
+        return None
+    try:
+        inner = _split(parts[1:-1], (",",))
+    except Unreadable:
+        return None
+    opening, closing = parts[0], parts[-1]
+    if opening == r"\{" or (opening == "{" and len(inner) > 1):
+        of_those = _split(parts[1:-1], ("|", ":"))
+        if len(of_those) == 2 and _is_name(of_those[0]):
+            return _element(of_those[1])
+        return _Node("list", _elements(parts[1:-1]), tuple(parts))
+    if len(inner) == 1:
+        # Brackets around one value do not matter.
+        whole = {"(": ")", "[": "]", "{": "}"}.get(opening) == closing
+        return _element(inner[0]) if whole and not _is_formula_in_brackets(parts) else None
+    if opening == "[" and all(row[0] == "[" and row[-1] == "]" for row in inner if row):
+        rows = [_split(row[1:-1], (",",)) for row in inner]
+        return _Node("matrix", tuple(_Node("()", tuple(map(_element, row))) for row in rows), tuple(parts))
+    if (opening, closing) == ("[", "]") and len(inner) != 2:
+        return _Node("list", tuple(map(_element, inner)), tuple(parts))
+    if opening in "([" and closing in ")]" and (opening + closing in ("()", "[]") or len(inner) == 2):
+        return _Node(opening + closing, tuple(map(_element, inner)), tuple(parts))
+    if opening == r"\langle":
+        return _Node("()", tuple(map(_element, inner)), tuple(parts))
+    return None
+
+
+def _is_formula_in_brackets(parts: Sequence[str]) -> bool:
+    """Return whether the first and the last bracket are not a pair, as in (x+1)(x-1)."""
+    depth = 0
+    for token in parts[:-1]:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if not depth:
+            return True
+    return False
+
+
+def _matrix(parts: Sequence[str]) -> _Node | None:
+    if parts[:1] in (["("], ["["]) and r"\begin" in parts[1:3] and parts[-1] in (")", "]"):
+        parts = parts[1:-1]
+    found = _MATRIX.fullmatch("".join(parts)) if parts[:1] == [r"\begin"] else None
+    if found is None or r"\begin" in found[2]:
+        return None
+    rows = [row for row in _split(tokens(found[2]), (r"\cr",)) if row]
+    kind = "determinant" if found[1][0] in "vV" else "matrix"
+    return _Node(kind, tuple(_Node("()", tuple(map(_element, _split(row, ("&",))))) for row in rows), tuple(parts))
+
+
+def _split(parts: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
+    """Return the tokens between signs outside brackets. Raises `Unreadable` if brackets do not
+    match, or there are too many parts.
+    """
+    found: list[list[str]] = [[]]
+    depth = 0
+    for token in parts:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth < 0:
+            raise Unreadable
+        if token in signs and not depth:
+            found.append([])
+        else:
+            found[-1].append(token)
+    if depth or len(found) > _MOST_PARTS:
+        raise Unreadable
+    return found
+
+
+def _signs(parts: Sequence[str]) -> Iterator[str]:
+    depth = 0
+    for token in parts:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if token in _RELATIONS and not depth:
+            yield token
+
+
+def _alike(one: _Node, other: _Node) -> bool:
+    if one.text and one.text == other.text:
+        return True
+    one, other = _without_names(one, other), _without_names(other, one)
+    if one.kind == other.kind == "relation":
+        return _alike_relations(one, other)
+    if one.kind == other.kind == "leaf":
+        return _alike_leaves(one, other)
+    intervals = [_intervals(each) for each in (one, other)]
+    if all(intervals) and any(each.kind in ("relation", "union", "list") for each in (one, other)):
+        return _in_any_order(intervals[0], intervals[1])
+    if {one.kind, other.kind} == {"list", "leaf"}:
+        short, leaf = (one, other) if one.kind == "list" else (other, one)
+        return len(short.parts) == 1 and _alike(short.parts[0], leaf)
+    if {one.kind, other.kind} == {"list", "()"}:
+        named, pair = (one, other) if one.kind == "list" else (other, one)
+        return all(map(_is_named, named.parts)) and _in_order([_value_of(part) for part in named.parts], pair.parts)
+    if one.kind != other.kind:
         return False
-    places = _places(sorted({token for part in (*parts, *others_parts) for token in part if _is_letter(token)}))
-    values, others = ([[_value(part, place) for place in places] for part in each] for each in (parts, others_parts))
-    if not brackets.startswith("\\"):
-        return all(map(_equal, values, others))
-    left = list(others)
-    for value in values:
-        match = next((place for place, known in enumerate(left) if _equal(value, known)), None)
+    if one.kind in ("list", "union"):
+        return _in_any_order(_unnamed(one, other), _unnamed(other, one))
+    return _in_order(one.parts, other.parts)
+
+
+def _in_order(one: Sequence[_Node], other: Sequence[_Node]) -> bool:
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _in_any_order(one: Sequence[_Node], other: Sequence[_Node]) -> bool:
+    left = list(other)
+    for part in one:
+        match = next((place for place, known in enumerate(left) if _alike(part, known)), None)
         if match is None:
             return False
         del left[match]
-    return True
+    return not left
 
 
-def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether two formulas have the same value at each place."""
-    return all(map(_close, one, other))
-
-
-def _places(letters: Sequence[str]) -> list[dict[str, Any]]:
-    """Return values for letters: formulas that agree at all of these points count as equal."""
-    if not letters:
-        return [{}]
-    return [
-        {letter: sympy.Rational(97 + 31 * i + 17 * place, 53 + 7 * i) for i, letter in enumerate(letters)}
-        for place in range(_PLACES)
-    ]
-
-
-def _close(one: Any, other: Any) -> bool:
-    if one.is_Rational and other.is_Rational:
-        return bool(one == other)
-    first, second = sympy.N(one, _DIGITS), sympy.N(other, _DIGITS)
-    if not (first.is_number and second.is_number and first.is_finite and second.is_finite):
+def _alike_leaves(one: _Node, other: _Node) -> bool:
+    first, second = one.measured, other.measured
+    if not first.fits(second):
         return False
-    return bool(abs(first - second) <= _CLOSE * max(sympy.Integer(1), abs(first)))
+    if _same_text(first.value, second.value) and first.power == second.power:
+        return True
+    printed = is_printed(one.tokens) or is_printed(other.tokens)
+    infinite = [_infinity(each.value) for each in (first, second)]
+    if any(infinite):
+        return infinite[0] == infinite[1]
+    left, right = one.number, other.number
+    if (
+        "deg" in (first.unit, second.unit)
+        and first.unit != second.unit
+        and equal(one.angle, other.angle, printed=printed)
+    ):
+        return True
+    return any(
+        equal(_scaled(left, factor), _scaled(right, others), printed=printed)
+        for factor, others in first.factors(second)
+    )
 
 
-def _read(text: str) -> tuple[str, list[list[str]]]:
-    """Return the brackets around the values of an answer, and the tokens of each value; a single
-    value has no brackets.
+def _scaled(found: Sequence[Value | None], factor: Fraction) -> list[Value | None]:
+    return list(found) if factor == 1 else [None if value is None else value * factor for value in found]
+
+
+def _infinity(text: str) -> str:
+    joined = "".join(text.split()).removeprefix("+")
+    return joined if joined in _INFINITE else ""
+
+
+def _alike_relations(one: _Node, other: _Node) -> bool:
+    intervals = [_intervals(each) for each in (one, other)]
+    if all(intervals) and _bound_name(one) == _bound_name(other):
+        return _in_any_order(intervals[0], intervals[1])
+    for turned in (other, _turned(other)):
+        if turned.signs == one.signs and _in_order(one.parts, turned.parts):
+            return True
+    if len(one.signs) > 1 or len(other.signs) > 1 or not _leaves(one, other):
+        return False
+    (first, second), (third, fourth) = one.parts, other.parts
+    sign = one.signs[0]
+    factor = ratio(difference(first.number, second.number), difference(third.number, fourth.number))
+    if factor is None:
+        return False
+    if sign in _TURNED:
+        if isinstance(factor, Fraction):
+            return other.signs[0] == (sign if factor > 0 else _TURNED[sign])
+        return False
+    return sign == other.signs[0]
+
+
+def _leaves(*relations: _Node) -> bool:
+    return all(part.kind == "leaf" for relation in relations for part in relation.parts)
+
+
+def _turned(relation: _Node) -> _Node:
+    signs = tuple(_TURNED.get(sign, sign) for sign in reversed(relation.signs))
+    return _Node("relation", relation.parts[::-1], signs=signs)
+
+
+def _intervals(node: _Node) -> list[_Node]:
+    """Return the intervals that a node stands for: itself, those of a union or of a list of
+    inequalities with one letter; empty if it stands for none.
     """
-    if not text or len(text) > _MOST_CHARACTERS:
-        raise _Unknown
-    tokens = list(_tokens(text))
-    for opening, closing in _CLOSING.items():
-        if tokens[0] == opening and tokens[-1] == closing:
-            parts = _split(tokens[1:-1])
-            if parts is not None and (len(parts) > 1 or opening.startswith("\\")):
-                return opening + closing, parts
-    # Half-open intervals keep their own brackets.
-    if tokens[0] in "([" and tokens[-1] in ")]" and tokens[-1] != _CLOSING[tokens[0]]:
-        parts = _split(tokens[1:-1])
-        if parts is not None and len(parts) == 2:
-            return tokens[0] + tokens[-1], parts
-    parts = _split(tokens)
-    if parts is None:
-        raise _Unknown
-    return ("," if len(parts) > 1 else ""), parts
+    if node.kind in ("()", "[]", "(]", "[)"):
+        return [node] if len(node.parts) == 2 else []
+    if node.kind in ("union", "list"):
+        found = [_intervals(part) for part in node.parts]
+        if node.kind == "list" and not all(part.kind == "relation" for part in node.parts):
+            return []
+        return [each for part in found for each in part] if all(found) else []
+    low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
+    if node.kind == "relation" and node.signs == (r"\neq",) and _is_name(node.parts[0].tokens):
+        return [_Node("()", (low, node.parts[1])), _Node("()", (node.parts[1], high))]
+    if node.kind != "relation" or not set(node.signs) <= set(_TURNED):
+        return []
+    if node.signs[0] in (">", r"\geq"):
+        node = _turned(node)
+    if not set(node.signs) <= {"<", r"\leq"}:
+        return []
+    if len(node.parts) == 3 and _is_name(node.parts[1].tokens):
+        opens, closes = ("(" if node.signs[0] == "<" else "["), (")" if node.signs[1] == "<" else "]")
+        return [_Node(opens + closes, (node.parts[0], node.parts[2]))]
+    if len(node.parts) == 2 and _is_name(node.parts[0].tokens):
+        return [_Node("(" + (")" if node.signs[0] == "<" else "]"), (low, node.parts[1]))]
+    if len(node.parts) == 2 and _is_name(node.parts[1].tokens):
+        return [_Node(("(" if node.signs[0] == "<" else "[") + ")", (node.parts[0], high))]
+    return []
 
 
-def _split(tokens: Sequence[str]) -> list[list[str]] | None:
-    """Return the tokens between commas outside brackets, or None if brackets do not match."""
-    parts: list[list[str]] = [[]]
-    depth = 0
-    for token in tokens:
-        depth += (token in ("(", "[", "{", r"\{")) - (token in (")", "]", "}", r"\}"))
-        if depth < 0:
-            return None
-        if token == "," and not depth:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts if not depth and len(parts) <= _MOST_ELEMENTS else None
+def _bound_name(relation: _Node) -> str:
+    return next((part.text for part in relation.parts if _is_name(part.tokens)), "")
 
 
-def _tokens(text: str) -> Iterator[str]:
-    position = 0
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            raise _Unknown
-        position = found.end()
-        yield found[0].strip()
+def _is_name(parts: Sequence[str]) -> bool:
+    """Return whether tokens name a value, such as x, f(x), AB, a_{10} or \\angle ABC."""
+    joined = "".join(map(str.strip, parts))
+    return bool(
+        _NAME.fullmatch(joined) or _BOUND_NAMES.fullmatch(joined) or _TOTAL.fullmatch(joined)
+    ) and joined not in ("e", "i", r"\pi", "pi")
 
 
-def _value(tokens: Sequence[str], letters: Mapping[str, Any]) -> Any:
-    """Return the value of a formula, given those of its letters."""
-    if _is_word(tokens):
-        raise _Unknown
-    parser = _Parser(tokens, letters)
-    value = parser.sum()
-    parser.end()
-    return value
+def _is_named(node: _Node) -> bool:
+    return node.kind == "relation" and set(node.signs) <= {"=", r"\approx"} and _value_of(node) is not node
 
 
-def _is_word(tokens: Sequence[str]) -> bool:
-    """Return whether tokens are a word, a code or an order of choices, such as `cat`, `1A` or
-    `BDCA`, and not a product such as `ab` or `2xyz`: its letters do not commute.
+def _value_of(node: _Node) -> _Node:
+    """Return what an equation says that its name is; the node itself if it names nothing.
+
+    What is calculated in steps, such as S = 1 + 2 = 3, is its last value if all are the same.
     """
-    plain = len(tokens) > 1 and all(token.isalnum() and token not in ("sqrt", "pi") for token in tokens)
-    return plain and (any(token.isupper() for token in tokens) or (len(tokens) > 2 and tokens[0].isalpha()))
+    if node.kind != "relation" or not set(node.signs) <= {"=", r"\approx"}:
+        return node
+    sides = list(node.parts)
+    if _is_name(sides[0].tokens):
+        sides = sides[1:]
+    elif _is_name(sides[-1].tokens):
+        sides = sides[:-1]
+    return sides[-1] if all(_alike(side, sides[-1]) for side in sides[:-1]) else node
 
 
-def _is_letter(token: str) -> bool:
-    return len(token) == 1 and token.isalpha()
+def _without_names(one: _Node, other: _Node) -> _Node:
+    """Return the value of an equation that is compared with something that is none."""
+    return _value_of(one) if one.kind == "relation" and other.kind != "relation" else one
 
 
-class _Parser:
-    """A recursive-descent parser of one formula whose letters have values."""
-
-    def __init__(self, tokens: Sequence[str], letters: Mapping[str, Any]) -> None:
-        self._tokens = tokens
-        self._letters = letters
-        self._position = 0
-
-    def sum(self) -> Any:
-        total = self._product()
-        while self._next in ("+", "-"):
-            sign = 1 if self._take() == "+" else -1
-            total += sign * self._product()
-        return total
-
-    def end(self) -> None:
-        if self._next:
-            raise _Unknown
-
-    def _product(self) -> Any:
-        total = self._signed()
-        while self._next not in ("", "+", "-", ")", "]", "}", r"\}", ","):
-            if self._next in _TIMES:
-                self._take()
-                total *= self._signed()
-            elif self._next in _OVER:
-                self._take()
-                total /= self._signed()
-            else:
-                total *= self._power()
-        return total
-
-    def _signed(self) -> Any:
-        if self._next in ("+", "-"):
-            return self._signed() if self._take() == "+" else -self._signed()
-        return self._power()
-
-    def _power(self) -> Any:
-        base = self._atom()
-        if self._next not in ("^", "**"):
-            return base
-        self._take()
-        return _raised(base, self._signed())
-
-    def _atom(self) -> Any:
-        token = self._take()
-        if token[0].isdigit():
-            number = sympy.Rational(token)
-            return number + self._atom() if self._is_mixed() else number
-        if token in ("(", "[", "{"):
-            return self._until(_CLOSING.get(token, "}"))
-        if token == r"\frac":
-            over = self._group()
-            return over / self._group()
-        if token in (r"\sqrt", "sqrt"):
-            degree = self._until("]") if self._next == "[" and self._take() else sympy.Integer(2)
-            return _raised(self._group(), 1 / degree)
-        if token in (r"\pi", "pi"):
-            return sympy.pi
-        if token in self._letters:
-            return self._letters[token]
-        raise _Unknown
-
-    def _group(self) -> Any:
-        opening = self._take()
-        if opening not in ("{", "("):
-            raise _Unknown
-        return self._until("}" if opening == "{" else ")")
-
-    def _is_mixed(self) -> bool:
-        """Return whether the number just taken begins a mixed one, such as 3\\frac{1}{2}."""
-        *before, number = self._tokens[max(0, self._position - 2) : self._position]
-        ahead = self._tokens[self._position : self._position + 7]
-        if not number.isdigit() or before in (["^"], ["**"]) or [*ahead[:2], *ahead[3:5], *ahead[6:]] != _PROPER:
-            return False
-        return ahead[2].isdigit() and ahead[5].isdigit() and int(ahead[2]) < int(ahead[5])
-
-    def _until(self, closing: str) -> Any:
-        value = self.sum()
-        if self._take() != closing:
-            raise _Unknown
-        return value
-
-    @property
-    def _next(self) -> str:
-        return self._tokens[self._position] if self._position < len(self._tokens) else ""
-
-    def _take(self) -> str:
-        token = self._next
-        if not token:
-            raise _Unknown
-        self._position += 1
-        return token
-
-
-def _raised(base: Any, exponent: Any) -> Any:
-    """Return a power: exact for whole powers of rational numbers, else to 100 digits. Raises
-    `_Unknown` if it is too large to write out.
-    """
-    if not base.is_finite or not abs(sympy.N(exponent)) <= _MOST_EXPONENT:
-        raise _Unknown
-    if base.is_Rational and exponent.is_Rational:
-        bits = max(abs(int(base.p)).bit_length(), int(base.q).bit_length())
-        if bits * abs(exponent) > _MOST_BITS:
-            raise _Unknown
-        if exponent.is_Integer:
-            return base**exponent
-    # Written out exactly, a root of a number of many digits would be factorised, which may not end.
-    return sympy.N(sympy.Pow(base, exponent, evaluate=False), _ROOT_DIGITS)
+def _unnamed(one: _Node, other: _Node) -> Sequence[_Node]:
+    if all(map(_is_named, one.parts)) and not any(part.kind == "relation" for part in other.parts):
+        return [_value_of(part) for part in one.parts]
+    return one.parts

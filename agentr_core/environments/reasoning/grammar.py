@@ -13,7 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Answers = Literal["plain", "published"]
+"""How answers are read and compared: by what they mean, or as the published code of ET-Agent does,
+which takes the last box and drops all punctuation of words.
+"""
 
 SEARCH, PYTHON = "search", "python"
 CALLS = (SEARCH, PYTHON)
@@ -29,6 +34,13 @@ _RAW = (*CALLS, "result")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{")
+_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|emph|mathrm|mathbf|mbox)\s*\{")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s*([-+]?\d+(?:[.,]\d+)*|\\?[A-Za-z]+)")
+_GLUE = re.compile(
+    r"(?:\s|[,;$]|\band\b|\\[()\[\]]|\\[,;:! ]|\\q?quad\b|\\text\s*\{[\s,]*and\s*\}|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
+)
+"""What may stand between the boxes of one answer, such as `, y = `."""
+_EMPHASIS = re.compile(r"(\*{1,3}|_{1,3}|`+)(?=\S)([^*_`]+)(?<=\S)\1(\.?)")
 
 
 class Tag(NamedTuple):
@@ -125,18 +137,42 @@ def strict_fault(text: str) -> str:
     return "the answer has other tags inside" if _TAG.search(answer) else ""
 
 
-def final_answer(text: str) -> str:
+def final_answer(text: str, answers: Answers = "plain") -> str:
     r"""Return the answer that a text gives: the last box in its last answer, or all of that answer
     if it has no box; without an answer, the last box anywhere; otherwise the empty string.
 
-    An outer `\text{...}` is removed.
+    Boxes at the end with only a comma or "and" between them are one answer. An outer
+    `\text{...}` is removed, and the marks of bold type. If `answers` is published, the last box is
+    the answer, and only `\text{...}` is removed.
     """
     head, closed, _ = text.rpartition("</answer>")
     _, opened, inside = head.rpartition("<answer>")
-    if not (closed and opened):
-        return _plain(last_box(text) or "")
-    box = last_box(inside)
-    return _plain(inside if box is None else box)
+    within = inside if closed and opened else text
+    box = last_box(within) if answers == "published" else boxed(within)
+    if box is None:
+        box = inside if closed and opened else ""
+    return _unwrapped(box, _TEXT) if answers == "published" else _plain(box)
+
+
+def boxed(text: str) -> str | None:
+    r"""Return the content of the last box of a text, also of one without braces such as
+    `\boxed 5`, or that of all boxes at its end if only a comma or "and" stands between them; None
+    if it has no box.
+    """
+    closes = _closing_braces(text)
+    boxes = [
+        (found.start(), closes[found.end()] + 1, text[found.end() : closes[found.end()]])
+        for found in _BOX.finditer(text)
+        if found.end() in closes
+    ]
+    boxes += [(*found.span(), found[1]) for found in _BARE_BOX.finditer(text)]
+    run: list[tuple[int, int, str]] = []
+    for start, end, content in sorted(boxes, reverse=True):
+        between = text[end : run[0][0]] if run else ""
+        if run and not (("," in between or "and" in between or ";" in between) and _GLUE.fullmatch(between)):
+            break
+        run.insert(0, (start, end, content))
+    return ", ".join(content.strip() for *_, content in run) if run else None
 
 
 def last_box(text: str) -> str | None:
@@ -165,11 +201,21 @@ def _answer(found: list[Tag], text: str) -> str:
 
 
 def _plain(answer: str) -> str:
-    r"""Return an answer without white space around it, and without a `\text{...}` around all of
-    it.
+    r"""Return an answer without white space around it, and without a `\text{...}` or marks of bold
+    type around all of it.
     """
+    while True:
+        emphasis = _EMPHASIS.fullmatch(answer.strip())
+        bare = _unwrapped(emphasis[2] + emphasis[3] if emphasis else answer, _WRAPPED)
+        if bare == answer:
+            return answer
+        answer = bare
+
+
+def _unwrapped(answer: str, command: re.Pattern[str]) -> str:
+    """Return an answer without white space and a command around all of it."""
     answer = answer.strip()
-    wrapped = _TEXT.match(answer)
+    wrapped = command.match(answer)
     if wrapped is None or _closing_braces(answer).get(wrapped.end()) != len(answer) - 1:
         return answer
     return answer[wrapped.end() : -1].strip()

@@ -4,13 +4,14 @@ answer means the same as a right one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Literal
 
+from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
 from agentr_core.environments.reasoning.scoring import correctness
+from agentr_core.environments.reasoning.verdicts import verdict
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
 Judged = Literal["none", "math", "all"]
@@ -18,14 +19,6 @@ Judged = Literal["none", "math", "all"]
 
 _JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
-_RIGHT = re.compile(r"\bcorrect\b", re.IGNORECASE)
-_WRONG = re.compile(
-    r"\b(?:in-?correct|wrong)\b"
-    r"|(?:\b(?:cannot|not|never|neither|far from|differs? from|different from)|n['\u2019]t)\b"
-    r"(?:(?!\b(?:but|so)\b)[^.,;:!?\n])*correct\b",
-    re.IGNORECASE,
-)
-"""A word for wrong, or a negation and "correct" in one part of a sentence."""
 _THOUGHTS_END = "</think>"
 _QUESTION = """\
 You compare an answer with the right one.
@@ -47,10 +40,19 @@ class AnswerGrader:
         judged: the answers that a model of role `judge` is asked about, if the rule finds them
             wrong.
         success_from: an answer succeeds if its correctness is above this, in [0, 1].
+        answers: how answers are read and compared.
     """
 
-    def __init__(self, problem: Callable[[Instance], Problem], *, judged: Judged, success_from: float) -> None:
+    def __init__(
+        self,
+        problem: Callable[[Instance], Problem],
+        *,
+        judged: Judged,
+        success_from: float,
+        answers: Answers = "plain",
+    ) -> None:
         self._problem = problem
+        self._answers = answers
         self._judged = judged
         self._success_from = success_from
 
@@ -64,8 +66,8 @@ class AnswerGrader:
         an answer, no model is asked.
         """
         problem = self._problem(trajectory.instance)
-        prediction = prediction_of(trajectory)
-        reward = correctness(prediction, problem.golds, problem.domain)
+        prediction = prediction_of(trajectory, self._answers)
+        reward = correctness(prediction, problem.golds, problem.domain, self._answers)
         success = reward > self._success_from
         asked = self._judged == "all" or self._judged == problem.domain
         return None if prediction and asked and not success else Grade(reward=reward, success=success)
@@ -78,19 +80,19 @@ class AnswerGrader:
         text = _QUESTION.format(
             question=problem.question,
             golds="\n".join(f"- {gold}" for gold in problem.golds),
-            prediction=prediction_of(trajectory),
+            prediction=prediction_of(trajectory, self._answers),
         )
         return Question(role=_JUDGE, messages=(Message(role="user", text=text),), sampling=_SAMPLING)
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return a grade with reward 1 for a reply that says "correct", or the rule's reward for
-        one that says "incorrect", "wrong" or, in whatever words between, "not correct" anywhere
-        after its thoughts. None if it says neither.
+        """Return a grade with reward 1 for a reply that finds the answer right after its thoughts,
+        or the rule's reward for one that finds it wrong; None if it says neither.
         """
-        said = reply.rpartition(_THOUGHTS_END)[2]
-        # A judge that explains its verdict also names the correct answer, before it or after it.
-        wrong = _WRONG.search(said) is not None
-        if not wrong:
-            return Grade(reward=1.0, success=True) if _RIGHT.search(said) else None
+        right = verdict(reply.rpartition(_THOUGHTS_END)[2])
+        if right is None:
+            return None
+        if right:
+            return Grade(reward=1.0, success=True)
         problem = self._problem(trajectory.instance)
-        return Grade(reward=correctness(prediction_of(trajectory), problem.golds, problem.domain), success=False)
+        prediction = prediction_of(trajectory, self._answers)
+        return Grade(reward=correctness(prediction, problem.golds, problem.domain, self._answers), success=False)

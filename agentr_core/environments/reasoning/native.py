@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentr_core.environments.native import misread, told
-from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH, call_in, last_box
+from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH, boxed, call_in
 from agentr_core.environments.reasoning.prompt import native_instruction
 from agentr_core.episodes.native_calls import Misread, NativeCall, Tool, calling, read_call, text_arguments
 from agentr_core.episodes.native_turns import NativeTurns
@@ -86,7 +86,7 @@ def _tagged(call: NativeCall) -> str:
 
 
 def _answer(reply: str) -> str:
-    box = last_box(reply)
+    box = boxed(reply)
     if box is None:
         return ""
     action = f"<answer>\\boxed{{{box}}}</answer>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentr_core.environments.reasoning.grammar import final_answer
+from agentr_core.environments.reasoning.grammar import Answers, final_answer
 from agentr_core.types import Trajectory
 
 
@@ -16,12 +16,13 @@ def is_answered(trajectory: Trajectory) -> bool:
     return bool(trajectory.steps) and trajectory.steps[-1].action.startswith("<answer>")
 
 
-def prediction_of(trajectory: Trajectory) -> str:
+def prediction_of(trajectory: Trajectory, answers: Answers = "plain") -> str:
     """Return the final answer of an episode: that of its answer tag, or without one the last box
     that the model wrote; the empty string if it has neither.
     """
     steps = trajectory.steps
-    return final_answer(steps[-1].action if is_answered(trajectory) else "".join(step.reply for step in steps))
+    said = steps[-1].action if is_answered(trajectory) else "".join(step.reply for step in steps)
+    return final_answer(said, answers)
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.judge import Judged
 from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
@@ -21,15 +22,17 @@ class Reasoning(ReasoningWorld):
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
             document_chars, sandbox, python_timeout_s: see `ToolSettings`.
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
-            summarised, judged, success_from: see `Rules`.
+            summarised, judged, success_from, answers: see `Rules`.
 
     Raises what `question_sets.load`, `open_tools` and `Rules` raise.
     """
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 2: code that failed is reported in another way, and answers are read in more."""
-        return 2
+        """Return 3: since version 2 code that failed is reported in another way, since version 3
+        answers are compared by what they mean, and search finds documents in any script.
+        """
+        return 3
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Reasoning(ReasoningWorld):
         summarised: bool = False,
         judged: Judged = "none",
         success_from: float = 0.8,
+        answers: Answers = "plain",
     ) -> None:
         self._settings = ToolSettings(
             tools=tuple(tools),
@@ -82,6 +86,7 @@ class Reasoning(ReasoningWorld):
             summarised=summarised,
             judged=judged,
             success_from=success_from,
+            answers=answers,
         )
         self._ready = opened.ready
         super().__init__(load(tuple(questions)), opened.toolbox, rules)

@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Literal
 
 from agentr_core.environments.reasoning.algebra import same_value
+from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.latex import normal_form
+from agentr_core.environments.reasoning.words import published_words, words
 
 Domain = Literal["math", "knowledge"]
-_ARTICLES = frozenset({"a", "an", "the"})
 
 
-def correctness(prediction: str, golds: Sequence[str], domain: Domain) -> float:
+def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: Answers = "plain") -> float:
     """Return the correctness of a prediction in [0, 1]: 0 or 1 for mathematics, for knowledge the
     word F1 against the best of the gold answers. An empty prediction is wrong.
     """
     if not prediction.strip():
         return 0.0
     if domain == "math":
-        return float(any(same_answer(prediction, gold) for gold in golds))
-    return max((word_f1(prediction, gold) for gold in golds), default=0.0)
+        return float(any(same_answer(prediction, gold, answers) for gold in golds))
+    return max((word_f1(prediction, gold, answers) for gold in golds), default=0.0)
 
 
-def same_answer(prediction: str, gold: str) -> bool:
-    """Return whether two answers in LaTeX are the same: in their normal form, or in value."""
-    one, other = normal_form(prediction), normal_form(gold)
-    return bool(one) and (one == other or same_value(one, other))
-
-
-def word_f1(prediction: str, gold: str) -> float:
-    """Return the F1 of the words of a prediction and a gold answer, each counted as often as it
-    occurs; 0 if either has no words.
-
-    Words are lower case, without punctuation and articles. Source: SQuAD (arXiv 1606.05250).
+def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
+    """Return whether two answers of mathematics are the same: in value, or, if `answers` is
+    published, in the published normal form.
     """
-    said, wanted = words(prediction), words(gold)
+    if answers == "published" and normal_form(prediction) and normal_form(prediction) == normal_form(gold):
+        return True
+    return same_value(prediction, gold)
+
+
+def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
+    """Return the F1 of the words of a prediction and a gold answer, each counted as often as it
+    occurs; 0 if either has no words. Where a hyphen may join or part words, the better counts.
+
+    Source: SQuAD (arXiv 1606.05250).
+    """
+    return max(_f1(said, wanted) for said, wanted in product(_words(prediction, answers), _words(gold, answers)))
+
+
+def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain") -> bool:
+    """Return whether a prediction has the words of a gold answer, in their order, and no others."""
+    said = [each for each in _words(prediction, answers) if each]
+    return any(each in _words(gold, answers) for each in said for gold in golds)
+
+
+def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
     shared = (Counter(said) & Counter(wanted)).total()
     return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
 
 
-def exact_match(prediction: str, golds: Sequence[str]) -> bool:
-    """Return whether a prediction has the words of a gold answer, in their order, and no others."""
-    said = words(prediction)
-    return bool(said) and any(said == words(gold) for gold in golds)
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles. A text that has
-    nothing else, such as the choice `A`, keeps them.
-    """
-    plain = unicodedata.normalize("NFKC", text).lower()
-    bare = "".join(character for character in plain if not unicodedata.category(character).startswith("P"))
-    found = bare.split() or plain.split()
-    return [word for word in found if word not in _ARTICLES] or found
+def _words(text: str, answers: Answers) -> list[list[str]]:
+    return [published_words(text)] if answers == "published" else words(text)

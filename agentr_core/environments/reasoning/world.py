@@ -13,6 +13,7 @@ from agentr_core.environments.reasoning.grammar import (
     RESULT_OPENS,
     SEARCH,
     STOPS,
+    Answers,
     Call,
     call_in,
     final_answer,
@@ -44,8 +45,8 @@ class Rules:
     recorded beginning. `spare_replies` is the number of replies that may have neither a call nor an
     answer; one more ends the episode. `python_chars` and `search_chars` characters of a tool's
     output are shown. With `summarised`, a model of role `summariser` is asked what the documents of
-    a search say about its query, and its summary is shown instead. `judged` and `success_from` are
-    those of `AnswerGrader`.
+    a search say about its query, and its summary is shown instead. `judged`, `success_from` and
+    `answers` are those of `AnswerGrader`.
     """
 
     python_calls: int = 6
@@ -58,6 +59,7 @@ class Rules:
     summarised: bool = False
     judged: Judged = "none"
     success_from: float = 0.8
+    answers: Answers = "plain"
 
     def __post_init__(self) -> None:
         counts = (self.python_calls, self.search_calls, self.calls, self.extra_calls, self.spare_replies)
@@ -71,6 +73,8 @@ class Rules:
             )
         if self.judged not in ("none", "math", "all"):
             raise ConfigError(f"environment.options.judged is {self.judged!r}; it is none, math or all")
+        if self.answers not in ("plain", "published"):
+            raise ConfigError(f"environment.options.answers is {self.answers!r}; it is plain or published")
 
     def most_calls(self, tool: str) -> int:
         """Return the number of calls of a tool that a fresh episode may make."""
@@ -123,11 +127,18 @@ class ReasoningWorld:
         self._rules = rules
         self._state: _State | None = None
         self._heard = ""
-        self._graded_by = AnswerGrader(self.problem, judged=rules.judged, success_from=rules.success_from)
+        self._graded_by = AnswerGrader(
+            self.problem, judged=rules.judged, success_from=rules.success_from, answers=rules.answers
+        )
         self.blocking = toolbox.blocking
         self.instruction = self._instruction(self.tools)
         both = rules.calls or rules.python_calls + rules.search_calls
         self.step_limit = both + 2 * rules.extra_calls + rules.spare_replies + 1
+
+    @property
+    def answers(self) -> Answers:
+        """How answers are read and compared."""
+        return self._rules.answers
 
     @property
     def grader(self) -> AnswerGrader:
@@ -287,7 +298,8 @@ class ReasoningWorld:
 
     def _answered(self, action: str) -> Transition:
         problem = self._now.problem
-        reward = correctness(final_answer(action), problem.golds, problem.domain)
+        answers = self._rules.answers
+        reward = correctness(final_answer(action, answers), problem.golds, problem.domain, answers)
         success = reward > self._rules.success_from
         return Transition("", reward, True, False, {"success": success, "valid": True})
 

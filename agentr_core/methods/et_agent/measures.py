@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
 from agentr_core.environments.reasoning.scoring import correctness, exact_match
@@ -47,6 +48,7 @@ class Answered:
     attempt: Attempt
     trajectory: Trajectory
     problem: Problem | None
+    answers: Answers = "plain"
 
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
@@ -117,7 +119,8 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
             problem = env.problem(trajectory.instance) if isinstance(env, ReasoningWorld) else None
             source = trajectory.instance.environment if problem is None else problem.source
             attempt = attempt_of(trajectory, source=source, counts=counts)
-            found.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem))
+            answers = env.answers if isinstance(env, ReasoningWorld) else "plain"
+            found.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
     return found
 
 
@@ -129,12 +132,12 @@ def _measured(answered: Sequence[Answered]) -> dict[str, Estimate]:
 
 def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
     """Return the scores of answers that disregard cost."""
-    known = [(one.trajectory, one.problem) for one in answered if one.problem is not None]
-    keys = [trajectory.instance.key for trajectory, _ in known]
-    math = [(t.instance.key, t.reward) for t, problem in known if problem.domain == "math"]
+    known = [(one.trajectory, one.problem, one.answers) for one in answered if one.problem is not None]
+    keys = [trajectory.instance.key for trajectory, *_ in known]
+    math = [(t.instance.key, t.reward) for t, problem, _ in known if problem.domain == "math"]
     words = [
-        (t.instance.key, correctness(prediction_of(t), problem.golds, problem.domain))
-        for t, problem in known
+        (t.instance.key, correctness(prediction_of(t, answers), problem.golds, problem.domain, answers))
+        for t, problem, answers in known
         if problem.domain == "knowledge"
     ]
     return {
@@ -144,8 +147,8 @@ def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
     }
 
 
-def _exact(trajectory: Trajectory, problem: Problem) -> bool:
-    said = prediction_of(trajectory)
+def _exact(trajectory: Trajectory, problem: Problem, answers: Answers) -> bool:
+    said = prediction_of(trajectory, answers)
     if problem.domain == "math":
-        return correctness(said, problem.golds, "math") == 1
-    return exact_match(said, problem.golds)
+        return correctness(said, problem.golds, "math", answers) == 1
+    return exact_match(said, problem.golds, answers)

@@ -6,7 +6,9 @@ import ast
 import io
 import linecache
 import random
+import re
 import sys
+import textwrap
 import threading
 import traceback
 import types
@@ -16,6 +18,9 @@ from importlib.machinery import ModuleSpec
 EXCEPTION, MEMORY = 1, 101
 """Exit statuses. Code can fake them, but gains nothing by it."""
 _NAME = "<python>"
+_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*(?:python3?|py)?[ \t]*$", re.MULTILINE)
+_FENCED = re.compile(r"^[ \t]*((`|~)\2{2,})[^\n`]*\n(.*?)(?:^[ \t]*\1\2*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_ONE_LINE = re.compile(r"\s*(`+)(?:(?:python3?|py)\b)?([^\n`]+)\1\s*")
 _OURS = __name__.partition(".")[0]
 
 
@@ -39,7 +44,8 @@ def run(code: str) -> int:
     """Run any text as `__main__`, and return the exit status for its process.
 
     As in a notebook, the value of a last expression is printed, unless it is None. The code gets
-    the same numbers from `random` and `numpy.random` each time.
+    the same numbers from `random` and `numpy.random` each time. Of a text that is no code as it
+    stands, the code in its Markdown fences is run.
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
     sys.stdout, sys.stderr = _printer(1), _printer(2)
@@ -62,8 +68,9 @@ def _printer(descriptor: int) -> io.TextIOWrapper:
 def _run(code: str) -> int:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
     try:
+        code = _without_fences(code)
+        linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
         _execute(code, main.__dict__)
     except MemoryError:
         main.__dict__.clear()
@@ -74,6 +81,24 @@ def _run(code: str) -> int:
         _complain(error)
         return EXCEPTION
     return 0
+
+
+def _without_fences(code: str) -> str:
+    """Return the code in the Markdown fences of a text, and any other text as it is. Code with a
+    fence in one of its strings is code as it stands, so only what does not parse is looked at.
+    """
+    if "`" not in code and "~~~" not in code:
+        return code
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError):
+        if one_line := _ONE_LINE.fullmatch(code):
+            return one_line[2].strip()
+        code = code.replace("\r\n", "\n")
+        blocks = "\n".join(textwrap.dedent(found[3]) for found in _FENCED.finditer(code))
+        # A fence that is closed but was not opened, as where the tag was taken for one.
+        return blocks if blocks.strip() else _FENCE.sub("", code)
+    return code
 
 
 def _execute(code: str, names: dict[str, object]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +20,18 @@ import Stemmer
 from agentr_core.errors import DataFileError
 from agentr_core.tools.search.library import STOPWORDS_EN, Tokenized, bm25s
 from agentr_core.tools.search.ranking import Ranked, best
+from agentr_core.tools.search.text import normalised
 
-VERSION: Final = 1
+VERSION: Final = 2
 """To be raised when the same documents would give another index or another ranking."""
 _K1, _B = 0.9, 0.4
+# Chinese, Japanese, Thai, Lao, Burmese and Khmer have no spaces between words; Korean has endings.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\U00020000-\U0003ffff"
+)
 # A digit or a letter alone is a word too: "house 7".
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
+_RUN = re.compile(rf"[{_UNSPACED}]+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
 _STEMS = 2**16
 Analyser = Callable[[str], list[str]]
@@ -40,7 +47,19 @@ def analyser(split: Callable[[str], Iterable[str]], *, stemmer: str) -> Analyser
     return lambda text: [stem(word) for word in split(text.lower()) if word not in _STOPWORDS]
 
 
-ENGLISH = analyser(_WORD.findall, stemmer="english")
+def split(text: str) -> Iterator[str]:
+    """Yield the words of a text in the normal form of queries. In the scripts of
+    `_UNSPACED`, each character and each pair of neighbours is a word.
+    """
+    for word in _WORD.findall(normalised(text)):
+        if _RUN.match(word):
+            yield from word
+            yield from map("".join, pairwise(word))
+        else:
+            yield word
+
+
+ENGLISH = analyser(split, stemmer="english")
 
 
 class Bm25:

@@ -4,6 +4,7 @@ with every document.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.tools.search.encoder import Encoder
 from agentr_core.tools.search.ranking import Ranked
 
-VERSION: Final = 1
+VERSION: Final = 2
 """To be raised when the same documents and encoder would give other vectors."""
 _AT_ONCE: Final = 4096
 
@@ -36,7 +37,7 @@ class Dense:
         index = _faiss().IndexFlatIP(encoder.size)
         left = iter(texts)
         while some := list(islice(left, _AT_ONCE)):
-            index.add(encoder.passages(some))
+            index.add(encoder.passages([unicodedata.normalize("NFKC", text) for text in some]))
         return cls(encoder, index)
 
     @classmethod
@@ -74,7 +75,10 @@ class Dense:
         """Return for each query the rows that match best."""
         if not queries:
             return []
-        scores, rows = self._index.search(self._encoder.queries(queries), min(top_k, self._index.ntotal))
+        scores, rows = self._index.search(
+            self._encoder.queries([unicodedata.normalize("NFKC", query) for query in queries]),
+            min(top_k, self._index.ntotal),
+        )
         return [list(zip(r, s, strict=True)) for r, s in zip(rows.tolist(), scores.tolist(), strict=True)]
 
 

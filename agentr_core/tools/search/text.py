@@ -1,4 +1,4 @@
-"""Queries in normal form, and documents as a model reads them, with bounded length."""
+"""Texts in normal form, and documents as a model reads them, with bounded length."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from agentr_core.tools.search.corpus import Document
 _MARK = "..."
 
 
-def normalised(query: str) -> str:
-    """Return a query in normal form: compatible characters unified, in lower case, with single
-    spaces.
+def normalised(text: str) -> str:
+    """Return a query, or a document to be found, in normal form: compatible characters unified, in
+    lower case, with single spaces.
 
     Punctuation stays, since it distinguishes C from C++.
     """
-    return " ".join(unicodedata.normalize("NFKC", query).casefold().split())
+    # Folding may take a composed character apart, so a second pass puts it together again.
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
 def cut(text: str, most: int) -> str:
