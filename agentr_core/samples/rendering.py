@@ -171,6 +171,10 @@ class Renderer:
             return self._encoder.outside(span.text, before)
         return ids[:-1] if self._ended(ids) and not self.is_cut(span) else ids
 
+    def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
+        """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
+        return self._encoder.text(ids, last_of(prompt))
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of vocabulary, special tokens and chat template, which tells apart tokenizers

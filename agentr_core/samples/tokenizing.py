@@ -125,6 +125,17 @@ class Encoder:
         """
         return self._characters(text, self._place(before)) if text else ()
 
+    def text(self, ids: Sequence[int], before: int | None) -> str:
+        """Return the text of sampled ids as it goes on from the token `before`, without special
+        tokens. Decoded alone, ids that begin with a space may lose it.
+        """
+        head = self._inside.head if self._goes_on(self._place(before)) else ()
+        start, whole = (self._decode(part) if part else "" for part in (head, (*head, *ids)))
+        return whole.removeprefix(start)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
     def _place(self, before: int | None) -> int | None:
         """Return where a text stands, as far as that decides its ids: None at the beginning, the
         number of the added token that it follows, or -1 within other text.
@@ -164,12 +175,15 @@ class Encoder:
 
     def _split(self, text: str, place: int | None) -> tuple[int, ...]:
         """Return the ids of a text in which special tokens are only characters."""
-        inside = self._inside.matters and place is not None and (place < 0 or not self._spaced(place))
-        return self._inside.encode(text, split=True) if inside else self._encode(text, split_special_tokens=True)
+        if self._goes_on(place):
+            return self._inside.encode(text, split=True)
+        return self._encode(text, split_special_tokens=True)
 
-    def _spaced(self, token: int) -> bool:
-        """Return whether texts after an added token are tokenised as at the beginning."""
-        return self.template(_PROBES[0], token) == self._encode(_PROBES[0])
+    def _goes_on(self, place: int | None) -> bool:
+        """Return whether texts are tokenised otherwise in a place than at the beginning."""
+        if place is None or not self._inside.matters:
+            return False
+        return place < 0 or self.template(_PROBES[0], place) != self._encode(_PROBES[0])
 
     def _parted(self, text: str) -> list[str]:
         """Return a text in parts without control tokens: each token is cut after its first
@@ -190,7 +204,7 @@ class Encoder:
 
 class _Inside:
     """The ids of texts in the middle of other text. Thread-safe. `matters` says whether they ever
-    differ from those at the beginning.
+    differ from those at the beginning, and `head` are the ids of other text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -198,17 +212,18 @@ class _Inside:
         self._tokenizer = tokenizer
         self._parting: Any = None
         self.matters = False
+        self.head: tuple[int, ...] = ()
         # A tokenizer without tokens for line breaks puts a space before each line.
         if not _adds(tokenizer) or not self._plain("\n"):
             return
         if tokenizer.is_fast:
             self._parting = _parting(tokenizer.backend_tokenizer)
-        self._head = len(self._whole(_LETTER, split=False))
+        self.head = self._whole(_LETTER, split=False)
         self.matters = any(self.encode(text) != self._plain(text) for text in _PROBES)
 
     def encode(self, text: str, *, split: bool = False) -> tuple[int, ...]:
         """Return the ids of a text. With `split`, special tokens in it are only characters."""
-        return self._whole(_LETTER + text, split=split)[self._head :]
+        return self._whole(_LETTER + text, split=split)[len(self.head) :]
 
     def _whole(self, text: str, *, split: bool) -> tuple[int, ...]:
         with self._lock:

@@ -137,6 +137,26 @@ def test_the_spans_of_a_turn_are_tokenised_where_they_stand(tmp_path: Path, styl
     assert row.labels == tuple(labels)
 
 
+@pytest.mark.parametrize("template", [LINES, TOKENS], ids=["lines", "tokens"])
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "words"])
+def test_the_text_of_sampled_tokens_keeps_its_spaces(tmp_path: Path, style: str, template: str) -> None:
+    tokenizer = make(tmp_path, style, template)
+    if style not in ("never", "bytes"):
+        parts = [tokenizer.backend_tokenizer.decoder, decoders.Strip(" ", 1, 0)]
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    renderer = Renderer(tokenizer)
+    for text in ("Thought: I go", " I go"):
+        begun = (TALK[0], grown_turn((Span(text="I need"), Span(text=text, train=True))))
+        prompt = renderer.render_prompt((TALK[0], grown_turn(begun[1].spans[:1])))
+        ids = renderer.render_sample(begun).labels[len(prompt) :]
+        sampled = ids[: next(n for n, one in enumerate(ids) if one == tokenizer.eos_token_id)]
+        assert renderer.text(sampled, prompt) == text
+    prompt = renderer.render_prompt(TALK[:1])
+    reply = renderer.text(renderer.render_sample(TALK[:2]).input_ids[len(prompt) :][:3], prompt)
+    # A byte-level decoder shows the space that its tokenizer puts after a control token.
+    assert reply.removeprefix(" " if (style, template) == ("bytes", TOKENS) else "")[:1] == "T"
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_control_tokens_in_a_text_are_characters_and_bring_no_space(tmp_path: Path, style: str) -> None:
     tokenizer = make(tmp_path, style, TOKENS)
