@@ -28,7 +28,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.labels import IGNORED
-from agentr_core.samples.tokenizing import Encoder, Marks
+from agentr_core.samples.tokenizing import Encoder, Marks, last_of
 from agentr_core.types import Message, Span
 
 
@@ -119,7 +119,9 @@ class Renderer:
             )
         marks = self._marks(before)
         ids, _ = self._join(before, self._pieces(before, marks, prompt=True), marks)
-        return [*ids, *chain.from_iterable(map(self.inner_ids, spans))]
+        for span in spans:
+            ids += self.inner_ids(span, last_of(ids))
+        return ids
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
         """Return ids and labels of a conversation; the loss falls on turns and spans with
@@ -160,14 +162,18 @@ class Renderer:
         own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
         return (reply.token_ids or ()) if own else ()
 
-    def inner_ids(self, span: Span) -> tuple[int, ...]:
-        """Return the ids of a span that is followed by another one in its turn: without the end of
-        turn that it may have been sampled with.
+    def inner_ids(self, span: Span, before: int | None) -> tuple[int, ...]:
+        """Return the ids of a span that comes after the token `before` and is followed by another
+        span in its turn: without the end of turn that it may have been sampled with.
         """
         ids = self.own_ids(span)
         if not ids:
-            return self._encoder.outside(span.text)
+            return self._encoder.outside(span.text, before)
         return ids[:-1] if self._ended(ids) and not self.is_cut(span) else ids
+
+    def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
+        """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
+        return self._encoder.text(ids, last_of(prompt))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -214,20 +220,22 @@ class Renderer:
 
     def _join(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> tuple[list[int], list[int]]:
         turns = [m for m in messages if m.role == "assistant"]
-        parts = [(self._encoder.piece(pieces[0], marks), False)]
+        ids = [*self._encoder.piece(pieces[0], marks)]
+        labels = [IGNORED] * len(ids)
+
+        def add(tokens: Sequence[int], *, train: bool) -> None:
+            ids.extend(tokens)
+            labels.extend(tokens if train else [IGNORED] * len(tokens))
+
         for turn, piece in zip(turns, pieces[1:], strict=True):
             *inner, last = turn.parts
-            parts += [(self.inner_ids(span), span.train) for span in inner]
-            said = self.own_ids(last) or self._encoder.outside(last.text)
-            closing: tuple[int, ...] = () if said[-1:] == (self.end_of_turn,) else (self.end_of_turn,)
-            trained = bool(closing) and self._trains_closing(last, grown=bool(turn.spans))
-            parts += [
-                (said, last.train),
-                (closing, last.train and trained),
-                (self._encoder.piece(piece[len(self._end_text) :], marks), False),
-            ]
-        ids = list(chain.from_iterable(tokens for tokens, _ in parts))
-        labels = list(chain.from_iterable(tokens if train else [IGNORED] * len(tokens) for tokens, train in parts))
+            for span in inner:
+                add(self.inner_ids(span, last_of(ids)), train=span.train)
+            said = self.own_ids(last) or self._encoder.outside(last.text, last_of(ids))
+            add(said, train=last.train)
+            if said[-1:] != (self.end_of_turn,):
+                add((self.end_of_turn,), train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
+            add(self._encoder.piece(piece[len(self._end_text) :], marks, last_of(ids)), train=False)
         return ids, labels
 
     def _trains_closing(self, reply: Span, *, grown: bool) -> bool:

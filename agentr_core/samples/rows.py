@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from agentr_core.errors import DataFault
 from agentr_core.samples.identity import TurnClass, check_flags, sample_id, turn_classes
 from agentr_core.samples.labels import IGNORED
-from agentr_core.samples.rendering import Renderer, check_sample
+from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample
+from agentr_core.samples.tokenizing import last_of
 from agentr_core.types import Sample, Span
 
 
@@ -46,7 +47,7 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
         check_sample(rendered)
     except DataFault as error:
         raise DataFault(f"{sample.kind} sample {name}: {error}") from error
-    lengths = _trained_lengths(sample, rendered.labels, renderer)
+    lengths = _trained_lengths(sample, rendered, renderer)
     counts: Counter[TurnClass] = Counter()
     for turn_class, length in zip(turn_classes(sample), lengths, strict=True):
         counts[turn_class] += length
@@ -75,26 +76,29 @@ class _Trained(NamedTuple):
     ends: bool
 
 
-def _trained_lengths(sample: Sample, labels: Sequence[int], renderer: Renderer) -> list[int]:
+def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Renderer) -> list[int]:
     """Return how many tokens of each trained span carry loss.
 
     Labels are checked against the flags independently of the renderer: template text separates any
     two turns; tokens without loss, or nothing, separate the spans of a turn.
     """
     groups = list(_groups(sample, renderer))
-    stretches = list(trained_stretches(labels))
+    stretches = list(trained_stretches(rendered.labels))
+    begins = [before for before, (one, two) in enumerate(pairwise(rendered.labels)) if one == IGNORED != two]
     if len(groups) != len(stretches):
         raise DataFault(
             f"{sample.kind} sample {sample_id(sample)} marks {len(groups)} turns for training and its labels cover "
             f"{len(stretches)} stretches of tokens; the chat template must have text between two assistant turns"
         )
     lengths: list[int] = []
-    for group, stretch in zip(groups, stretches, strict=True):
+    for group, stretch, begin in zip(groups, stretches, begins, strict=True):
+        before: int | None = rendered.input_ids[begin]
         for position, trained in enumerate(group):
-            length = len(stretch) if position == len(group) - 1 else len(renderer.inner_ids(trained.span))
-            _check_span(sample, trained, stretch[:length], renderer)
+            ids = renderer.own_ids(trained.span) if trained.ends else renderer.inner_ids(trained.span, before)
+            length = len(stretch) if position == len(group) - 1 else len(ids)
+            _check_span(sample, trained, stretch[:length], ids)
             lengths.append(length)
-            stretch = stretch[length:]
+            before, stretch = last_of(ids, before), stretch[length:]
     return lengths
 
 
@@ -105,16 +109,15 @@ def _groups(sample: Sample, renderer: Renderer) -> Iterator[list[_Trained]]:
         for position, span in enumerate(message.parts):
             if span.train:
                 group.append(_Trained(span, ends=position == len(message.parts) - 1))
-            elif group and renderer.inner_ids(span):
+            elif group and renderer.inner_ids(span, None):
                 yield group
                 group = []
         if group:
             yield group
 
 
-def _check_span(sample: Sample, trained: _Trained, stretch: Sequence[int], renderer: Renderer) -> None:
-    span = trained.span
-    sampled = (renderer.own_ids(span) if trained.ends else renderer.inner_ids(span)) or stretch
+def _check_span(sample: Sample, trained: _Trained, stretch: Sequence[int], ids: Sequence[int]) -> None:
+    span, sampled = trained.span, ids or stretch
     closing = 1 if trained.ends and span.finish_reason != "length" else 0
     if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + closing:
         raise DataFault(

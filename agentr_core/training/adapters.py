@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes import TrainingConfig
-from agentr_core.training.parent import lora_config, shape_faults
+from agentr_core.training.parent import lora_config, shape_faults, tied_faults
 from agentr_core.training.zero import read_zero, splits_weights
 
 
@@ -38,10 +39,25 @@ def adapted(model: Any, config: TrainingConfig) -> Any:
     """Return a model with the adapters of the settings added. Raises what PEFT raises if they do
     not fit.
     """
-    with warnings.catch_warnings():
-        # PEFT asks for an attribute that Transformers has renamed.
-        warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(model, lora_config(config))
+    return _with(model, lora_config(config))
+
+
+def plain_faults(model: Any) -> list[str]:
+    """Return why `whole_weights` cannot add the adapters of a model, one sentence each: an adapter
+    that training goes on with may have more than the two matrices of plain LoRA.
+    """
+    strange = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not re.search(r"\.lora_(?:[AB]\.\w+\.weight|embedding_[AB]\.\w+)$", name)
+    ]
+    strange += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    if not strange:
+        return []
+    return [
+        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {strange[0]}; merge it into "
+        "its model, and set training.lora_r for a new one"
+    ]
 
 
 def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -68,10 +84,12 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     If the model directory is itself an adapter, training continues with that adapter. Raises
     `ModelDirectoryError` when the directory does not give the shape of a model.
     """
-    if adapter_base(model_dir) is not None:
-        if config.lora_r:
-            return shape_faults(model_dir, config)
-        return [_cannot_merge(model_dir)] if _zero3(config) else []
+    base = adapter_base(model_dir)
+    if base is not None:
+        faults = shape_faults(model_dir, config) if config.lora_r else []
+        if not config.lora_r and _zero3(config):
+            faults.append(_cannot_merge(model_dir))
+        return faults or tied_faults(_with(skeleton(base), PeftConfig.from_pretrained(model_dir)), model_dir)
     if not config.lora_r:
         return []
     model = skeleton(model_dir)
@@ -92,9 +110,20 @@ def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
         made = adapted(model, config)
     except (ValueError, TypeError, re.error) as error:
         return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
+    if faults := tied_faults(made, model_dir):
+        return faults
     if isinstance(made.get_output_embeddings(), BaseTunerLayer):
         return [f"{field}: an adapter on the output layer of {model_dir} is never trained; leave that module out"]
     return []
+
+
+def _with(model: Any, adapter: PeftConfig) -> Any:
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that Transformers has renamed, and tells of shared weights,
+        # which `tied_faults` refuses.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings=True", UserWarning)
+        return get_peft_model(model, adapter)
 
 
 def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:

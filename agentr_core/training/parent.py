@@ -4,10 +4,11 @@ continues.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
@@ -15,10 +16,18 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils.logging import disable_progress_bar
 
-from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes import TrainingConfig
 from agentr_core.training.attention import use_training_attention
+
+_ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")
+"""What PEFT puts into the names of weights below an adapter, and of those trained in a copy."""
+_ROUNDING: Final = 1e-3
+"""The largest difference of logits, relative to the largest of them, that rounding in 32 bits can
+explain; 1e-6 was observed.
+"""
+_SCORED: Final = 16
 
 
 class Parent(NamedTuple):
@@ -58,7 +67,9 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
 
     Raises:
         ModelDirectoryError: the model cannot be loaded.
-        ConfigError: the shape of the adapter in the directory differs from the settings.
+        ConfigError: the shape of the adapter in the directory differs from the settings, or it
+            changes one of several modules that share a weight.
+        TrainingFault: the adapter in the directory cannot be merged.
     """
     base = adapter_base(model_dir)
     # The stages of a run show their own progress, when loading and when saving.
@@ -79,16 +90,70 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
         model = PeftModel.from_pretrained(
             model, model_dir, is_trainable=bool(config.lora_r), autocast_adapter_dtype=not zero3
         )
+    if faults := tied_faults(model, model_dir):
+        raise ConfigError("; ".join(faults))
     # An adapter that is not loaded for training has frozen the weights below it.
-    return Parent(model if config.lora_r else model.merge_and_unload().requires_grad_(True), tokenizer, dtype, None)
+    return Parent(model if config.lora_r else merge(model).requires_grad_(True), tokenizer, dtype, None)
 
 
 def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, and
-    then converted to `dtype`.
+    then converted to `dtype`. Raises `TrainingFault` as `merge` does.
     """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return PeftModel.from_pretrained(model, adapter).merge_and_unload().to(dtype)
+    return merge(PeftModel.from_pretrained(model, adapter)).to(dtype)
+
+
+def merge(adapted: Any) -> Any:
+    """Return a model with its adapter added to its weights.
+
+    Raises `TrainingFault` if it then computes something else: not every adapter can be added to
+    weights, and PEFT only warns.
+    """
+    apart = _scores(adapted)
+    model = adapted.merge_and_unload()
+    # The middle of the differences: rounding may send a token to another expert.
+    difference = float((_scores(model) - apart).abs().amax(-1).median())
+    # Not "greater than", which is false of no number.
+    if not difference <= _ROUNDING * max(1.0, float(apart.abs().max())):
+        raise TrainingFault(
+            f"with the adapter merged into its weights, the model gives other scores than with the adapter apart (by "
+            f"{difference:.2g}); set training.publish=adapter, or train other modules (training.lora_target_modules, "
+            "training.lora_modules_to_save)"
+        )
+    return model
+
+
+def tied_faults(adapted: Any, model_dir: Path) -> list[str]:
+    """Return why adapters would publish another model than the trained one: a sentence if one
+    changes a weight in one of the places that share it.
+
+    Merged, it would change the others, too, or the model would no longer share the weight.
+    """
+    places: dict[int, list[str]] = {}
+    for name, parameter in adapted.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    shared = [name for names in places.values() if len(names) > 1 for name in names]
+    changed = [found[0].rpartition(".")[2] for name in shared if (found := _ADAPTED.split(name, maxsplit=1))[1:]]
+    if not changed:
+        return []
+    return [
+        f"training.lora_target_modules and training.lora_modules_to_save: {', '.join(dict.fromkeys(changed))} of "
+        f"{model_dir} shares its weight with another module (tied embeddings), which an adapter on one of them would "
+        "change, too, once it is merged; leave that module out, or train all weights (training.lora_r=0)"
+    ]
+
+
+@torch.no_grad()
+def _scores(model: Any) -> torch.Tensor:
+    """Return the logits of a few token ids, in evaluation mode."""
+    training = model.training
+    model.eval()
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = torch.tensor([[(7 * number + 1) % vocabulary for number in range(_SCORED)]], device=model.device)
+    scores: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    model.train(training)
+    return scores
 
 
 def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[Any, torch.dtype]:

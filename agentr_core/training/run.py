@@ -13,8 +13,9 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
-from agentr_core.errors import TrainingFault
+from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.models.cpu_memory import keep_freed_memory
+from agentr_core.training.adapters import adapter_faults
 from agentr_core.training.checkpoints import Manifest, publish
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
@@ -91,6 +92,8 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     """
     if faults := mixing_faults(job.model_dir, job.config):
         raise TrainingFault("; ".join(faults))
+    if faults := adapter_faults(job.model_dir, job.config):
+        raise ConfigError("; ".join(faults))
     model_config = text_config(job.model_dir)
     rows: Sequence[Any] = job.objective.read(
         job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings

@@ -5,23 +5,27 @@ trained on.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftConfig
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from training_jobs import make_job, random_row
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentr_core.errors import ConfigError, ModelDirectoryError
+from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.files import adapter_base, weights_sha256
 from agentr_core.models.local.loading import load_model
+from agentr_core.recipes import GrpoConfig
 from agentr_core.training import TrainingJob, is_complete, read_manifest
-from agentr_core.training.parent import load_parent, merged
+from agentr_core.training.adapters import adapter_faults
+from agentr_core.training.group.policy import Policy
+from agentr_core.training.parent import load_parent, merge, merged
 from agentr_core.training.run import run
 
 # peft reads an attribute that transformers renamed.
@@ -37,6 +41,9 @@ def trained(model_dir: Path, folder: Path, **settings: Any) -> TrainingJob:
     job.work.root.mkdir(parents=True)
     run(job, lambda step: None)
     return job
+
+
+TIED: dict[str, Any] = {"lora_r": 4, "lora_alpha": 8.0, "learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +151,90 @@ def test_modules_are_trained_whole_beside_adapters_on_named_ones(tiny_model_dir:
     apart = load_model(job.output_dir, dtype="float32", device="cpu", context_length=0).model
     together = merged(tiny_model_dir, job.output_dir, torch.float32)
     torch.testing.assert_close(logits(apart), logits(together), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+    """A model whose input embedding is its output layer."""
+    folder = tmp_path_factory.mktemp("tied") / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    config = AutoConfig.from_pretrained(tiny_model_dir)
+    config.tie_word_embeddings = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lora_target_modules": ("q_proj", "embed_tokens")},
+        {"lora_target_modules": ("lm_head", "q_proj")},
+        {"lora_target_modules": r".*(q_proj|embed_tokens)"},
+        {"lora_target_modules": ("embed_tokens",), "use_dora": True},
+        {"lora_modules_to_save": ("embed_tokens",)},
+        {"lora_modules_to_save": ("lm_head",)},
+        {"lora_modules_to_save": ("embed_tokens", "lm_head"), "publish": "adapter"},
+    ],
+    ids=str,
+)
+def test_tied_embeddings_are_not_trained_on_one_side(tied: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    job = make_job(tied, tmp_path, epochs=1.0, **TIED, **settings)
+    (fault,) = adapter_faults(tied, job.config)
+    assert re.match(r"training\.lora_target_modules and .* shares its weight with another module", fault)
+    with pytest.raises(ConfigError, match="shares its weight with another module"):
+        run(job, lambda step: None)
+    with pytest.raises(ConfigError, match="shares its weight with another module"):
+        Policy(tied, job.config, GrpoConfig())
+
+
+def test_an_adapter_on_tied_embeddings_from_elsewhere_is_not_trained_on(tied: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        made = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(tied),
+            LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens"], task_type="CAUSAL_LM"),
+        )
+    made.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    for file in tied.glob("*token*"):
+        shutil.copyfile(file, tmp_path / "adapter" / file.name)
+    for settings in ({}, TIED | {"lora_target_modules": ("embed_tokens",)}):
+        job = make_job(tmp_path / "adapter", tmp_path, **settings)
+        assert any("shares its weight" in fault for fault in adapter_faults(tmp_path / "adapter", job.config))
+
+
+def test_the_other_modules_of_a_tied_model_are_trained_and_merged(tied: Path, tmp_path: Path) -> None:
+    job = trained(tied, tmp_path, lora_modules_to_save=("norm",), **TIED)
+    check_merged(tied, job.output_dir)
+    assert AutoConfig.from_pretrained(job.output_dir).tie_word_embeddings
+
+
+# PEFT keeps a copy of the model's embedding beside an adapter on it.
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+def test_adapters_on_embeddings_that_are_not_tied_are_merged(tiny_model_dir: Path, tmp_path: Path) -> None:
+    settings = {"lora_target_modules": ("q_proj", "embed_tokens"), "lora_modules_to_save": ("lm_head",)}
+    check_merged(tiny_model_dir, trained(tiny_model_dir, tmp_path, **TIED, **settings).output_dir)
+
+
+def check_merged(base: Path, published: Path) -> None:
+    apart = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), published / "adapter")
+    whole = AutoModelForCausalLM.from_pretrained(published)
+    torch.testing.assert_close(logits(apart), logits(whole), atol=1e-4, rtol=1e-4)
+
+
+def test_a_merge_that_changes_the_model_is_refused(tied: Path) -> None:
+    adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens"], init_lora_weights=False)
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        made = get_peft_model(AutoModelForCausalLM.from_pretrained(tied), adapter)
+    with (
+        pytest.warns(UserWarning, match="tie_word_embeddings"),
+        pytest.raises(TrainingFault, match=r"gives other scores than with the adapter apart .*publish=adapter"),
+    ):
+        merge(made)
+
+
+def test_group_training_takes_plain_adapters_only(adapted: Path) -> None:
+    config = make_job(adapted, adapted.parent, **ADAPTED | {"use_dora": True}).config
+    with pytest.raises(ConfigError, match=r"plain LoRA adapters on whole modules, and .*lora_magnitude_vector"):
+        Policy(adapted, config, GrpoConfig())
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(tiny_model_dir: Path, tmp_path: Path) -> None:

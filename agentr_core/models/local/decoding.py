@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentr_core.errors import ModelFault
 from agentr_core.models.local.grid import Grid, Grown, Reply
-from agentr_core.models.local.kv import KVShape, LayeredKV
+from agentr_core.models.local.kv import CACHE, KVShape, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
 from agentr_core.models.local.prefill import BLOCK, ON_CPU, ON_GPU, Prefill
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
@@ -116,8 +116,8 @@ class Decoder:
                 # Slots whose reply has ended keep advancing their position; their output is not
                 # read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
-                past_key_values=buffer.cache,
                 use_cache=True,
+                **{CACHE: buffer.cache},
             )
             for ended in grid.accept(*self._sample(output.logits, grid), self._ended):
                 self._remember(buffer, ended)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import count
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import create_causal_mask
 
+CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
+"""The name by which models take and return their cache; Transformers 5.24 changed it."""
 Block = tuple[Tensor, Tensor, Tensor, Tensor]
 """Keys and values of some tokens in far layers, and of the last of these in near layers: each
 [layers, heads, tokens, head size].

@@ -20,7 +20,7 @@ from agentr_core.models.local.decoding import Decoder
 from agentr_core.models.local.devices import torch_device
 from agentr_core.models.local.grid import Reply
 from agentr_core.models.local.grouped import use_grouped_attention
-from agentr_core.models.local.kv import KVShape
+from agentr_core.models.local.kv import CACHE, KVShape
 from agentr_core.models.local.masks import Attention
 from agentr_core.models.local.waves import Row, Wave
 from agentr_core.samples.rendering import Renderer
@@ -181,7 +181,7 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
     many ways.
     """
     output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
-    layers = getattr(getattr(output, "past_key_values", None), "layers", [])
+    layers = getattr(getattr(output, CACHE, None), "layers", [])
     stored = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
     shapes = {
         (keys.shape[1], keys.shape[3], values.shape[3]) if keys is not None and values is not None else None

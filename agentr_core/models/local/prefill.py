@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentr_core.models.local.kv import Block, LayeredKV
+from agentr_core.models.local.kv import CACHE, Block, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.waves import padded_columns
@@ -151,8 +151,8 @@ class Prefill:
             attention_mask=self._masks(far, near, positions, buffer.shape.dtype),
             # Padding may lie beyond the last position; its output is never read.
             position_ids=positions.clamp(max=self._last_position),
-            past_key_values=buffer.cache,
             use_cache=True,
+            **{CACHE: buffer.cache},
         )
         for filling in chunk:
             filling.start = min(filling.start + length, len(filling.head))

@@ -227,11 +227,12 @@ class TransformersModel:
 
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens
+        prompt = prompts[reply.prompt]
         return Generation(
-            text=cut_at_stop(self._text(spoken), sampling),
+            text=cut_at_stop(self.renderer.text(spoken, prompt), sampling),
             token_ids=tuple(reply.tokens),
             finish_reason="stop" if reply.ended else "length",
-            prompt_tokens=len(prompts[reply.prompt]),
+            prompt_tokens=len(prompt),
             completion_tokens=len(reply.tokens),
             logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
             tokenizer=self.renderer.fingerprint,

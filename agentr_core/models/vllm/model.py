@@ -162,7 +162,7 @@ class VllmModel:
             seeds=self._launch.settings.seeds,
         )
         payload = await self._post(address, asked)
-        return [self._generation(choice, request, len(prompt)) for choice in read_choices(payload, request)]
+        return [self._generation(choice, request, prompt) for choice in read_choices(payload, request)]
 
     async def _post(self, address: str, asked: dict[str, Any]) -> bytes:
         from openai import APIConnectionError, APIStatusError
@@ -213,15 +213,14 @@ class VllmModel:
         self._fleet.suspect(address)
         self._addresses = ()
 
-    def _generation(self, choice: Choice, request: Request, prompt_tokens: int) -> Generation:
+    def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids
         spoken = ids[:-1] if ids[-1] in self._end_ids else ids
-        text = self._tokenizer.decode(spoken, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Generation(
-            text=cut_at_stop(str(text), request.sampling),
+            text=cut_at_stop(self.renderer.text(spoken, prompt), request.sampling),
             token_ids=tuple(ids),
             finish_reason="length" if choice.finish_reason == "length" else "stop",
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(prompt),
             completion_tokens=len(ids),
             logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
             tokenizer=self.renderer.fingerprint,

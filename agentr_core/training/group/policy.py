@@ -11,13 +11,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from agentr_core.errors import ConfigError
 from agentr_core.recipes import GrpoConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training.adapters import adapted, whole_weights
+from agentr_core.training.adapters import adapted, plain_faults, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate
 from agentr_core.training.group.rows import PolicyRow, numbered
 from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length, together
-from agentr_core.training.parent import load_parent, recomputes
+from agentr_core.training.parent import load_parent, recomputes, tied_faults
 
 ROUNDING = 1e-3
 """The limit in nats on the difference between two log-probabilities of one token that the same
@@ -57,7 +58,8 @@ class Policy:
     Args:
         seed: for the initialisation of new adapters.
 
-    Raises `ModelDirectoryError` when the model cannot be loaded.
+    Raises `ModelDirectoryError` when the model cannot be loaded, `ConfigError` when its adapters
+    could not be given to samplers.
     """
 
     def __init__(self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, *, seed: int = 0) -> None:
@@ -67,6 +69,8 @@ class Policy:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model = adapted(model, training)
+        if training.lora_r and (faults := [*tied_faults(model, model_dir), *plain_faults(model)]):
+            raise ConfigError("; ".join(faults))
         self.dtype: torch.dtype = parent.dtype
         """The number format in which the checkpoint is published."""
         # Samplers, too, draw only tokens that the tokenizer has.

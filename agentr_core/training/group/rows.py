@@ -65,7 +65,8 @@ def policy_row(
         if number >= given and not sampled:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end of turn that was sampled is left out.
-        ids = step.token_ids if ends and not span.written else renderer.inner_ids(span)
+        before = rendered.input_ids[trained[0] - 1] if trained else None
+        ids = step.token_ids if ends and not span.written else renderer.inner_ids(span, before)
         found, trained = trained[: len(ids)], trained[len(ids) :]
         if tuple(rendered.input_ids[position] for position in found) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
