@@ -182,7 +182,7 @@ class SearchQA(AgentGymWorld, world="searchqa"):
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the ranges of the seven test sets and of the two training sets."""
-        return {"train": range(51714, 221329), "test": range(51714)}
+        return {"train": range(51713, 221328), "test": range(51713)}
 
     def parse(self, reply: str) -> str:
         """Return the last search or answer of a reply, tags included."""
