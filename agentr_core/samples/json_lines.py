@@ -1,6 +1,4 @@
-"""Files of conversations, one JSON object a line or all in one array: turns of OpenAI (`role`,
-`content`) or ShareGPT (`from`, `value`), or the steps of ATIF.
-"""
+"""Files of records, one JSON object a line or all in one array, and the instances they name."""
 
 from __future__ import annotations
 
@@ -11,22 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples.atif_turns import atif_turns, is_atif
-from agentr_core.texts import lone_surrogate, quoted
-from agentr_core.types import Instance, Message, Role
+from agentr_core.texts import quoted
+from agentr_core.types import Instance
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-}
 MOST_DIGITS = 1_000
 """The most digits of a whole number: Python refuses to read or print several thousand."""
 _INDEX_DIGITS = 18
 """An index with more digits would not fit the store's integers."""
-_NAMES = (("role", "content"), ("from", "value"))
 
 
 class World(NamedTuple):
@@ -173,39 +162,6 @@ def _next(text: str, position: int) -> int:
     return position
 
 
-def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns under `messages` or `conversations`, or from the steps of ATIF; assistant
-    turns carry loss unless their flag `train`, or `loss`, is false. Raises `DataFileError`.
-    """
-    if is_atif(record):
-        return turns(atif_turns(record, where), where)
-    for key in ("messages", "conversations"):
-        if isinstance(record.get(key), list):
-            return turns(_flagged(record, record[key], where), where)
-    raise DataFileError(f'{where} has no list of turns under "messages" or "conversations"; add one')
-
-
-def _flagged(record: dict[str, Any], values: list[Any], where: str) -> list[Any]:
-    """Return the turns with the flags that the record has for them in one list `train`, as `agentr
-    export --format trl` writes it beside token labels. Raises `DataFileError` for a list of another
-    length.
-    """
-    flags = record.get("train")
-    if not isinstance(flags, list):
-        return values
-    if len(flags) != len(values):
-        raise DataFileError(f"{where}: train has {len(flags)} flags for {len(values)} turns; give one for each")
-    pairs = zip(values, flags, strict=True)
-    return [{**turn, "train": flag} if isinstance(turn, dict) else turn for turn, flag in pairs]
-
-
-def turns(values: Any, where: str) -> tuple[Message, ...]:
-    """Return a list of turns as messages; assistant turns carry loss. Raises `DataFileError`."""
-    if not isinstance(values, list):
-        raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
-    return tuple(_message(value, f"{where}, turn {position}") for position, value in enumerate(values))
-
-
 def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
     """Return the instance that `instance_id`, `item_id` or `id` names: an index of the given split,
     one after the name of the environment as in `textcraft_12`, or `environment/split/index`.
@@ -251,18 +207,3 @@ def _name_of_instance(record: dict[str, Any]) -> Any:
 
 def _is_index(text: str) -> bool:
     return text.isdecimal() and len(text) <= _INDEX_DIGITS
-
-
-def _message(turn: Any, where: str) -> Message:
-    if isinstance(turn, dict):
-        for role_key, text_key in _NAMES:
-            if isinstance(turn.get(text_key), str) and role_key in turn:
-                role = turn[role_key]
-                if not isinstance(role, str) or role not in _ROLES:
-                    raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(_ROLES)}")
-                if (place := lone_surrogate(turn[text_key])) is not None:
-                    raise DataFileError(f"{where}: {text_key} has half a surrogate pair at {place}; correct the text")
-                spared = turn.get("train") is False or turn.get("loss") is False
-                trained = _ROLES[role] == "assistant" and not spared
-                return Message(role=_ROLES[role], text=turn[text_key], train=trained)
-    raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')
