@@ -8,9 +8,9 @@ from typing import Any
 from agentr_core.errors import DataFileError
 from agentr_core.samples.flags import flag
 
-OBSERVED_AS = "extra.observation_role"
-"""Where `agentr export` notes what the observation of a step was, unless it was the user's turn: a
-tool's, or a part of the assistant's own turn, which the next step goes on with.
+OBSERVED_AS = "observation_role"
+"""Where `agentr export` notes, in `extra`, what the observation of a step was, unless it was the
+user's turn: a tool's, or a part of the assistant's own turn, which the next such step goes on with.
 """
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _OBSERVED = ("user", "tool", "assistant")
@@ -36,25 +36,20 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if not isinstance(steps, list) or not steps:
         raise DataFileError(f"{where} has no list of steps; an ATIF trajectory has at least one")
     turns: list[dict[str, Any]] = []
-    grown: list[dict[str, Any]] = []
+    unfinished = False
     for number, step in enumerate(steps, start=1):
-        here = f"{where}, step {number}"
-        turn, observed_as, texts = _read(step, here)
-        if grown and turn["role"] != "assistant":
-            raise DataFileError(f"{here}: the step before ends within a turn, so this one must be the agent's, too")
-        if grown or observed_as == "assistant":
-            grown.append({"text": turn["content"], "train": turn.get("train", True)})
-            turn = {"role": "assistant", "content": "", "spans": grown}
-        if observed_as == "assistant":
-            grown += [{"text": text, "train": False} for text in texts]
+        turn, observed_as, texts = _read(step, f"{where}, step {number}")
+        if observed_as != "assistant":
+            turns += [turn, *({"role": observed_as, "content": text} for text in texts)]
+            unfinished = False
             continue
-        turns += [turn, *({"role": observed_as, "content": text} for text in texts)]
-        grown = []
-    if grown:
-        turns.append({"role": "assistant", "content": "", "spans": grown})
-    for turn in turns:
-        if "spans" in turn:
-            turn["content"] = "".join(span["text"] for span in turn["spans"])
+        if not unfinished:
+            turns.append({"role": "assistant", "content": "", "spans": []})
+        spans = [{"text": turn["content"], "train": turn.get("train", True)}]
+        spans += [{"text": text, "train": False} for text in texts]
+        turns[-1]["spans"] += spans
+        turns[-1]["content"] += "".join(span["text"] for span in spans)
+        unfinished = bool(texts)
     return turns
 
 
@@ -85,9 +80,9 @@ def _read(step: Any, where: str) -> tuple[dict[str, Any], str, list[str]]:
     verdict = False if _another_wrote(step, where) else flag(extra.get("train"), f"{where}: extra.train")
     if verdict is not None:
         turn["train"] = verdict
-    role = extra.get(OBSERVED_AS.partition(".")[2])
+    role = extra.get(OBSERVED_AS)
     if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
-        raise DataFileError(f"{where}: {OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
+        raise DataFileError(f"{where}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
     texts = _observations(step.get("observation"), where)
     return turn, role or "user", texts if role or not texts else ["\n".join(texts)]
 

@@ -34,7 +34,15 @@ _OF_USE: Mapping[Use, tuple[str, ...]] = {
     "pairs": (*_IDS, "prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"),
 }
 _OF_TURNS = ("role", "content", "from", "value", "spans", *FLAGS)
-_OF_STEPS = ("step_id", "source", "message", "is_copied_context", "llm_call_count", "extra.train", OBSERVED_AS)
+_OF_STEPS = (
+    "step_id",
+    "source",
+    "message",
+    "is_copied_context",
+    "llm_call_count",
+    "extra.train",
+    f"extra.{OBSERVED_AS}",
+)
 _UNFLAGGED = {"id", "kind", "conversations", "system"}
 """The fields of a line that earlier versions exported for LLaMA-Factory, without flags."""
 
@@ -56,6 +64,9 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     for name in _VERDICTS:
         if record.get(name) is False:
             raise DataFileError(f"{where}: {name} is false, so its answer is a bad one; leave the record out")
+    extra = record.get("extra")
+    if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
+        raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
     masks = [name for name in _LABELS if isinstance(record.get(name), list)]
     if masks and not any(isinstance(record.get(name), list) for name in FLAGS):
         raise DataFileError(
