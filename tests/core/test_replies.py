@@ -25,7 +25,7 @@ LINE = {
     PUBLISHED.format("go to hall 1"): "go to hall 1",
     "Action:\n\n \n  go to hall 1  \n": "go to hall 1",
     "Action: go to hall 1\nObservation: made up\nThought: y": "go to hall 1",
-    "Action: go to hall 1.": "go to hall 1.",
+    "Action: go to hall 1.": "go to hall 1",
     "Action: look\nThought: z\nAction: go to hall 1": "go to hall 1",
     "Action: go to hall 1</s>": "go to hall 1",
     PUBLISHED.format("go to hall 1\n</s>"): "go to hall 1",
@@ -81,7 +81,7 @@ MAZE = {
     "Action: Up": "move up",
     "move down": "move down",
     "right</s>": "move right",
-    "Action: move up.": "move up.",
+    "Action: move up.": "move up",
     "Action: move up\nAction: move down": "move down",
     "": "",
 }
