@@ -49,7 +49,7 @@ _QUALIFIED = re.compile(
 """The label in capitals in a sentence, or after a word or two, such as "Next action:"."""
 
 _FENCE = re.compile(r"```+[ \t]*\w*[ \t]*")
-_ENTRY = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]+(?=\S)")
+_ENTRY = re.compile(r"(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)")
 _REMARK = re.compile(r"[ \t]\((?:I|[A-Za-z]{2,})(?:[ ,;'\u2019][^()]*)?\)\Z")
 _PAIRS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "[": "]", "(": ")", "<": ">"}
 _ROUNDS = 4
