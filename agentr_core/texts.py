@@ -25,7 +25,9 @@ _UNSEEN = re.compile(
 _OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/")
 """Files whose lines are never the cause: these packages, and what imports modules."""
 _LENIENT_JSON = json.JSONDecoder(strict=False)
-_THOUGHT_MARK = re.compile(r"</?think>|<tool_call>\s*")
+_THOUGHT_MARK = re.compile(
+    r"(?P<opens><think(?:ing)?>|\[THINK\])|(?P<closes></think(?:ing)?>|\[/THINK\])|<tool_call>\s*", re.IGNORECASE
+)
 
 
 def visible(text: str) -> str:
@@ -52,18 +54,18 @@ def lone_surrogate(text: str) -> int | None:
 def outside_thoughts(reply: str) -> str:
     """Return a reply with spaces in place of its thoughts, so that all positions stay.
 
-    A thought is between `<think>` and `</think>`, before a `</think>` without its `<think>`, which
-    some chat templates write into the prompt, and after a `<think>` that is not closed. Marks in
-    the JSON of a `<tool_call>` are part of its arguments.
+    A thought is between `<think>` and `</think>`, or `<thinking>`, or `[THINK]`, and their ends;
+    before an end without its beginning, which some chat templates write into the prompt; and after
+    a beginning without its end. Marks in the JSON of a `<tool_call>` are part of its arguments.
     """
     thoughts: list[tuple[int, int]] = []
     opened: int | None = None
     place = 0
     while mark := _THOUGHT_MARK.search(reply, place):
         place = mark.end()
-        if mark[0] == "<think>":
+        if mark["opens"]:
             opened = mark.start() if opened is None else opened
-        elif mark[0] == "</think>":
+        elif mark["closes"]:
             thoughts.append((opened or 0, place))
             opened = None
         else:
