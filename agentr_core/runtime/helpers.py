@@ -30,6 +30,7 @@ async def answer(sampler: Sampler, question: Question, *, seed: int, session: st
         finish_reason=said.finish_reason,
         prompt_tokens=said.prompt_tokens,
         completion_tokens=said.completion_tokens,
+        thinks=said.thinks,
     )
 
 

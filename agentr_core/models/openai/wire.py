@@ -46,6 +46,8 @@ class _Message(_Strict):
     content: str | None = None
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
 
 
 class _Token(_Strict):
@@ -190,6 +192,7 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
             prompt_tokens=completion.usage.prompt_tokens,
             completion_tokens=count,
             logprobs=_logprobs(choice) if request.sampling.logprobs else None,
+            thinks=bool(choice.message.reasoning or choice.message.reasoning_content),
         )
         for choice, count in zip(choices, counts, strict=True)
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from agentr_core.answers import is_unreadable, readable
 from agentr_core.episodes.drawing import Ask
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
@@ -151,8 +152,13 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
         StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
         for position, judgement in zip(scanned, judged, strict=True)
     ]
-    # A step that no reply was given about, since it overfills the judge's context, is no error.
-    read = [verdict for verdict, judgement in zip(verdicts, judged, strict=True) if judgement.generations]
+    # A step that no reply was given about, since it overfills the judge's context, or none that can
+    # be read, is no error.
+    read = [
+        verdict
+        for verdict, judgement in zip(verdicts, judged, strict=True)
+        if not all(map(is_unreadable, judgement.generations))
+    ]
     return Critique(verdicts=tuple(verdicts), first_error=first_error(read, pair.split, config))
 
 
@@ -201,7 +207,7 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
             f"{len(generations)} came; check the backend"
         )
-    votes = tuple(parse_verdict(generation.text) for generation in generations)
+    votes = tuple(parse_verdict(readable(generation) or "") for generation in generations)
     return _judgement(question, majority(votes), votes, generations)
 
 
