@@ -125,7 +125,7 @@ async def _vote(place: Workplace, iteration: int) -> None:
 async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
-    async with place.asking("judge", path, stage, iteration) as (sampler, writer):
+    async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
         done = 0
 
         async def ask(one: Vote) -> Answer | None:
@@ -142,6 +142,7 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
             position = max(0, len(one.trajectory.steps) - 1)
             if answer is not None:
                 writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
+                readings.count(answer)
             place.progress(done, len(left), "votes")
 
         by_key = {one.key: one for one in left}
