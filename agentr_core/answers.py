@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,10 @@ MOST_TOKENS = 2**31 - 1
 _SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
 HIGHEST_LOGPROB = 0.01
 """The largest accepted log-probability: rounding may lift that of a certain token above 0."""
+_THOUGHT_ENDS = "</think>"
+# A tag within a line is quoted: it opens no thought.
+_THOUGHT_OPENS = re.compile(r"^\s*<think>", re.MULTILINE)
+_TAG = re.compile(r"</?think>")
 
 
 def instances(env: Environment, split: str) -> Sequence[Instance]:
@@ -79,7 +84,7 @@ def repeated(env: Environment, action: str, said: Sequence[Answer]) -> Transitio
     found = begun(env, action)
     for recorded in said:
         if (question := found.info.get("question")) is not None:
-            found = resumed(env, question, recorded.text)
+            found = resumed(env, question, readable(recorded) or "")
     return found
 
 
@@ -93,8 +98,8 @@ def begun(env: Environment, action: str) -> Transition:
 
 
 def resumed(env: Environment, question: Question, reply: str) -> Transition:
-    """Return how a step goes on after the reply to its question. Raises `IllTypedAnswer` as `step`
-    does, and when the environment takes no replies.
+    """Return how a step goes on after the part of the reply to its question that is `readable`.
+    Raises `IllTypedAnswer` as `step` does, and when the environment takes no replies.
     """
     where = f"{env.name}: the step that asked a model of role {question.role}"
     if not isinstance(env, Asking):
@@ -245,6 +250,56 @@ def flag(given: Any, what: str) -> bool:
     if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
         return bool(given)
     raise IllTypedAnswer(f"{what} is {shown(given)}; it must be true or false")
+
+
+def readable(answer: Answer | Generation, *, tags: bool = False) -> str | None:
+    """Return the part of a helper's reply that counts, which is the text after its thoughts; None
+    if nothing of it does.
+
+    `tags` says that the reply may itself have thoughts in tags, as a step that an editor writes
+    has: then only the thought that comes before the reply is left out.
+    """
+    return None if is_unreadable(answer) else after_thoughts(answer.text, tags=tags)
+
+
+def is_unreadable(answer: Answer | Generation) -> bool:
+    """Return whether a helper's reply was cut at its token limit before its thought had an end.
+
+    That is certain of a reply that opened a thought itself, and of one without `</think>` whose
+    model `thinks`. In any other cut reply, what is whole counts.
+    """
+    if answer.finish_reason != "length":
+        return False
+    _, closed, rest = answer.text.rpartition(_THOUGHT_ENDS)
+    return (answer.thinks and not closed) or _THOUGHT_OPENS.search(rest) is not None
+
+
+def after_thoughts(reply: str, *, tags: bool = False) -> str | None:
+    """Return the text of a reply after its last `</think>`; None if it ends within a thought.
+
+    `tags` is as in `readable`.
+    """
+    if tags:
+        return _after_own_thought(reply)
+    rest = reply.rpartition(_THOUGHT_ENDS)[2]
+    return None if _THOUGHT_OPENS.search(rest) else rest
+
+
+def _after_own_thought(reply: str) -> str | None:
+    """Return a reply without the thought that it begins with. It ends where the fewest tags are
+    open for the first time: pairs in it are quotes, and pairs after it belong to the reply.
+    """
+    level = lowest = end = 0
+    begins = reply.lstrip().startswith("<think>")
+    for tag in _TAG.finditer(reply):
+        closes = tag[0] == _THOUGHT_ENDS
+        level += -1 if closes else 1
+        if closes and (not end or level < lowest):
+            lowest, end = level, tag.end()
+    if begins and not end:
+        return None
+    # Where the prompt opened the thought, more tags are closed than opened.
+    return reply[end:] if begins or lowest < 0 else reply
 
 
 def checked_generations(given: Sequence[Generation], request: Request, model: str) -> list[Generation]:

@@ -56,8 +56,9 @@ async def graded(
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
     """Return the grade of an episode: by rule if one decides, else read from a model's answer.
 
-    Raises `ModelFault` when no grade can be read from the answer, or it was cut at its token limit
-    and may have gone on to say the opposite; and as `ask` does: no fault becomes a reward.
+    Raises `ModelFault` when no grade can be read from what follows the answer's thoughts, or it was
+    cut at its token limit and may have gone on to say the opposite; and as `ask` does: no fault
+    becomes a reward.
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     with phase("grade"):
@@ -70,7 +71,8 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
                 f"{trajectory.instance.key}: {answers.shown(answer.text)} was cut at the token limit, so it is no "
                 f"grade; name another model of role {answer.role}, one that answers in a word"
             )
-        read = grader.read(trajectory, answer.text)
+        said = answers.readable(answer)
+        read = None if said is None else grader.read(trajectory, said)
         if read is None:
             raise ModelFault(
                 f"{trajectory.instance.key}: no grade can be read from {answers.shown(answer.text)}; "

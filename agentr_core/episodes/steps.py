@@ -148,7 +148,9 @@ async def step_with(
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
                 said.append(await helper(question, seed=derive_seed(seed, "ask", len(said)), session=session))
-            transition = await call(env, timer, partial(answers.resumed, env, question, said[-1].text))
+            transition = await call(
+                env, timer, partial(answers.resumed, env, question, answers.readable(said[-1]) or "")
+            )
         return _outcome(reply, action, transition, drawn, said)
 
 

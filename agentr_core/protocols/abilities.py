@@ -50,7 +50,9 @@ class Grader(Protocol):
         ...
 
     def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
-        """Return the grade that a reply gives; None if none can be read from it."""
+        """Return the grade that a reply, without its thoughts, gives; None if none can be read from
+        it.
+        """
         ...
 
 
@@ -77,7 +79,9 @@ class Asking(Protocol):
     """
 
     def answer(self, reply: str) -> Transition:
-        """Return how the step goes on, given the reply to its last question."""
+        """Return how the step goes on, given the reply to its last question without its thoughts;
+        empty if it was cut within them.
+        """
         ...
 
 

@@ -191,6 +191,10 @@ class TokenCounts:
     """By purpose (collected, judged, evaluated): the replies whose reason for ending is known, and
     those of them that ran into their token limit.
     """
+    unreadable: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By role: the replies of helpers, and those of them that were cut before their thought had an
+    end, so that nothing of them counted.
+    """
     bills: tuple[Bill, ...] = ()
 
     @property

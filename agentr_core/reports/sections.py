@@ -209,6 +209,8 @@ def _tokens(report: IterationReport) -> Section:
         blocks.append(
             Paragraph("Not measured: replies that their token limit cut; none was drawn, or no backend told.")
         )
+    if any(count for _, count in report.tokens.unreadable.values()):
+        blocks.append(tables.unreadable_replies(report.tokens.unreadable))
     if report.tokens.bills:
         blocks.append(tables.bills(report.tokens.bills))
     return Section("tokens", title, tuple(blocks))

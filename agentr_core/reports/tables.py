@@ -73,18 +73,27 @@ def tokens(counts: TokenCounts) -> Table:
 
 def cut_replies(found: Mapping[str, tuple[int, int]]) -> Table:
     """Return how many replies were cut by their token limit, by purpose."""
+    return _cuts(found, "Replies", "Cut by the limit")
+
+
+def unreadable_replies(found: Mapping[str, tuple[int, int]]) -> Table:
+    """Return how many replies of helpers were cut within a thought, by role."""
+    return _cuts(found, "Replies of", "Cut within a thought")
+
+
+def _cuts(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
     rows = (
         Row(
             (
-                wording.label(purpose),
+                wording.label(name),
                 wording.count(replies),
                 wording.count(cut),
                 wording.percent(wording.share(cut, replies)),
             )
         )
-        for purpose, (replies, cut) in found.items()
+        for name, (replies, cut) in found.items()
     )
-    return Table((Column("Replies", "text"), Column("Count"), Column("Cut by the limit"), Column("%")), tuple(rows))
+    return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
 
 
 def bills(items: Sequence[Bill]) -> Table:

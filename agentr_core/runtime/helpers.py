@@ -13,6 +13,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes import ModelRole
 from agentr_core.runtime.equipment import Equipment, Sink
+from agentr_core.runtime.readings import Readings, readings_of
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.types import Answer, Question, Request
 
@@ -30,6 +31,7 @@ async def answer(sampler: Sampler, question: Question, *, seed: int, session: st
         finish_reason=said.finish_reason,
         prompt_tokens=said.prompt_tokens,
         completion_tokens=said.completion_tokens,
+        thinks=said.thinks,
     )
 
 
@@ -47,15 +49,23 @@ class Helpers:
         self._sink = sink
         self._opened = opened
         self._samplers: dict[ModelRole, Sampler] = {}
+        self._readings: dict[str, Readings] = {}
         self._loading = asyncio.Lock()
 
     async def ask(self, question: Question, *, seed: int, session: str) -> Answer:
-        """Return what the model of a role says to a question. Raises `IllTypedAnswer` for an
-        unknown role, else as `ChatModel.generate`.
+        """Return what the model of a role says to a question.
+
+        Raises `IllTypedAnswer` for an unknown role, else as `ChatModel.generate` and
+        `Readings.count`.
         """
         sampler = await self._sampler(question.role)
         await self._sink.room()
-        return await answer(sampler, question, seed=seed, session=session)
+        said = await answer(sampler, question, seed=seed, session=session)
+        if question.role not in self._readings:
+            counting = readings_of(question.role, sampler.model.name)
+            self._readings[question.role] = self._opened.enter_context(counting)
+        self._readings[question.role].count(said)
+        return said
 
     def effort(self) -> Effort:
         """Return the effort of the models that were loaded here."""

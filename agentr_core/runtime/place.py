@@ -19,6 +19,7 @@ from agentr_core.recipes import ModelRole
 from agentr_core.runtime.description import Method, Plan
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress
 from agentr_core.runtime.identity import teacher_of
+from agentr_core.runtime.readings import Readings, readings_of
 from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out
 from agentr_core.store import Store, Writer
 from agentr_core.store.codec import started_at, timing_rows
@@ -114,13 +115,14 @@ class Workplace(Equipment):
     @asynccontextmanager
     async def asking(
         self, role: ModelRole, policy: Path, stage: str, iteration: int
-    ) -> AsyncIterator[tuple[Sampler, Writer]]:
-        """Yield a sampler for the model of a role, as `sampling` does, and a writer; what they take
-        becomes a timing of the stage.
+    ) -> AsyncIterator[tuple[Sampler, Writer, Readings]]:
+        """Yield a sampler for the model of a role, as `sampling` does, a writer, and the count of
+        its replies; what they take becomes a timing of the stage.
         """
         with self.timed(stage, iteration) as clock:
             async with self.sampling(policy, role) as sampler, Writer(self.store) as writer:
-                yield sampler, writer
+                with readings_of(role, sampler.model.name) as readings:
+                    yield sampler, writer, readings
                 clock.add_batcher(sampler)
             clock.add({"store": writer.seconds})
 

@@ -39,6 +39,9 @@ from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.tokenizing import Encoder, Marks, last_of
 from agentr_core.types import Message, Span
 
+_TAG_TOKENS = 16
+"""Enough tokens for `<think>` and line breaks, even where each character is one."""
+
 
 class RenderedSample(NamedTuple):
     """Token ids and labels of one conversation, of equal length; an untrained token has the label
@@ -122,6 +125,13 @@ class Renderer:
         for span in spans:
             ids += self.inner_ids(span, last_of(ids))
         return ids
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt that `render_prompt` returned ends with `<think>`, so that the
+        reply begins within a thought.
+        """
+        end = self._tokenizer.decode(list(prompt[-_TAG_TOKENS:]), skip_special_tokens=False)
+        return str(end).rstrip().endswith("<think>")
 
     def render_sample(self, messages: Sequence[Message]) -> RenderedSample:
         """Return ids and labels of a conversation; the loss falls on turns and spans with

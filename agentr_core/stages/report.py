@@ -169,6 +169,7 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
         trained=dict(sorted(trained.items())),
         in_training=usage.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
         cut=usage.cut_replies(place.store, place.iteration_id(iteration)),
+        unreadable=usage.unreadable_replies(place.store, place.iteration_id(iteration)),
         bills=bills(place, iteration),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentr_core.episodes.units import run_all
 from agentr_core.errors import ConfigError, PromptTooLong
@@ -12,6 +12,7 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import in_flight, speed
 from agentr_core.runtime.helpers import answer
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.readings import Readings
 from agentr_core.runtime.threads import in_thread
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import BARE, STAGE, bare_id, expert_id, expert_rows
@@ -31,7 +32,7 @@ async def think(place: Workplace, iteration: int) -> dict[str, Any]:
     again.
 
     Raises:
-        ConfigError: no episode got its thoughts.
+        ConfigError: no episode got its thoughts, or most answers of the editor are unreadable.
         ErrorBudgetSpent: more episodes failed than the recipe allows; what was answered is kept.
     """
     return await _think(place, iteration, samples=False)
@@ -104,7 +105,7 @@ async def _asked(
     """
     done = total - len(missing)
     # All iterations have the thoughts of one model: without an editor, the run's first model.
-    async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer):
+    async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
 
         def show(*_: Any) -> None:
             nonlocal done
@@ -113,7 +114,7 @@ async def _asked(
 
         found = await run_all(
             list(missing.items()),
-            lambda item: _write(item[1], known, sampler, writer, place.iteration_id(iteration)),
+            lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
             key=lambda item: item[0],
             errors=place.recipe.errors,
             on_error=place.on_error(writer, THINK, iteration),
@@ -124,13 +125,22 @@ async def _asked(
     return found
 
 
-async def _write(bare: Bare, known: dict[str, Answer], sampler: Sampler, writer: Writer, iteration_id: str) -> Written:
+class Editor(NamedTuple):
+    """The editor of an iteration, where its answers are stored, and the count of them."""
+
+    sampler: Sampler
+    writer: Writer
+    readings: Readings
+    iteration_id: str
+
+
+async def _write(bare: Bare, known: dict[str, Answer], editor: Editor) -> Written:
     questions = writing(bare)
     try:
         asked = next(questions)
         while True:
             if asked.answer_id not in known:
-                known[asked.answer_id] = await _ask(asked, bare, sampler, writer, iteration_id)
+                known[asked.answer_id] = await _ask(asked, bare, editor)
             asked = questions.send(known[asked.answer_id])
     except StopIteration as end:
         made: Written = end.value
@@ -139,22 +149,23 @@ async def _write(bare: Bare, known: dict[str, Answer], sampler: Sampler, writer:
         return Thoughtless("prompt-too-long", str(error))
 
 
-async def _ask(asked: Asked, bare: Bare, sampler: Sampler, writer: Writer, iteration_id: str) -> Answer:
+async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
     session = f"{bare.name}#editor"
-    said = await answer(sampler, asked.question, seed=asked.seed, session=session)
-    writer.add(
+    said = await answer(editor.sampler, asked.question, seed=asked.seed, session=session)
+    editor.writer.add(
         edit_rows(
             asked.answer_id,
             said,
             subject=asked.subject,
             prompt=NAME,
             instance=bare.trajectory.instance,
-            iteration_id=iteration_id,
+            iteration_id=editor.iteration_id,
         )
     )
     # An editor is a large model: each answer is stored before the next question, and is never
     # requested again.
-    await writer.flush()
+    await editor.writer.flush()
+    editor.readings.count(said)
     return said
 
 

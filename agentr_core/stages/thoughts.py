@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from agentr_core.answers import readable
 from agentr_core.environments.replies import LABEL
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import ConfigError
@@ -105,11 +106,12 @@ def with_thought(reply: str, thought: str) -> str:
 
 def thought_in(answer: Answer) -> str:
     """Return the thought in an editor's reply as one paragraph: labels, and an action that follows,
-    are left out. The result is empty if there is no thought, or if the reply was cut.
+    are left out, and so is what the editor itself thought. The result is empty if there is no
+    thought, or if the reply was cut.
     """
     if answer.finish_reason == "length":
         return ""
-    said = answer.text.strip().removeprefix(THOUGHT)
+    said = (readable(answer) or "").strip().removeprefix(THOUGHT)
     label = _LABEL.search(said)
     return " ".join(said[: label.start() if label else None].split())
 

@@ -17,7 +17,7 @@ import duckdb
 
 from agentr_core.errors import StoreError
 
-VIEWS = 37
+VIEWS = 39
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """

@@ -58,7 +58,9 @@ class Generation:
     probability per token id when they were asked for; from a server that gives no ids, one for each
     token that it reports. `prompt_tokens` counts the whole prompt, even for a reply that shared its
     prefill with others. `tokenizer` is the fingerprint of the tokenizer that made the ids, None if
-    the backend does not know it.
+    the backend does not know it. `thinks` says that the model is known to think before it replies:
+    its prompt opened a thought, so that `text` begins within one, or the server returned the
+    thought apart from it.
     """
 
     text: str
@@ -68,6 +70,7 @@ class Generation:
     completion_tokens: int
     logprobs: tuple[float, ...] | None = None
     tokenizer: str | None = None
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ class Answer:
     """A model's answer to a `Question`.
 
     `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` that of the
-    request.
+    request. `thinks` is that of the `Generation`. What of the text counts says `answers.readable`.
     """
 
     role: str
@@ -96,3 +99,4 @@ class Answer:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    thinks: bool = False

@@ -585,6 +585,20 @@ def test_fingerprint_follows_the_template(tiny_model_dir: Path, tiny: Transforme
     assert TransformersModel.load(copy, device="cpu", max_batch=32).fingerprint != tiny.fingerprint
 
 
+async def test_a_template_that_opens_a_thought_is_told_with_each_reply(
+    tiny_model_dir: Path, tiny: TransformersModel, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    template = copy / "chat_template.jinja"
+    begins = "<|im_start|>assistant\n"
+    template.write_text(template.read_text().replace(begins, f"{begins}<think>\n"))
+    model = TransformersModel.load(copy, device="cpu", max_batch=32)
+    ((reply,),) = await answer(model, request(12))
+    ((plain,),) = await answer(tiny, request(12))
+    assert (reply.thinks, plain.thinks) == (True, False)
+    await model.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

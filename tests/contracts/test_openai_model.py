@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -262,6 +263,19 @@ async def test_an_estimate_errs_on_the_long_side_and_the_server_has_the_last_wor
         with pytest.raises(PromptTooLong, match="in the context of 64 of script"):
             await model.generate([ask(text)])
     assert len(server.bodies) == 1
+
+
+async def test_a_tokenizer_tells_whether_its_prompts_open_a_thought(
+    server: Served, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
+    template = copy / "chat_template.jinja"
+    begins = "<|im_start|>assistant\n"
+    template.write_text(template.read_text().replace(begins, f"{begins}<think>\n"))
+    for folder, thinks in ((tiny_model_dir, False), (copy, True)):
+        async with connected(server, tokenizer=str(folder)) as model:
+            (replies,) = await model.generate([ask()])
+            assert {reply.thinks for reply in replies} == {thinks}
 
 
 async def test_replies_differ_by_what_decides_them(server: Served) -> None:

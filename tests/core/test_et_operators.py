@@ -153,6 +153,48 @@ async def test_thoughts_that_are_not_as_asked_for_make_no_child(
     assert rejected(place) == [("reasoning/train/0 0.1C2", "unreadable")]
 
 
+async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """The editor's thought holds the text that ends its reply, so that it is asked once more."""
+
+    def editor(asked: str, seed: int) -> str:
+        return "<think>\nI write Step: 1 and then Analysis: or so.\n</think>\nStep: 2\nAnalysis: It forgot to halve."
+
+    def reflector(asked: str, seed: int) -> str:
+        if asked.endswith("Step: 2\nAnalysis:"):
+            return "<think>Well.\n\nWell.</think> It forgot to halve.\n\nAnd so on."
+        assert asked.endswith("What is wrong with step 2:\nIt forgot to halve.")
+        return "<think>I am to use <think>.</think>\n<think>Now halve.</think><python>print(42 // 2)</python>"
+
+    def actor(turn: str, seed: int) -> str:
+        return RIGHT if "Now halve." in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
+
+    place, staff, _ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    step = "<think>Now halve.</think>\n<python>print(42 // 2)</python>"
+    assert texts(place, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
+    assert [request.sampling.stop for request in staff.requests("editor")] == [("Analysis:",), ()]
+
+
+@pytest.mark.parametrize("operator", ["I0", "I1", "I4"])
+async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
+    tmp_path: Path, tiny_model_dir: Path, operator: str
+) -> None:
+    endless = "<think>\nI write Step: 1 and so on" + " and so on" * 4096
+
+    def editor(asked: str, seed: int) -> str:
+        return endless if operator == "I0" else "Step: 2\nAnalysis:"
+
+    place, *_ = await varied(
+        tmp_path,
+        tiny_model_dir,
+        "I4" if operator == "I4" else "I1",
+        by_turn(TWICE, TWICE, then=WRONG),
+        editor=editor,
+        reflector=lambda asked, seed: endless,
+    )
+    assert texts(place, "I1") == texts(place, "I4") == []
+    assert {reason for _, reason in rejected(place)} == {"unreadable"}
+
+
 async def test_a_flawed_step_is_reviewed_and_written_anew_by_the_reflector(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:

@@ -48,6 +48,16 @@ def test_a_body_says_all_that_was_asked() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_a_thought_that_the_server_returns_apart_is_known(field: str) -> None:
+    data = completion("Good", reason="length")
+    assert [reply.thinks for reply in read(data)] == [False]
+    data["choices"][0]["message"][field] = "I think so."
+    assert [(reply.text, reply.thinks) for reply in read(data)] == [("Good", True)]
+    data["choices"][0]["message"][field] = None
+    assert [reply.thinks for reply in read(data)] == [False]
+
+
 def test_settings_beyond_the_protocol_go_only_to_servers_that_know_them() -> None:
     asked = request(top_k=20, repetition_penalty=1.1)
     (body,) = bodies(asked, ServerConfig(model="m", sampling_fields=("top_k", "repetition_penalty")), 20)

@@ -165,6 +165,18 @@ def test_template_that_rewrites_earlier_turns_is_refused(make_tiny_tokenizer: Ca
         renderer.render_sample((user("a"), reply("b"), user("c"), reply("d")))
 
 
+def test_a_prompt_that_opens_a_thought_is_known(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    asked = (user("What is <think>"),)
+    plain, opening = Renderer(make_tiny_tokenizer()), Renderer(make_tiny_tokenizer(template=FORGETFUL))
+    assert not plain.opens_thought(plain.render_prompt(asked))
+    assert opening.opens_thought(opening.render_prompt(asked))
+    lines = Renderer(make_tiny_tokenizer(template=FORGETFUL.replace("<think>{% endif %}", "<think>\n\n{% endif %}")))
+    assert lines.opens_thought(lines.render_prompt(asked))
+    switched = FORGETFUL.replace("<think>{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
+    off = Renderer(make_tiny_tokenizer(template=switched))
+    assert not off.opens_thought(off.render_prompt(asked))
+
+
 def test_template_that_drops_turns_is_refused(make_tiny_tokenizer: Callable[..., Any]) -> None:
     renderer = Renderer(make_tiny_tokenizer(template=DROPPING))
     with pytest.raises(DataFault, match="does not render each assistant turn once"):

@@ -36,6 +36,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.repeating import Repeatability
+from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import Counts
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
@@ -424,6 +425,57 @@ async def test_a_pair_that_is_judged_later_is_no_longer_rejected(site: Callable[
     assert count(healed.place, "select count(*) from rejection where stage = 'splice'") == last["rejected"]
     assert count(healed.place, "select count(*) from sample") == last["revision"] + last["good"]
     assert await dataset(healed.place, 1) == await make_data(healed.place)
+
+
+class Thinker(ScriptedModel):
+    """Judges after a thought that quotes its options, which `endless` seeds never end."""
+
+    def __init__(self, endless: Callable[[int], bool]) -> None:
+        def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
+            thought = "<think> I end with Judgement: Good or Judgement: Bad, if it harms"
+            return f"{thought}{' and so on' * 9 if endless(seed + number) else ' </think> Judgement: Bad'}"
+
+        super().__init__(speak)
+
+
+@pytest.mark.slow
+async def test_a_judge_that_is_cut_within_its_thoughts_stops_the_stage(
+    site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = site("critique.max_new_tokens=20", "critique.votes=5", "critique.temperature=1")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    place = replace(one.place, load_model=lambda role, path: Thinker(lambda seed: True))
+    cut = r"of the judge \(scripted\) were cut at their token limit before their thought had ended"
+    with pytest.raises(ConfigError, match=rf"^20 of 20 replies {cut}.*more tokens.*a reasoning parser"):
+        await critique(place, 1)
+    assert "replies of the judge (scripted) were cut" in caplog.text
+    assert count(place, "select count(*) from critique where first_error is not null") == 0
+
+
+@pytest.mark.slow
+async def test_replies_cut_within_a_thought_are_counted_and_are_no_errors(
+    site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = site("critique.max_new_tokens=20", "critique.unparsable=bad")
+    await prepare(one.place)
+    await collect(one.place, 1)
+    place = replace(one.place, load_model=lambda role, path: Thinker(lambda seed: seed % 4 == 0))
+    await critique(place, 1)
+    record = judge_record(place, 1)
+    assert record is not None
+    assert record.verdicts == {"bad": record.replies - record.unreadable, "unparsable": record.unreadable}
+    assert 0 < record.unreadable < record.replies / 2
+    assert f"{record.unreadable} of {record.replies} replies of the judge" in caplog.text
+    assert not count(
+        place,
+        "select count(*) from critique c join verdict v using (pair_id) "
+        "where c.first_error = v.position and v.verdict <> 'bad'",
+    )
+    page = render_markdown(build_report(place, 1))
+    rate = f"| {record.unreadable} | {record.replies} replies |"
+    assert any("Cut within a thought" in line and line.endswith(rate) for line in page.splitlines())
+    assert f"| judge | {record.replies} | {record.unreadable} |" in page
 
 
 @pytest.mark.slow

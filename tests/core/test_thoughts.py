@@ -25,6 +25,7 @@ from agentr_core.stages.demonstrate import best_experts, check_expert
 from agentr_core.stages.report import build_report
 from agentr_core.stages.thoughts import is_bare, labelled, with_thought
 from agentr_core.store.codec import load_samples
+from agentr_core.store.queries import usage
 
 TextOf = Callable[[Workplace], list[str]]
 
@@ -159,6 +160,28 @@ async def test_an_editor_that_says_nothing_is_told_in_one_sentence(tmp_path: Pat
     place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda prompt, seed: " ")
     with pytest.raises(ConfigError, match=r"^no thought could be read from what the editor wrote for any of 6 demonst"):
         await thought_of(place)
+
+
+@pytest.mark.slow
+async def test_an_editor_that_is_cut_within_its_thoughts_stops_the_stage(tmp_path: Path, tiny_model_dir: Path) -> None:
+    def endless(prompt: str, seed: int) -> str:
+        return f"<think> I am asked for{' a thought' * 2000}"
+
+    place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "eto.expert.thoughts.tries=9", reply=endless)
+    with pytest.raises(ConfigError, match=r"^20 of 20 replies of the editor \(editor\) were cut.*a reasoning parser"):
+        await thought_of(place)
+    replies, unreadable = usage.unreadable_replies(place.store, place.iteration_id(1))["editor"]
+    assert replies == unreadable >= 20
+
+
+@pytest.mark.slow
+async def test_an_editor_that_thinks_gives_what_follows(tmp_path: Path, tiny_model_dir: Path) -> None:
+    place = workplace(
+        tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda *asked: "<think>\nI am asked.\n</think>\n\nI try it."
+    )
+    assert (await thought_of(place))["expert"] == 6
+    spoken = {step.reply for _, found in best_experts(place, 1).values() for step in found.steps}
+    assert spoken == {f"Thought: I try it.\nAction: {word}" for word in (WRONG, RIGHT)}
 
 
 @pytest.mark.slow

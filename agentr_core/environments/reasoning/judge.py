@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from agentr_core.answers import after_thoughts
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
@@ -19,7 +20,6 @@ Judged = Literal["none", "math", "all"]
 
 _JUDGE = "judge"
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=256)
-_THOUGHTS_END = "</think>"
 _QUESTION = """\
 You compare an answer with the right one.
 
@@ -88,7 +88,7 @@ class AnswerGrader:
         """Return a grade with reward 1 for a reply that finds the answer right after its thoughts,
         or the rule's reward for one that finds it wrong; None if it says neither.
         """
-        right = verdict(reply.rpartition(_THOUGHTS_END)[2])
+        right = verdict(after_thoughts(reply) or "")
         if right is None:
             return None
         if right:

@@ -13,7 +13,7 @@ from agentr_core.reports.document import Section
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
-from agentr_core.store.queries import funnels, judging
+from agentr_core.store.queries import funnels, judging, usage
 from agentr_core.store.queries.iterations import iteration_state
 
 _DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
@@ -101,9 +101,12 @@ def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
     if not verdicts:
         return None
     errors = judging.first_errors(place.store, source)
+    replies, unreadable = usage.unreadable_replies(place.store, source).get("judge", (0, 0))
     return JudgeRecord(
         verdicts=verdicts,
         paths=len(errors),
+        replies=replies,
+        unreadable=unreadable,
         model=place.recipe.models.judge.label if place.recipe.models.judge else "",
         no_error=errors.count(None),
         revision_lengths=judging.revision_lengths(place.store, source),

@@ -44,6 +44,9 @@ class JudgeRecord:
     verdicts: Counts
     paths: int
     """Bad paths that were judged."""
+    replies: int = 0
+    unreadable: int = 0
+    """Replies that were cut before their thought had an end: nothing of them counts."""
     model: str = ""
     """The judge; empty for the acting model."""
     no_error: int

@@ -80,15 +80,17 @@ def _outcomes(record: SpliceSurvival) -> Table:
 
 
 def _rates(record: JudgeRecord) -> Table:
-    """Return the shares by which a judge is monitored: unparsable replies and paths without an
-    error.
+    """Return the shares by which a judge is monitored: unparsable replies, those cut within a
+    thought if any were, and paths without an error.
     """
     steps = sum(record.verdicts.values())
-    rows = (
+    rows = [
         _rate("Unparsable replies", record.verdicts.get("unparsable", 0), steps, "judged steps"),
         _rate("No error found", record.no_error, record.paths, "judged paths"),
-    )
-    return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), rows)
+    ]
+    if record.unreadable:
+        rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
+    return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
 
 
 def _length_table(lengths: Mapping[int, int]) -> Table:

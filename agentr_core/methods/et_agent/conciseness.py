@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from agentr_core.answers import after_thoughts
 from agentr_core.environments.reasoning.reading import text_of
 from agentr_core.types import Message, Question, Sampling, Trajectory
 
@@ -36,10 +37,10 @@ def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
 
 
 def read_vote(reply: str) -> bool | None:
-    """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no.
-    The last answer counts.
+    """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no
+    after its thoughts. The last answer counts.
     """
-    said = _VOTE.findall(reply)
+    said = _VOTE.findall(after_thoughts(reply) or "")
     return said[-1].lower() == "yes" if said else None
 
 

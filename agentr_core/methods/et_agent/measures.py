@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from agentr_core.answers import readable
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
@@ -30,8 +31,8 @@ from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.lost_episodes import ended_episodes
-from agentr_core.store.codec import Episode, load_episodes, load_replies
-from agentr_core.types import Trajectory
+from agentr_core.store.codec import Episode, load_answers, load_episodes
+from agentr_core.types import Answer, Trajectory
 
 NUDGED = "nudged"
 """The name of the evaluation whose episodes go on after wrong answers."""
@@ -83,7 +84,7 @@ class Asked:
     an answer right, by instance and repeat.
     """
 
-    votes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    votes: Mapping[str, Mapping[int, Answer]] = field(default_factory=dict)
     nudged: Mapping[tuple[str, int], bool] = field(default_factory=dict)
 
     @classmethod
@@ -91,14 +92,14 @@ class Asked:
         """Return the stored answers on the given trajectories of an evaluation."""
         played = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
         return cls(
-            votes=load_replies(place.store, CONCISENESS, trajectory_ids),
+            votes=load_answers(place.store, CONCISENESS, trajectory_ids),
             nudged={(one.instance.key, one.repeat): one.trajectory.success for one in played},
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
         """Return whether the votes find an episode concise; None without votes that can be read."""
         said = self.votes.get(trajectory_id)
-        return is_concise([read_vote(reply) for reply in said.values()]) if said else None
+        return is_concise([read_vote(readable(vote) or "") for vote in said.values()]) if said else None
 
     def nudged_right(self, episode: Episode) -> bool | None:
         """Return whether a wrong answer became right; None if the policy was not told to think

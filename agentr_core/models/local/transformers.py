@@ -236,6 +236,7 @@ class TransformersModel:
             completion_tokens=len(reply.tokens),
             logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
             tokenizer=self.renderer.fingerprint,
+            thinks=self.renderer.opens_thought(prompt),
         )
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...]) -> bool:

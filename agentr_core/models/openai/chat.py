@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong, Transient
 from agentr_core.fingerprint import fingerprint
@@ -41,6 +41,11 @@ _IDLE_SECONDS = 4.0
 """Less than the five seconds after which Python servers close an idle connection."""
 
 
+class _Prompt(NamedTuple):
+    tokens: int
+    opens_thought: bool
+
+
 class OpenAIModel:
     """A ChatModel on a server. Requests go out at once, at most `server.concurrency` at a time; the
     server batches them.
@@ -67,7 +72,7 @@ class OpenAIModel:
         self._policy = RetryPolicy(retries=server.max_retries, seconds=server.retry_seconds)
         self._renderer = renderer
         self.estimates = renderer is None
-        self._count = lru_cache(_CACHED_PROMPTS)(self._count_uncached)
+        self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
         self._slots = asyncio.Semaphore(server.concurrency)
         allow_connections(server.concurrency)
         connections = limits(server.concurrency, idle_seconds=_IDLE_SECONDS)
@@ -113,7 +118,7 @@ class OpenAIModel:
 
     def count_tokens(self, request: Request) -> int:
         """Return the number of prompt tokens: exact with a tokenizer, else the estimate."""
-        return self._count(request.messages)
+        return self._prompt(request.messages).tokens
 
     async def close(self) -> None:
         """Close the connections. Calling it twice is harmless."""
@@ -150,7 +155,8 @@ class OpenAIModel:
 
     async def _parts(self, request: Request, limit: int) -> list[Generation]:
         parts = [self._part(body, request, limit) for body in bodies(request, self._server, limit)]
-        return [generation for part in await all_or_none(parts) for generation in part]
+        opens = self._prompt(request.messages).opens_thought
+        return [replace(reply, thinks=reply.thinks or opens) for part in await all_or_none(parts) for reply in part]
 
     async def _part(self, body: dict[str, Any], request: Request, limit: int) -> list[Generation]:
         return await self._ask(body, lambda payload: read_completion(payload, request, n=body["n"], limit=limit))
@@ -228,11 +234,13 @@ class OpenAIModel:
                     raise type(fault)(f"{fault}; {_tries(failures)} in {time.monotonic() - started:.0f} s, given up")
                 await asyncio.sleep(wait)
 
-    def _count_uncached(self, messages: tuple[Message, ...]) -> int:
+    def _prompt_uncached(self, messages: tuple[Message, ...]) -> _Prompt:
         if self._renderer is None:
-            return sum(_TOKENS_A_TURN - -len(message.text.encode()) // _BYTES_A_TOKEN for message in messages)
+            sizes = (_TOKENS_A_TURN - -len(message.text.encode()) // _BYTES_A_TOKEN for message in messages)
+            return _Prompt(sum(sizes), opens_thought=False)
         # The server gets text, and tokenises it again.
-        return len(self._renderer.render_prompt([_as_text(message) for message in messages]))
+        ids = self._renderer.render_prompt([_as_text(message) for message in messages])
+        return _Prompt(len(ids), self._renderer.opens_thought(ids))
 
 
 def _as_text(message: Message) -> Message:

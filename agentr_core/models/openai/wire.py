@@ -148,6 +148,7 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
             prompt_tokens=completion.usage.prompt_tokens,
             completion_tokens=count,
             logprobs=_logprobs(choice) if request.sampling.logprobs else None,
+            thinks=choice.message.thinks,
         )
         for choice, count in zip(choices, counts, strict=True)
     ]

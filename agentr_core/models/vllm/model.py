@@ -224,6 +224,7 @@ class VllmModel:
             completion_tokens=len(ids),
             logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
             tokenizer=self.renderer.fingerprint,
+            thinks=self.renderer.opens_thought(prompt),
         )
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:

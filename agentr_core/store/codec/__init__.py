@@ -3,7 +3,7 @@
 """
 
 from agentr_core.store.codec.anew import store_anew
-from agentr_core.store.codec.calls import answer_rows, load_replies
+from agentr_core.store.codec.calls import answer_rows, load_answers
 from agentr_core.store.codec.choices import PlannedRollout, chosen_rows, load_chosen, load_planned, planned_rows
 from agentr_core.store.codec.copies import (
     OF_DATASETS,
@@ -118,6 +118,7 @@ __all__ = [
     "judgement_rows",
     "known_input",
     "knows_inputs",
+    "load_answers",
     "load_chosen",
     "load_critiques",
     "load_dataset",
@@ -133,7 +134,6 @@ __all__ = [
     "load_pairs",
     "load_planned",
     "load_preferences",
-    "load_replies",
     "load_rollout_outcomes",
     "load_samples",
     "load_selection",

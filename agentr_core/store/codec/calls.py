@@ -75,11 +75,11 @@ def answer_rows(owner_id: str, position: int, purpose: Purpose, number: int, ans
     }
 
 
-def load_replies(store: Store, purpose: Purpose, owner_ids: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Return the replies of models about trajectories for a purpose, by trajectory and number."""
-    found: dict[str, dict[int, str]] = {}
-    for owner_id, number, text in store.rows(_REPLIES, purpose, list(owner_ids)):
-        found.setdefault(owner_id, {})[number] = text
+def load_answers(store: Store, purpose: Purpose, owner_ids: Sequence[str]) -> dict[str, dict[int, Answer]]:
+    """Return the answers of models about trajectories for a purpose, by trajectory and number."""
+    found: dict[str, dict[int, Answer]] = {}
+    for owner_id, number, *columns in store.rows(_ABOUT, purpose, list(owner_ids)):
+        found.setdefault(owner_id, {})[number] = answer_of(columns)
     return found
 
 
@@ -110,9 +110,9 @@ def load_calls(con: Any, kind: Kind, owner_ids: Sequence[str]) -> dict[tuple[str
 
 def answer_of(columns: Sequence[Any]) -> Answer:
     """Return an answer from its columns: role, model, prompt hash, seed, text, finish reason,
-    prompt tokens and completion tokens.
+    prompt tokens, completion tokens, and whether the model thinks.
     """
-    role, model, prompt_hash, seed, text, finish_reason, prompt_tokens, completion_tokens = columns
+    role, model, prompt_hash, seed, text, finish_reason, prompt_tokens, completion_tokens, thinks = columns
     return Answer(
         role=role,
         model=model,
@@ -122,6 +122,7 @@ def answer_of(columns: Sequence[Any]) -> Answer:
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        thinks=bool(thinks),
     )
 
 
@@ -173,13 +174,16 @@ def answer_columns(answer: Answer) -> Row:
         "seed": answer.seed,
         "reply_id": text_id(answer.text),
         "finish_reason": answer.finish_reason,
+        "thinks": answer.thinks,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
     }
 
 
-_REPLIES = """
-select a.owner_id, a.number, t.text from answer a join text t on t.text_id = a.reply_id
+_ABOUT = """
+select a.owner_id, a.number, a.role, a.model, a.prompt_hash, a.seed, t.text, a.finish_reason, a.prompt_tokens,
+    a.completion_tokens, a.thinks
+from answer a join text t on t.text_id = a.reply_id
 where a.kind = 'step' and a.purpose = ? and a.owner_id in (select unnest(?::varchar[]))
 order by a.owner_id, a.number
 """
@@ -191,7 +195,7 @@ order by c.owner_id, c.position, c.number
 """
 _ANSWERS = """
 select a.owner_id, a.position, a.role, a.model, a.prompt_hash, a.seed, t.text, a.finish_reason, a.prompt_tokens,
-    a.completion_tokens
+    a.completion_tokens, a.thinks
 from answer a join text t on t.text_id = a.reply_id
 where a.kind = ? and a.purpose = 'step' and a.owner_id in (select unnest(?::varchar[]))
 order by a.owner_id, a.position, a.number

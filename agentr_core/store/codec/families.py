@@ -95,7 +95,7 @@ def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int
 
 _EDITS = """
 select e.edit_id, e.subject, e.instance_id, e.role, e.model, e.prompt_hash, e.seed, t.text, e.finish_reason,
-    e.prompt_tokens, e.completion_tokens
+    e.prompt_tokens, e.completion_tokens, e.thinks
 from edit e join text t on t.text_id = e.reply_id
 where e.iteration_id = ?
 order by e.edit_id

@@ -42,6 +42,7 @@ def draw_row(kind: Kind, owner_id: str, position: int, draw: Draw) -> Row:
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": generation.completion_tokens,
         "tokenizer": generation.tokenizer,
+        "thinks": generation.thinks,
     }
 
 
@@ -63,6 +64,7 @@ def step_tokens(kind: Kind, owner_id: str, position: int, step: Step) -> Iterato
             "prompt_tokens": None,
             "completion_tokens": len(step.token_ids),
             "tokenizer": step.tokenizer,
+            "thinks": False,
         }
 
 
@@ -98,7 +100,7 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
     records = store.rows(_DRAWS, kind, list(owner_ids))
     draws: dict[str, dict[int, tuple[Draw, ...]]] = {}
     for owner_id, position, number, seed, text, token_ids, finish_reason, prompt, completion, *more in records:
-        logprobs, tokenizer = more
+        logprobs, tokenizer, thinks = more
         generation = Generation(
             text=text,
             token_ids=tuple(token_ids),
@@ -107,6 +109,7 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
             completion_tokens=completion,
             logprobs=None if logprobs is None else tuple(logprobs),
             tokenizer=tokenizer,
+            thinks=bool(thinks),
         )
         of_owner = draws.setdefault(owner_id, {})
         of_owner[position] = (*of_owner.get(position, ()), Draw(seed=seed, number=number, generation=generation))
@@ -115,7 +118,7 @@ def load_draws(store: Store, kind: Kind, owner_ids: Sequence[str]) -> dict[str, 
 
 _DRAWS = """
 select g.owner_id, g.position, g.draw, g.seed, t.text, g.token_ids, g.finish_reason, g.prompt_tokens,
-    g.completion_tokens, g.logprobs, g.tokenizer
+    g.completion_tokens, g.logprobs, g.tokenizer, g.thinks
 from generation g join text t on t.text_id = g.reply_id
 where g.kind = ? and g.seed is not null and g.owner_id in (select unnest(?))
 order by g.owner_id, g.position, g.draw

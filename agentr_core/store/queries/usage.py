@@ -4,12 +4,15 @@ limit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from agentr_core.answers import is_unreadable
 from agentr_core.recipes import ModelRole
 from agentr_core.store.database import Store
 from agentr_core.store.queries.published import GATHERED
+from agentr_core.types import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,25 @@ def cut_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     purpose; replies for which this is not known are left out.
     """
     return {purpose: (replies, cut) for purpose, replies, cut in store.rows(_CUT, iteration_id)}
+
+
+def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+    """Return the number of replies of helpers in an iteration, and of those that were cut before
+    their thought had an end, by role.
+    """
+    unreadable: Counter[str] = Counter()
+    for role, text, finish_reason, thinks in store.rows(f"{_HELPERS}{_DOUBTFUL}", iteration_id):
+        reply = Generation(
+            text=text,
+            token_ids=(),
+            finish_reason=finish_reason,
+            prompt_tokens=0,
+            completion_tokens=0,
+            thinks=bool(thinks),
+        )
+        unreadable[role] += is_unreadable(reply)
+    counted = store.rows(f"{_HELPERS} select role, count(*) from reply group by role order by role", iteration_id)
+    return {role: (replies, unreadable[role]) for role, replies in counted}
 
 
 _COLLECTED = ["node", "played"]
@@ -191,4 +213,26 @@ from told
 where finish_reason is not null
 group by purpose
 order by purpose
+"""
+_HELPERS = """
+with reply as (
+    select 'judge' as role, reply_id, finish_reason, thinks from generation
+    where kind = 'judgement'
+        and (owner_id, position) in (select (tree_id, node_index) from judgement where iteration_id = $1)
+    union all
+    select role, reply_id, finish_reason, thinks from answer
+    where given is not true and (
+        (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1))
+        or (kind = 'step' and owner_id in (
+            select trajectory_id from trajectory where iteration_id = $1 and source <> 'ungraded'
+        ))
+    )
+    union all
+    select role, reply_id, finish_reason, thinks from edit where iteration_id = $1
+)
+"""
+# No other reply can be unreadable: see `answers.is_unreadable`.
+_DOUBTFUL = """
+select role, text, finish_reason, thinks from reply join text on text_id = reply_id
+where finish_reason = 'length' and (thinks or contains(text, '<think>'))
 """

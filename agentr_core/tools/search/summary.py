@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from agentr_core.answers import after_thoughts
 from agentr_core.tools.search.text import cut
 from agentr_core.types import Message, Question, Sampling
 
@@ -60,10 +61,10 @@ def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Quest
 
 
 def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
-    """Return the summary in a reply: the text after its last heading, or the whole reply if it has
-    none; `NOTHING` for an empty summary.
+    """Return the summary in a reply: the text after its last heading, or all that follows its
+    thoughts if it has none; `NOTHING` for an empty summary, or a reply that ends within a thought.
     """
-    _, _, summary = reply.rpartition(HEADING)
+    _, _, summary = (after_thoughts(reply) or "").rpartition(HEADING)
     return cut(summary.strip(), most_chars) or NOTHING
 
 

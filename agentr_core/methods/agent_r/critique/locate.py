@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from agentr_core.answers import is_unreadable, readable
 from agentr_core.episodes.drawing import Ask
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
@@ -151,8 +152,13 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
         StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
         for position, judgement in zip(scanned, judged, strict=True)
     ]
-    # A step that no reply was given about, since it overfills the judge's context, is no error.
-    read = [verdict for verdict, judgement in zip(verdicts, judged, strict=True) if judgement.generations]
+    # A step that no reply was given about, since it overfills the judge's context, or none that can
+    # be read, is no error.
+    read = [
+        verdict
+        for verdict, judgement in zip(verdicts, judged, strict=True)
+        if not all(map(is_unreadable, judgement.generations))
+    ]
     return Critique(verdicts=tuple(verdicts), first_error=first_error(read, pair.split, config))
 
 
@@ -202,7 +208,8 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             f"{len(generations)} came; check the backend"
         )
     read = published_verdict if config.unparsable == "published" else parse_verdict
-    votes = tuple(read(generation.text) for generation in generations)
+    texts = map(readable, generations)
+    votes = tuple(Verdict.UNPARSABLE if text is None else read(text) for text in texts)
     return _judgement(question, majority(votes), votes, generations)
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from agentr_core.answers import after_thoughts
 from agentr_core.types import Verdict
 
 _LABEL = re.compile(r"(?<![^\W_])judge?ment[\s*_\"']*:", re.IGNORECASE)
@@ -14,13 +15,14 @@ _ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict:
-    """Return the verdict after the last "Judgement:" (or "Judgment:") of a reply, else
-    `UNPARSABLE`.
+    """Return the verdict after the last "Judgement:" (or "Judgment:") that follows a reply's
+    thoughts, else `UNPARSABLE`.
 
     One of the three words must come directly after the label, in any case and with any punctuation
     around it, and the rest of its sentence must not name another: a judge that copies
     "Good/Bad/Uncertain" has not judged.
     """
+    reply = after_thoughts(reply) or ""
     labels = list(_LABEL.finditer(reply))
     found = _WORD.match(reply, labels[-1].end()) if labels else None
     if found is None:

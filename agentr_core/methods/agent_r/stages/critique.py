@@ -14,6 +14,7 @@ from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import held_back, in_flight, speed
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.readings import Readings
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Writer
 from agentr_core.store.codec import (
@@ -86,6 +87,8 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Judgements of the same judge on the same trees in another run are taken over. In splice mode
     `direct` nothing is judged: pairs are stored, critiques are not.
+
+    Raises `ConfigError` if most replies of the judge are unreadable, and else as `run_all`.
     """
     trees = finished_trees(place, iteration)
     pairs, rows, rejections = await asyncio.to_thread(_make_pairs, place, iteration, trees)
@@ -107,12 +110,12 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
     for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
         copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
-    async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer):
+    async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
         done = 0
 
         async def work(item: tuple[str, list[PathPair]]) -> None:
             tree_id, pairs = item
-            await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer)
+            await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer, readings)
 
         def show(*_: Any) -> None:
             nonlocal done
@@ -139,12 +142,19 @@ async def _judge_tree(
     stored: Mapping[int, Judgement],
     batcher: Sampler,
     writer: Writer,
+    readings: Readings,
 ) -> None:
     """Have the bad paths of a tree judged, and store each judgement and the critique of each path.
 
     `stored` holds judgements by node, which are not requested again.
     """
     config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
+
+    def keep(judgement: Judgement) -> None:
+        writer.add(judgement_rows(tree_id, judgement, iteration_id=iteration_id))
+        for reply in judgement.generations:
+            readings.count(reply)
+
     judgements = await judge_paths(
         scans_of(pairs, config),
         held_back(batcher, writer),
@@ -153,7 +163,7 @@ async def _judge_tree(
         count_tokens=batcher.model.count_tokens,
         context_length=batcher.model.context_length,
         known=stored,
-        on_judgement=lambda made: writer.add(judgement_rows(tree_id, made, iteration_id=iteration_id)),
+        on_judgement=keep,
     )
     for pair in pairs:
         found = critique_of(pair, judgements, config)

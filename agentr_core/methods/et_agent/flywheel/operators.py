@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from agentr_core.answers import is_unreadable, readable
 from agentr_core.environments.reasoning.grammar import tags
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.et_agent.flywheel import prompts
@@ -60,9 +61,9 @@ async def trimmed(case: Case) -> Draft | Unmade:
     steps, manner = case.parent.steps, case.manner
     told = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
     answer = await case.consult("C1", "redundant-step", _edit(case.config.editor, told))
-    found = redundant_step(answer.text)
+    found = redundant_step(_said(answer))
     if found is None or answer.finish_reason == "length":
-        return Unmade("unreadable", f"{answer.role}: {answer.text[:200]}")
+        return _unreadable(answer)
     if not found.number:
         return Unmade("nothing-redundant")
     place = at_step(manner, steps, found.number)
@@ -82,9 +83,9 @@ async def rethink(case: Case) -> Draft | Unmade:
     )
     told = asked("thoughts", task=case.task, steps=shown, count=len(parts))
     answer = await case.consult("C2", "thoughts", _edit(case.config.editor, told))
-    found = thoughts(answer.text, len(parts))
+    found = thoughts(_said(answer), len(parts))
     if found is None or answer.finish_reason == "length":
-        return Unmade("unreadable", f"{answer.role}: {answer.text[:200]}")
+        return _unreadable(answer)
     whole = rethought(manner, case.parent, found)
     return whole if isinstance(whole, Unmade) else Draft(whole=whole, prompt_hash=answer.prompt_hash)
 
@@ -97,8 +98,14 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     told = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
     question = _edit(case.config.editor, told)
     # `STEP_FOUND` is a stop of this request alone.
-    question = replace(question, sampling=replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop)))
-    number = step_number((await case.consult(LOCATE, "flawed-step", question)).text)
+    sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
+    answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
+    if answer.finish_reason == "stop" and _ends_thinking(answer):
+        # The thought quotes the form that it is asked for, so that it was stopped there.
+        answer = await case.consult(LOCATE, "flawed-step", question)
+    if is_unreadable(answer):
+        return _unreadable(answer)
+    number = step_number(_said(answer))
     if not number:
         return Unmade("no-flawed-step")
     place = at_step(case.manner, steps, number)
@@ -115,12 +122,14 @@ async def corrected(case: Case) -> Draft | Unmade:
     opening = f"Step: {number}\n{STEP_FOUND}"
     told = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
     analysis = await case.consult("I1", "flaw-analysis", _reflect(case.config.reflector, told))
-    flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(analysis.text)}"
+    if is_unreadable(analysis):
+        return _unreadable(analysis)
+    flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_said(analysis))}"
     told = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
     answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
-    return _hashed(case.manner.edited(case.parent.steps[:start], answer.text), answer.prompt_hash)
+    return _hashed(case.manner.edited(case.parent.steps[:start], _step_in(answer, case.manner)), answer.prompt_hash)
 
 
 async def step_hint(case: Case) -> Draft | Unmade:
@@ -141,9 +150,9 @@ async def reviewed(case: Case) -> Draft | Unmade:
     steps = numbered(case.manner, case.parent.steps)
     told = asked("review", task=case.task, steps=steps, opening=prompts.REVIEW_OPENS)
     answer = await case.consult("I4", "review", _reflect(case.config.reflector, told))
-    review = _paragraph(answer.text)
+    review = _paragraph(_said(answer))
     if not review or any(tags(review)):
-        return Unmade("unreadable", f"{answer.role}: {answer.text[:200]}")
+        return _unreadable(answer)
     draft = case.manner.hinted(case.parent.steps, f"{prompts.REVIEW_OPENS} {review}")
     return replace(draft, prompt_hash=answer.prompt_hash)
 
@@ -174,6 +183,26 @@ def _edit(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
 
 def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
     return Question(role="reflector", messages=messages, sampling=sampling_of(drawing))
+
+
+def _said(answer: Answer) -> str:
+    """Return what counts of an answer, which may quote the tags of the steps that it is about."""
+    return readable(answer, tags=True) or ""
+
+
+def _ends_thinking(answer: Answer) -> bool:
+    return readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
+
+
+def _step_in(answer: Answer, manner: Manner) -> str:
+    """Return the step that an answer consists of. In tags, a single thought is that of the step."""
+    if isinstance(manner, Tagged) and answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2:
+        return answer.text
+    return readable(answer, tags=isinstance(manner, Tagged)) or ""
+
+
+def _unreadable(answer: Answer) -> Unmade:
+    return Unmade("unreadable", f"{answer.role}: {answer.text[:200]}")
 
 
 def _paragraph(text: str) -> str:

@@ -29,7 +29,7 @@ from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, me
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
 from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import measure, measure_rows
-from agentr_core.store.codec import Episode, answer_rows, load_episodes, load_replies
+from agentr_core.store.codec import Episode, answer_rows, load_answers, load_episodes
 from agentr_core.types import Answer, Instance, Trajectory
 
 STAGE = "evaluate"
@@ -116,7 +116,7 @@ def _nudged(place: Workplace, wrong: Episode, env: Environment) -> EpisodePlan:
 async def _vote(place: Workplace, iteration: int) -> None:
     """Have the judge vote on each episode of the test set."""
     votes = _votes(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
-    stored = load_replies(place.store, CONCISENESS, [one.trajectory_id for one in votes])
+    stored = load_answers(place.store, CONCISENESS, [one.trajectory_id for one in votes])
     left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
     if left:
         await _ask_all(place, iteration, left, total=len(votes))
@@ -125,7 +125,7 @@ async def _vote(place: Workplace, iteration: int) -> None:
 async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
-    async with place.asking("judge", path, stage, iteration) as (sampler, writer):
+    async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
         done = 0
 
         async def ask(one: Vote) -> Answer | None:
@@ -142,6 +142,7 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
             position = max(0, len(one.trajectory.steps) - 1)
             if answer is not None:
                 writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
+                readings.count(answer)
             place.progress(done, len(left), "votes")
 
         by_key = {one.key: one for one in left}

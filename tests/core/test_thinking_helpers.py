@@ -1,0 +1,149 @@
+"""What counts of the reply of a judge, editor, voter, summariser or reflector that thinks first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+from agentr_core.answers import after_thoughts, is_unreadable, readable
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths, scans_of
+from agentr_core.methods.agent_r.critique.parse import parse_verdict
+from agentr_core.methods.et_agent.conciseness import read_vote
+from agentr_core.methods.et_agent.flywheel.replies import redundant_step, step_number, thoughts
+from agentr_core.recipes import CritiqueConfig
+from agentr_core.stages.thoughts import labelled, thought_in, with_thought
+from agentr_core.tools.search import summary
+from agentr_core.types import (
+    Answer,
+    Generation,
+    Instance,
+    Path,
+    PathPair,
+    Request,
+    Step,
+    StopReason,
+    Trajectory,
+    Verdict,
+)
+
+QUOTES = (
+    "<think>\nI end with one of these lines: Judgement: Good, if the action helps. Judgement: Bad, if it harms, fails, "
+    "or does not belong to the task"
+)
+
+
+def drawn(text: str, finish: Literal["stop", "length"] = "stop", *, thinks: bool = False) -> Generation:
+    return Generation(
+        text=text, token_ids=(), finish_reason=finish, prompt_tokens=1, completion_tokens=1, thinks=thinks
+    )
+
+
+def answered(text: str, finish: Literal["stop", "length"] = "stop") -> Answer:
+    return Answer(
+        role="editor",
+        model="m",
+        prompt_hash="h",
+        seed=1,
+        text=text,
+        finish_reason=finish,
+        prompt_tokens=1,
+        completion_tokens=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "counts"),
+    [
+        (drawn("Judgement: bad"), "Judgement: bad"),
+        (drawn("Judgement: bad. Then it", "length"), "Judgement: bad. Then it"),
+        (drawn("<think>a</think>b"), "b"),
+        (drawn("a</think>b", "length", thinks=True), "b"),
+        (drawn("<think>a</think>b</think>c", "length"), "c"),
+        (drawn(QUOTES, "length"), None),
+        (drawn(QUOTES), None),
+        (drawn("Well.\n <think>a", "length"), None),
+        (drawn("<think>a</think>\n<think>b", "length"), None),
+        (drawn("Judgement: bad", "length", thinks=True), None),
+        (drawn("Judgement: bad", thinks=True), "Judgement: bad"),
+        (drawn("It writes <think> twice. Judgement: bad", "length"), "It writes <think> twice. Judgement: bad"),
+    ],
+)
+def test_what_follows_the_thoughts_counts(reply: Generation, counts: str | None) -> None:
+    assert readable(reply) == counts
+
+
+def test_a_reply_that_ended_by_itself_was_not_cut() -> None:
+    assert is_unreadable(drawn(QUOTES, "length"))
+    assert not is_unreadable(drawn(QUOTES))
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "<think>Step: 3?</think>",
+        "Step: 3?</think>",
+        "<think>In <think> and </think>, Step: 3?</think>",
+        "<think>I end with </think>. Step: 3?</think>",
+        "<think>I begin with <think>. Step: 3?</think>",
+        "In <think> and </think>, Step: 3?</think>",
+    ],
+)
+def test_thoughts_that_belong_to_a_reply_stay(thought: str) -> None:
+    reply = "\nStep: 2\nCorrected Step: <think>x</think><search>y</search>"
+    assert after_thoughts(thought + reply, tags=True) == reply
+    assert redundant_step(thought + reply) == (2, "<think>x</think><search>y</search>")
+    assert step_number(thought + reply) == 2
+    assert thoughts(f"{thought}\nThought 1: <think>a</think>", 1) == ("a",)
+    assert after_thoughts(reply, tags=True) == reply
+
+
+def test_options_that_a_thought_quotes_are_no_reply() -> None:
+    assert parse_verdict(QUOTES) is Verdict.UNPARSABLE
+    assert parse_verdict(f"{QUOTES}</think>\nJudgement: Good") is Verdict.GOOD
+    assert read_vote("<think>\nI say <answer>yes</answer> or <answer>no</answer>. The second") is None
+    assert read_vote("<think><answer>yes</answer></think><answer>no</answer>") is False
+    assert step_number("<think>\nStep: 1 looks fine") is None
+    assert redundant_step("<think>\nStep: no, or Corrected step:") is None
+    assert summary.read("<think>\nI write the line Findings: and then") == summary.NOTHING
+    assert summary.read("<think>Findings: a</think>\nb") == "b"
+
+
+def test_the_thought_of_an_editor_is_not_trained() -> None:
+    world = TextCraft()
+    said = answered("<think>\nI am asked for a thought.\n</think>\n\nI lack wood.")
+    assert with_thought(labelled(world, "get 2 oak logs"), thought_in(said)).startswith("Thought: I lack wood.\n")
+    assert thought_in(answered("<think>\nI am asked for a thought.")) == ""
+    assert thought_in(answered("I lack wood. Th", "length")) == ""
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (drawn(QUOTES, "length"), None),
+        (drawn("Judgement: Bad, if", "length", thinks=True), None),
+        (drawn("I do not know."), 0),
+        (drawn("Judgement: Bad", thinks=True), 0),
+    ],
+)
+def test_a_verdict_cut_within_a_thought_is_no_error(reply: Generation, error: int | None) -> None:
+    pair = PathPair(good=path(1, StopReason.SUCCESS), bad=path(2, StopReason.FAILURE), split=0)
+    config = CritiqueConfig(unparsable="bad", votes=1)
+
+    async def ask(request: Request) -> list[Generation]:
+        return [reply]
+
+    async def judged() -> Any:
+        return await judge_paths(
+            scans_of([pair], config), ask, config, seed=1, count_tokens=lambda request: 1, context_length=9999
+        )
+
+    assert critique_of(pair, asyncio.run(judged()), config).first_error == error
+
+
+def path(leaf: int, stop: StopReason) -> Path:
+    step = Step(reply="go", action="go", observation="gone", reward=0.0)
+    played = Trajectory.ended(Instance(environment="w", split="s", index=0), "begin", (step,), stop)
+    return Path(tree_id="t", nodes=(leaf,), trajectory=played)
