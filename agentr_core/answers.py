@@ -26,8 +26,8 @@ _SCALE = "it must be a finite number, and an environment scales its rewards to [
 HIGHEST_LOGPROB = 0.01
 """The largest accepted log-probability: rounding may lift that of a certain token above 0."""
 _THOUGHT_ENDS = "</think>"
-# A tag within a line is quoted: it opens no thought.
-_THOUGHT_OPENS = re.compile(r"^\s*<think>", re.MULTILINE)
+# A tag within a sentence is quoted: it opens no thought.
+_THOUGHT_OPENS = re.compile(r"(?:^|[.!?:])\s*<think>", re.MULTILINE)
 _TAG = re.compile(r"</?think>")
 
 

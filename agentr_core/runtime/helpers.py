@@ -20,7 +20,7 @@ from agentr_core.types import Answer, Question, Request
 
 async def answer(sampler: Sampler, question: Question, *, seed: int, session: str) -> Answer:
     """Return what a model says to a question. Raises as `ChatModel.generate`."""
-    request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session)
+    request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session, helper=True)
     (said,) = await sampler.sample(request)
     return Answer(
         role=question.role,

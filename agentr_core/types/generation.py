@@ -39,7 +39,9 @@ class Request:
 
     Reply i of a request is drawn from the random stream (`seed`, i): it does not depend on `n` or
     on what else is in the batch. `session` groups requests that share a prefix (one tree, one
-    episode).
+    episode). `helper` says that it is a question beside an episode: a thought that was cut, and
+    that the server keeps apart from the text, is then an empty reply that `thinks`; of a model that
+    acts it is a fault.
     """
 
     messages: tuple[Message, ...]
@@ -47,6 +49,7 @@ class Request:
     seed: int
     n: int = 1
     session: str = ""
+    helper: bool = later(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

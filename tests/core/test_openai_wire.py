@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.environments.gateway.wire import ChatCall
+from agentr_core.answers import is_unreadable
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.endpoint import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
@@ -203,6 +204,7 @@ def test_content_may_come_in_parts(content: list[Any], text: str) -> None:
         {"content": None, "reasoning_content": "let me think"},
         {"content": "\n\n", "reasoning": "let me think"},
         {"content": [THOUGHT]},
+        {"content": None, "reasoning_details": [{"type": "reasoning.text", "text": "let me think"}]},
     ],
 )
 def test_a_thought_that_was_cut_is_no_empty_reply(message: dict[str, Any], ids: list[int] | None) -> None:
@@ -210,6 +212,9 @@ def test_a_thought_that_was_cut_is_no_empty_reply(message: dict[str, Any], ids: 
     data["choices"][0]["message"] = message
     with pytest.raises(MalformedReply, match=r"a thought that was cut after 3 tokens; .* a higher max_new_tokens, or"):
         read(data)
+    asked = replace(request(), helper=True)
+    (of_a_helper,) = read_completion(json.dumps(data).encode(), asked, n=1, limit=9)
+    assert is_unreadable(of_a_helper), "it is counted, and asked no second time"
 
 
 def test_a_thought_before_a_reply_is_not_part_of_it() -> None:

@@ -147,3 +147,8 @@ def path(leaf: int, stop: StopReason) -> Path:
     step = Step(reply="go", action="go", observation="gone", reward=0.0)
     played = Trajectory.ended(Instance(environment="w", split="s", index=0), "begin", (step,), stop)
     return Path(tree_id="t", nodes=(leaf,), trajectory=played)
+
+
+def test_a_thought_may_begin_after_a_sentence() -> None:
+    assert is_unreadable(drawn("Okay. <think>I weigh Judgement: Bad", "length"))
+    assert not is_unreadable(drawn("<think>a</think>Judgement: Bad, since", "length"))

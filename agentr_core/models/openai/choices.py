@@ -81,6 +81,7 @@ class _Message(Strict):
     reasoning_content: Any = None
     """A thought that the server cut out of the content; newer servers call it `reasoning`."""
     reasoning: Any = None
+    reasoning_details: Any = None
 
     @property
     def parts(self) -> list[_Part]:
@@ -100,7 +101,9 @@ class _Message(Strict):
     @property
     def thinks(self) -> bool:
         """Whether the server reports a thought apart from the text."""
-        return bool(self.reasoning_content or self.reasoning) or any(p.type in _THOUGHT_PARTS for p in self.parts)
+        return bool(self.reasoning_content or self.reasoning or self.reasoning_details) or any(
+            p.type in _THOUGHT_PARTS for p in self.parts
+        )
 
 
 class _Token(Strict):
@@ -138,9 +141,10 @@ class Choice(Strict):
         calls = [call.function for call in self.message.tool_calls or ()]
         return reply_text(self.message.text, [ToldCall(call.name, argument_text(call.arguments)) for call in calls])
 
-    def check(self, total: int, tools: Sequence[str]) -> None:
+    def check(self, total: int, tools: Sequence[str], *, helper: bool = False) -> None:
         """Raise unless this is a whole reply of the model. `total` is the number of tokens in the
-        server's answer, `tools` are the names of the tools that were offered.
+        server's answer, `tools` are the names of the tools that were offered; what a `helper` may
+        say says `Request`.
 
         Raises:
             MalformedReply: it is not whole, empty, or no more than a thought that was cut.
@@ -156,7 +160,7 @@ class Choice(Strict):
         if self.ending == "tool_calls":
             self._check_call(tools)
         elif not message.tool_calls:
-            self._check_words(total)
+            self._check_words(total, helper=helper)
 
     def _unknown_ending(self) -> str:
         if not self.finish_reason:
@@ -179,9 +183,11 @@ class Choice(Strict):
                 f"tools {', '.join(tools)}; start the server with the tool-call parser for this model"
             )
 
-    def _check_words(self, total: int) -> None:
+    def _check_words(self, total: int, *, helper: bool) -> None:
         count = len(self.token_ids or ()) or total
         if self.is_cut and self.message.thinks and not self.message.text.strip():
+            if helper:
+                return
             raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
         if not self.message.text and not self.token_ids:
             hint = _THINKS if self.is_cut or self.message.thinks else _PROVES

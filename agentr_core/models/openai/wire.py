@@ -138,7 +138,7 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
     tools = tool_names(request.messages)
     for choice in choices:
-        choice.check(completion.usage.completion_tokens, tools)
+        choice.check(completion.usage.completion_tokens, tools, helper=request.helper)
     counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
     return [
         Generation(

@@ -183,6 +183,7 @@ def _request(path: Path, position: int, dropped: int, *, config: CritiqueConfig,
         seed=derive_seed(seed, "critique", path.seeded_by, path.nodes[position]),
         n=config.votes,
         session=f"{path.tree_id}#judge",
+        helper=True,
     )
 
 
