@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy import Line, Policy, generation, instance
@@ -18,7 +20,7 @@ from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths
 from agentr_core.methods.agent_r.pairing import good_paths, pairs_of_tree
 from agentr_core.methods.agent_r.reflections import REFLECTIONS
 from agentr_core.methods.agent_r.splicing import good_sample, splice
-from agentr_core.recipes import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.recipes import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig, load
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Critique, Generation, Message, Node, Rejection, Request, Sample, Tree
@@ -47,7 +49,6 @@ class Published:
 
     def __init__(self, tree: Tree, env: Line, *, alpha: float, beta: float) -> None:
         self.tree, self.alpha, self.beta = tree, alpha, beta
-        self.judged = lambda node: judgement(tree, node)
         self.opening: list[Turn] = [
             ("user", env.instruction, False),
             ("assistant", "Ok.", False),
@@ -83,7 +84,7 @@ class Published:
         kept = []
         for node in low:
             kept.append(node)
-            said = self.judged(node.index).split("Judgement:")[-1].lower()
+            said = judgement(self.tree, node.index).split("Judgement:")[-1].lower()
             if judged and "good" not in said and "uncertain" not in said:
                 break
         return kept
@@ -183,3 +184,16 @@ async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> N
         expected = [theirs.whole(leaf) for leaf in theirs.leaves() if theirs.good(leaf)]
         found = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
         assert sorted(read(good_sample(path, env)) for path in found) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["webshop-agent-r", "textcraft-agent-r", "sciworld-agent-r", "agent-r-three-worlds"])
+def test_the_recipes_as_published_have_these_settings(name: str) -> None:
+    file = Path(__file__).parents[2] / "deployments" / "recipes" / f"{name}.yaml"
+    recipe = load(file, [])
+    assert (recipe.splice, recipe.data.duplicates) == (SpliceConfig(mode="blind", **SPLICE), "keep")  # type: ignore[arg-type]
+    assert replace(recipe.critique, max_new_tokens=CRITIQUE.max_new_tokens) == CRITIQUE
+    assert recipe.pairs == PairsConfig(beta=0.2, alpha_rule="more_than", order="published")
+    assert {world.environment.action.labels for world in recipe.worlds().values()} == {"published"}
+    header = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("#"))
+    assert "ow replies are read" in header or "Replies are read as in the authors' searches" in header
+    assert "qual records are all trained on" in header
