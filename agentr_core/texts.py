@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ _UNSEEN = re.compile(
 
 _OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/")
 """Files whose lines are never the cause: these packages, and what imports modules."""
+_LENIENT_JSON = json.JSONDecoder(strict=False)
+_THOUGHT_MARK = re.compile(r"</?think>|<tool_call>\s*")
 
 
 def visible(text: str) -> str:
@@ -44,6 +47,42 @@ def lone_surrogate(text: str) -> int | None:
     except UnicodeEncodeError as error:
         return error.start
     return None
+
+
+def outside_thoughts(reply: str) -> str:
+    """Return a reply with spaces in place of its thoughts, so that all positions stay.
+
+    A thought is between `<think>` and `</think>`, before a `</think>` without its `<think>`, which
+    some chat templates write into the prompt, and after a `<think>` that is not closed. Marks in
+    the JSON of a `<tool_call>` are part of its arguments.
+    """
+    thoughts: list[tuple[int, int]] = []
+    opened: int | None = None
+    place = 0
+    while mark := _THOUGHT_MARK.search(reply, place):
+        place = mark.end()
+        if mark[0] == "<think>":
+            opened = mark.start() if opened is None else opened
+        elif mark[0] == "</think>":
+            thoughts.append((opened or 0, place))
+            opened = None
+        else:
+            place = json_end(reply, place)
+    if opened is not None:
+        thoughts.append((opened, len(reply)))
+    for start, end in thoughts:
+        reply = f"{reply[:start]}{' ' * (end - start)}{reply[end:]}"
+    return reply
+
+
+def json_end(text: str, start: int) -> int:
+    """Return where the JSON value that begins at a position ends, or that position if none does.
+    Line breaks and other control characters may stand in its strings.
+    """
+    try:
+        return _LENIENT_JSON.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def _mark(found: re.Match[str]) -> str:

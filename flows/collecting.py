@@ -22,6 +22,7 @@ from flows.parameters import Enough, Settings, Units, changes, name_unknown, run
 from flows.preflight.checks import check
 from tasks import experience, reporting, runs
 from tasks import stages as steps
+from tasks.progress import tell
 from tasks.wiring import load_recipe, reference
 
 
@@ -49,7 +50,8 @@ async def collect_only(
     """
     changed = changes(settings, overrides)
     parsed = load_recipe(Path(recipe), changed)
-    check(parsed, trains=False)
+    for note in check(parsed, trains=False):
+        tell(note)
     return await gather(parsed, limit=limit, enough=enough, again={"recipe": recipe, "overrides": changed})
 
 
@@ -72,7 +74,8 @@ async def improve(
     Raises `UserError`, listing everything that prevents the training.
     """
     parsed = load_recipe(Path(recipe), changes(settings, overrides))
-    check(parsed)
+    for note in check(parsed):
+        tell(note)
     return await learn(parsed, enough=enough)
 
 

@@ -41,7 +41,8 @@ async def compare(
     """
     parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
     for one in (parsed, *makers_of_samples(parsed)):
-        check(one)
+        for note in check(one):
+            tell(note)
     return await run_arms(parsed)
 
 

@@ -17,6 +17,7 @@ from flows.parameters import Iterations, Settings, changes, name_unknown, run_na
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
+from tasks.progress import tell
 from tasks.wiring import RunRef, load_recipe, reference
 
 
@@ -50,7 +51,8 @@ async def flywheel(
         parsed = runs.further(parsed, more)
     elif iterations:
         parsed = replace(parsed, iterations=iterations)
-    check(parsed)
+    for note in check(parsed):
+        tell(note)
     return await turn(parsed)
 
 

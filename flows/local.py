@@ -226,11 +226,12 @@ async def _headroom(recipe: Any, episodes: int, instances: int) -> Any:
 
 
 def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) -> Any:
-    check(recipe, trains=trains)
+    progress.console.set(Console(stderr=True))
+    for note in check(recipe, trains=trains):
+        progress.tell(note)
     if recipe.scale.runner == "local":
         server.reach()
     else:
         server.require(f"scale.runner {recipe.scale.runner}")
-    progress.console.set(Console(stderr=True))
     with server.needed():
         return interruption.run(function(recipe, **options))

@@ -10,6 +10,7 @@ from agentr_core import answers
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
 from agentr_core.protocols import Environment, Graded, Limited
+from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 
@@ -34,10 +35,11 @@ def check(make: Callable[[], Environment], *, instances_per_split: int | None = 
     By default, three instances of each split are played, or one if the environment's calls block.
 
     The checks cover names and texts; splits, which must not be empty, have an instance twice, nor
-    overlap by first observation, or by `identity` if there is one; determinism across objects;
-    rewards, in [0, 1] or negative for a disaster, and success flags; nonsense, which must be parsed
-    and answered, not raise; snapshots; and the expert, whose replies must parse, meet no disaster
-    and, unless a grader decides, succeed.
+    overlap by first observation, or by `identity` if there is one; determinism across objects and
+    of snapshots, as far as the environment says that it repeats itself; rewards, in [0, 1] or
+    negative for a disaster, and success flags; nonsense, which must be parsed and answered, not
+    raise; and the expert, whose replies must parse, meet no disaster and, unless a grader decides,
+    succeed.
     """
     one, other = make(), make()
     try:
@@ -101,8 +103,9 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
     actions = [NONSENSE, ""] if replies is None else [answers.action_in(one, reply) for reply in replies]
     if replies is not None and not all(actions):
         yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
+    promise = repeatability_of(one)
     firsts = answers.reset(one, instance), answers.reset(other, instance)
-    if firsts[0] != firsts[1]:
+    if promise is not Repeatability.NEVER and not repeats(*firsts, promise):
         yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
     nonsense = _step(one, NONSENSE)
     if nonsense.reward > 0 or nonsense.info.get("success"):
@@ -112,11 +115,11 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
     for position, action in enumerate(itertools.islice(actions, MAX_STEPS)):
         before = one.snapshot() if one.can_snapshot else None
         last = _step(one, action)
-        if _step(other, action)[:4] != last[:4]:
+        if not _alike(_step(other, action), last, promise):
             yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
         if one.can_snapshot:
             one.restore(before)
-            if _step(one, action)[:4] != last[:4]:
+            if not _alike(_step(one, action), last, promise):
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
         if replies is not None and last.reward < 0:
             detail = (
@@ -130,6 +133,12 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
     judged = replies is not None and len(actions) <= MAX_STEPS and not isinstance(one, Graded)
     if judged and not (last and last.info.get("success")):
         yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
+
+
+def _alike(seen: Transition, recorded: Transition, promise: Repeatability) -> bool:
+    """Return whether a step repeats a recorded one as far as the environment promises."""
+    same = repeats(seen.observation, recorded.observation, promise) and seen[1:4] == recorded[1:4]
+    return promise is Repeatability.NEVER or same
 
 
 def _step(env: Environment, action: str) -> Transition:

@@ -11,12 +11,15 @@ each time for a reason:
   ScienceWorld and ALFWorld; those of TextCraft and BabyAI answer such a reply with an error of
   their own, which would be a step that the world does not see.
 - If an action is one line, the lines below it are removed: models go on with invented observations.
+- What a reasoning model considers between `<think>` and `</think>` is no action.
 - In the web shop the label may have a number, as in the transcripts published with the shop.
 """
 
 from __future__ import annotations
 
 import re
+
+from agentr_core.texts import outside_thoughts
 
 LABEL = "Action:"
 _END = "</s>"
@@ -26,10 +29,10 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9, ]+")
 
 
 def without_end(reply: str) -> str:
-    """Return a reply without trailing white space and without the end-of-turn marks that some
-    servers leave in the text.
+    """Return a reply without its thoughts, without trailing white space and without the end-of-turn
+    marks that some servers leave in the text.
     """
-    reply = reply.rstrip()
+    reply = outside_thoughts(reply).rstrip()
     while reply.endswith(_END):
         reply = reply.removesuffix(_END).rstrip()
     return reply

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from agentr_core.texts import lone_surrogate
+from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
@@ -67,25 +67,32 @@ def definitions(tools: Sequence[Tool]) -> str:
 
 
 def read_call(reply: str) -> NativeCall | Misread | None:
-    """Return the call in a reply, or None if it has none. Never raises."""
-    before, opened, rest = reply.partition(OPENS)
+    """Return the call in a reply, or None if it has none; what a thought considers is no call.
+    Never raises.
+    """
+    plain = outside_thoughts(reply)
+    before, opened, rest = plain.partition(OPENS)
     if not opened:
-        return Misread("a call ends that was not opened") if CLOSES in reply else None
-    inside, closed, after = rest.partition(CLOSES)
-    if not closed:
+        return Misread("a call ends that was not opened") if CLOSES in plain else None
+    # Code may print the marks, and small models break lines in it without escaping them.
+    closes = rest.find(CLOSES, json_end(rest, len(rest) - len(rest.lstrip())))
+    if closes < 0:
         return Misread(f"it does not end with {CLOSES}")
-    if OPENS in inside or OPENS in after:
-        return Misread("there are several calls, and a reply may have one")
+    inside, after = rest[:closes], rest[closes + len(CLOSES) :]
     try:
-        said = json.loads(inside)
+        said = json.loads(inside, strict=False)
     except (ValueError, RecursionError):
-        return Misread("it is not valid JSON")
+        several = OPENS in inside or OPENS in after
+        return Misread("there are several calls, and a reply may have one" if several else "it is not valid JSON")
+    if OPENS in after:
+        return Misread("there are several calls, and a reply may have one")
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
         return Misread('it is no JSON object with "name" and "arguments"')
     arguments = said.get("arguments")
     if not isinstance(arguments, dict):
         return Misread('its "arguments" are no JSON object')
-    return NativeCall(said["name"], arguments, (before + after).strip())
+    beside = reply[: len(before)] + reply[len(reply) - len(after) :]
+    return NativeCall(said["name"], arguments, beside.strip())
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:

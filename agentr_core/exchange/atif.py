@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentr_core.exchange.training_set import Origin, TrainingSet, opening
+from agentr_core.exchange.training_set import Origin, TrainingSet, opening, samples_of
+from agentr_core.samples.atif_turns import OBSERVED_AS
 from agentr_core.types import Sample, Span
 
 VERSION = "ATIF-v1.7"
@@ -33,16 +35,37 @@ def unmasked(training_set: TrainingSet) -> str:
     return f"it has no field for that, and {spared} replies carry none (`extra.train` tells)" if spared else ""
 
 
+def impossible(training_set: TrainingSet) -> str:
+    """Return why ATIF cannot hold a training set; empty if it can: an observation belongs to the
+    step of a reply.
+    """
+    for sample in samples_of(training_set):
+        for before, message in pairwise(sample.messages):
+            if message.role == "tool" and (before.role not in ("assistant", "tool") or before.spans):
+                return (
+                    "some results of tools follow no reply that could have called them; choose parquet, trl or sharegpt"
+                )
+    return ""
+
+
+def sides_apart(training_set: TrainingSet) -> str:
+    """Return that pairs are taken apart; empty if there are none."""
+    apart = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
+    return apart if training_set.pairs else ""
+
+
 def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
     """Return a sample as a trajectory: the world's response to a reply is the observation of its
     step.
     """
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample), start=1)]
+    first = sample.messages[0]
+    tools = {"tool_definitions": json.loads(first.text)} if first.role == "tools" else {}
     return {
         "schema_version": VERSION,
         "session_id": origin.get("run_id"),
         "trajectory_id": key,
-        "agent": {"name": "agentr", "version": version("agentr"), "extra": {"recipe": origin.get("recipe")}},
+        "agent": {"name": "agentr", "version": version("agentr"), **tools, "extra": {"recipe": origin.get("recipe")}},
         "steps": steps,
         "final_metrics": {"total_steps": len(steps)},
         "extra": {
@@ -70,23 +93,33 @@ def _steps(sample: Sample) -> list[dict[str, Any]]:
     begun = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
     steps: list[dict[str, Any]] = []
     for position, message in enumerate(sample.messages):
-        if message.role == "user" and position >= begun and steps:
-            _observed(steps[-1], message.text)
-        elif message.role != "assistant":
-            steps.append({"source": message.role, "message": message.text})
-        else:
+        if message.role == "assistant":
             for number, part in enumerate(message.parts):
                 if number % 2:
                     _observed(steps[-1], part.text)
                 else:
-                    steps.append(_agent(part))
+                    steps.append(_agent(part, grown=bool(message.spans)))
+        elif message.role == "tool":
+            steps[-1]["extra"][OBSERVED_AS] = "tool"
+            _observed(steps[-1], message.text)
+        elif message.role == "user" and position >= begun and _unanswered(steps):
+            _observed(steps[-1], message.text)
+        elif message.role != "tools":
+            steps.append({"source": message.role, "message": message.text})
     return steps
 
 
-def _agent(reply: Span) -> dict[str, Any]:
+def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last step is a reply with a turn of its own, and no observation yet."""
+    last = steps[-1] if steps else {}
+    return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
+
+
+def _agent(reply: Span, *, grown: bool) -> dict[str, Any]:
     ids = list(reply.token_ids or ())
     metrics = {"metrics": {"completion_tokens": len(ids), "completion_token_ids": ids}} if ids else {}
-    return {"source": "agent", "message": reply.text, **metrics, "extra": {"train": reply.train}}
+    extra = {"train": reply.train, **({OBSERVED_AS: "assistant"} if grown else {})}
+    return {"source": "agent", "message": reply.text, **metrics, "extra": extra}
 
 
 def _observed(step: dict[str, Any], text: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet
-from agentr_core.samples.export import export_lines, pair_lines
+from agentr_core.exchange.training_set import TOOL_TURNS, PairRow, SampleRow, TrainingSet, samples_of
+from agentr_core.samples.export import export_lines, pair_lines, spans_of
 from agentr_core.types import Message
 
 _LLAMA_FACTORY = "agentr"
@@ -38,12 +38,13 @@ def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]
 
 
 def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write `agentr.jsonl` and `dataset_info.json`. Raises `DataFault` if turns do not
-    alternate.
+    """Write `agentr.jsonl` and `dataset_info.json`. Raises `DataFault` if the turns of a sample do
+    not alternate.
     """
     columns = {"messages": "conversations", "system": "system"}
     if training_set.pairs:
-        lines: Iterable[str] = (_dumped(_ranked(pair)) for pair in training_set.pairs)
+        rewards = not lacks_rewards(training_set)
+        lines: Iterable[str] = (_dumped(_ranked(pair, rewards=rewards)) for pair in training_set.pairs)
         columns |= {"chosen": "chosen", "rejected": "rejected"}
     else:
         lines = export_lines(_samples(training_set.samples), "llamafactory")
@@ -63,9 +64,62 @@ def not_for_llama_factory(training_set: TrainingSet) -> str:
     """Return why LLaMA-Factory cannot read a training set; empty if it can."""
     if any(len(side) != 1 for pair in training_set.pairs for side in pair.sides):
         return "its pairs have one reply on each side, and these have whole episodes; choose parquet, trl or sharegpt"
-    if any(message.spans for row in training_set.samples for message in row.sample.messages):
+    if any(message.spans for sample in samples_of(training_set) for message in sample.messages):
         return "it trains whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
+    if any(message.role in TOOL_TURNS for sample in samples_of(training_set) for message in sample.messages):
+        return "it writes calls of tools in a way of its own; export it as trl or sharegpt, or choose parquet"
+    prompts = [
+        [m.role for m in _unless_system(pair.preference.chosen.messages[: pair.start])] for pair in training_set.pairs
+    ]
+    if any(
+        roles != [("user", "assistant")[n % 2] for n in range(len(roles))] or not len(roles) % 2 for roles in prompts
+    ):
+        return (
+            "user and assistant must take turns in a prompt, and the user must end it; choose parquet, trl or sharegpt"
+        )
     return ""
+
+
+def cutoff(training_set: TrainingSet) -> str:
+    """Return at which length LLaMA-Factory cuts, and the length of the longest sample if it is
+    known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
+    """
+    longest = max((len(row.tokens[0]) for row in training_set.samples if row.tokens), default=0)
+    own = f"; the longest sample has {longest:,} with the model of its run" if longest else ""
+    return f"LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set{own}"
+
+
+def lacks_rewards(training_set: TrainingSet) -> str:
+    """Return why rewards are left out; empty if all pairs have some.
+
+    LLaMA-Factory reads the file with `datasets`, which a key that is null or missing at first stops
+    at its first value.
+    """
+    pairs = [pair.preference for pair in training_set.pairs]
+    count = sum(pair.chosen_reward is None or pair.rejected_reward is None for pair in pairs)
+    return f"left out are the rewards, which {count} of {len(pairs)} pairs do not have" if count else ""
+
+
+def _unless_system(messages: Sequence[Message]) -> Sequence[Message]:
+    return messages[1:] if messages and messages[0].role == "system" else messages
+
+
+def not_for_agenttraj(training_set: TrainingSet) -> str:
+    """Return why AgentTraj cannot hold a training set; empty if it can."""
+    if training_set.pairs:
+        return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
+    messages = [message for row in training_set.samples for message in _unless_system(row.sample.messages)]
+    if any(message.role not in ("user", "assistant") for message in messages):
+        return "its turns are those of a human and of the model, and these have others; choose parquet, trl or sharegpt"
+    return ""
+
+
+def systems_beside(training_set: TrainingSet) -> str:
+    """Return how many samples have a system text, for which AgentTraj has no turn; empty if
+    none.
+    """
+    count = sum(row.sample.messages[0].role == "system" for row in training_set.samples)
+    return f"{count} samples have a system text in a field `system`, which AgentGym does not read" if count else ""
 
 
 def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
@@ -79,6 +133,8 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
     instance = row.sample.instance
     # AgentGym's own names lack the prefix `agentgym-`.
     world = "" if instance is None else instance.environment.removeprefix("agentgym-")
+    messages = row.sample.messages
+    spoken = _unless_system(messages)
     return {
         "item_id": row.id if instance is None else f"{world}_{instance.index}",
         "conversations": [
@@ -86,9 +142,11 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
                 "from": "gpt" if message.role == "assistant" else "human",
                 "loss": message.train if message.role == "assistant" else None,
                 "value": message.text,
+                **spans_of(message),
             }
-            for message in row.sample.messages
+            for message in spoken
         ],
+        **({"system": messages[0].text} if len(spoken) < len(messages) else {}),
         "id": row.id,
         "kind": str(row.sample.kind),
         **row.origin,
@@ -109,7 +167,7 @@ def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
                 }
 
 
-def _ranked(pair: PairRow) -> dict[str, Any]:
+def _ranked(pair: PairRow, *, rewards: bool) -> dict[str, Any]:
     before = pair.preference.chosen.messages[: pair.start]
     system = before[0].text if before[0].role == "system" else ""
     (chosen,), (rejected,) = pair.sides
@@ -119,6 +177,7 @@ def _ranked(pair: PairRow) -> dict[str, Any]:
         "rejected": _sharegpt(rejected),
         "system": system,
         "id": pair.id,
+        **({name: getattr(pair.preference, name) for name in ("chosen_reward", "rejected_reward")} if rewards else {}),
         **pair.origin,
     }
 

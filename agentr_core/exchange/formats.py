@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,8 @@ from types import MappingProxyType
 from agentr_core.errors import ConfigError
 from agentr_core.exchange import atif, chat, parquet, verl
 from agentr_core.exchange.card import card
-from agentr_core.exchange.training_set import TrainingSet, cut_turns, rows_told, spared_turns
+from agentr_core.exchange.column_types import column_types
+from agentr_core.exchange.training_set import TrainingSet, cut_replies, cut_turns, rows_told, spared_turns
 from agentr_core.writing import writing
 
 
@@ -22,7 +23,8 @@ class Format:
     `write` puts files into a folder and returns their paths, by the name of the set that a reader
     asks for. `unmasked` returns what the format cannot express about the loss mask of a training
     set; empty if nothing. `impossible` returns why a set cannot be written at all. `told` returns
-    how many rows are written, and of what.
+    how many rows are written, and of what. Each of `notes` returns what a reader has to know, such
+    as what is left out; empty if nothing.
     """
 
     write: Callable[[TrainingSet, Path], Mapping[str, str]]
@@ -30,6 +32,11 @@ class Format:
     unmasked: Callable[[TrainingSet], str] = lambda _: ""
     impossible: Callable[[TrainingSet], str] = lambda _: ""
     told: Callable[[TrainingSet], str] = rows_told
+    notes: Sequence[Callable[[TrainingSet], str]] = (cut_replies,)
+
+    def notes_on(self, training_set: TrainingSet) -> list[str]:
+        """Return what a reader of a training set has to know."""
+        return [note for notes in self.notes if (note := notes(training_set))]
 
 
 def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: bool = False) -> tuple[str, ...]:
@@ -65,7 +72,15 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             draft.mkdir(parents=True)
             files = chosen.write(training_set, draft)
             told = chosen.told(training_set)
-            text = card(training_set, files, told=told, read_with=chosen.read_with, unmasked=unmasked)
+            text = card(
+                training_set,
+                files,
+                types=column_types(draft, files),
+                told=told,
+                read_with=chosen.read_with,
+                unmasked=unmasked,
+                notes=chosen.notes_on(training_set),
+            )
             (draft / "README.md").write_text(text, encoding="utf-8")
             draft.rename(folder)
         finally:
@@ -91,8 +106,8 @@ def _first(*reasons: Callable[[TrainingSet], str]) -> Callable[[TrainingSet], st
     return lambda training_set: next(filter(None, (reason(training_set) for reason in reasons)), "")
 
 
-def _no_pairs(training_set: TrainingSet) -> str:
-    return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif" if training_set.pairs else ""
+def _cut_in_pairs(training_set: TrainingSet) -> str:
+    return cut_replies(training_set) if training_set.pairs else ""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -101,6 +116,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             write=parquet.write,
             read_with="`datasets.load_dataset(FOLDER)` reads it; `train` of a turn, and `labels`, say what carries "
             "loss.",
+            # The labels of a sample end where its reply was cut.
+            notes=(_cut_in_pairs,),
         ),
         "trl": Format(
             write=chat.write_trl,
@@ -118,25 +135,31 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "llama-factory": Format(
             write=chat.write_llama_factory,
             read_with="Name the folder as `dataset_dir`. The last turn of each line is what is trained: LLaMA-Factory "
-            "needs `mask_history: true`.",
+            "needs `mask_history: true`, and a `cutoff_len` that holds the lines.",
             impossible=chat.not_for_llama_factory,
+            notes=(chat.cutoff, chat.lacks_rewards, cut_replies),
         ),
         "agenttraj": Format(
             write=chat.write_agenttraj,
             read_with="`loss` of a turn says whether it carries loss, as in AgentTraj-L of AgentGym.",
             unmasked=_in_part,
-            impossible=_no_pairs,
+            impossible=chat.not_for_agenttraj,
+            notes=(chat.systems_beside, cut_replies),
         ),
         "atif": Format(
             write=atif.write,
             read_with=f"A file for each trajectory, in the agent trajectory interchange format, {atif.VERSION}.",
             unmasked=atif.unmasked,
+            impossible=atif.impossible,
+            notes=(atif.sides_apart, cut_replies),
         ),
         "verl": Format(
             write=verl.write,
             told=verl.told,
             read_with="Rows of verl's RLHFDataset: the prompt of each instance once. Replies are sampled anew, so "
-            "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`.",
+            "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`, and a "
+            "`data.max_prompt_length` that holds the prompts: longer ones are left out.",
+            notes=(verl.tools_elsewhere,),
         ),
     }
 )

@@ -2,21 +2,25 @@
 that recipes take.
 
 The files are JSON lines or one array: conversations of AgentTraj, ETO or ShareGPT, turns of OpenAI,
-or trajectories in ATIF; for pairs, the formats that TRL and `agentr export` write.
+prompts and completions of TRL, or trajectories in ATIF; for pairs, the formats that TRL,
+LLaMA-Factory and `agentr export` have.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
 from agentr_core.samples import chat_file, pairs_file
 from agentr_core.samples.expert_file import Demonstration, check_other, demonstration
-from agentr_core.samples.json_lines import World, conversation, entries
+from agentr_core.samples.json_lines import World, entries
+from agentr_core.samples.record_fields import Use, left_out
+from agentr_core.samples.record_turns import conversation
 from agentr_core.types import Instance, Message
 
 EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.general.file"
@@ -37,11 +41,12 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """The valid records of a file as lines of JSON, and for each invalid one a sentence with its
-    line number.
+    line number. `left_out` has the fields of valid records that were not read, and in how many.
     """
 
     lines: tuple[str, ...]
     faults: tuple[str, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
@@ -60,9 +65,9 @@ def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
         others = earlier.setdefault(made.instance.key, [])
         check_other(made, others)
         others.append(made)
-        return {"id": made.instance.key, "reward": made.reward, "messages": _turns(conversation(record, where))}
+        return {"id": made.instance.key, "reward": made.reward, **_written(conversation(record, where), "messages")}
 
-    return _imported(path, read)
+    return _imported(path, read, "expert")
 
 
 def import_pairs(path: Path, place: Place) -> Imported:
@@ -72,19 +77,20 @@ def import_pairs(path: Path, place: Place) -> Imported:
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
         made = pairs_file.preference_of(record, where, path.name, line, world=place.world, split=place.split)
-        instance, shared = made.chosen.instance, len(record["prompt"])
+        instance = made.chosen.instance
+        prompt, chosen, rejected = pairs_file.parts_of(record, where)
         _check_known(instance, place, where)
         _check_use(pairs_file.fault_of(made), where)
         return {
             "id": None if instance is None else instance.key,
-            "prompt": _turns(made.chosen.messages[:shared]),
-            "chosen": _turns(made.chosen.messages[shared:]),
-            "rejected": _turns(made.rejected.messages[shared:]),
+            **_written(prompt, "prompt", flags=False),
+            **_written(chosen, "chosen"),
+            **_written(rejected, "rejected"),
             "chosen_reward": made.chosen_reward,
             "rejected_reward": made.rejected_reward,
         }
 
-    return _imported(path, read)
+    return _imported(path, read, "pairs")
 
 
 def import_chat(path: Path) -> Imported:
@@ -95,32 +101,41 @@ def import_chat(path: Path) -> Imported:
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
         messages = conversation(record, where)
         _check_use(chat_file.fault_of(messages), where)
-        spared = [message.role == "assistant" and not message.train for message in messages]
-        turns = [
-            {**turn, **({"train": False} if flag else {})} for turn, flag in zip(_turns(messages), spared, strict=True)
-        ]
-        return {"messages": turns}
+        return _written(messages, "messages")
 
-    return _imported(path, read)
+    return _imported(path, read, "general")
 
 
-def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]]) -> Imported:
+def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> Imported:
     lines: list[str] = []
     faults: list[str] = []
+    unread: Counter[str] = Counter()
     for file in _files(path):
         for number, found in entries(file, setting="SOURCE"):
             try:
                 if isinstance(found, DataFileError):
                     raise found
                 lines.append(json.dumps(read(found, f"{file}:{number}", number), ensure_ascii=False))
+                unread.update(left_out(found, use))
             except DataFileError as error:
                 faults.append(str(error))
-    return Imported(lines=tuple(lines), faults=tuple(faults))
+    return Imported(lines=tuple(lines), faults=tuple(faults), left_out=unread)
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the file, or the files of the folder that hold records, sorted by name."""
-    return sorted(file for file in path.rglob("*.json*") if file.is_file()) if path.is_dir() else [path]
+    """Return the file, or the files of the folder that hold records, sorted by name. Raises
+    `DataFileError` for a folder that holds the same samples twice.
+    """
+    if not path.is_dir():
+        return [path]
+    # LLaMA-Factory's description of the files beside it has no records.
+    files = sorted(file for file in path.rglob("*.json*") if file.is_file() and file.name != "dataset_info.json")
+    for file in files:
+        if file.name == "prompt_completion.jsonl" and file.with_name("messages.jsonl") in files:
+            raise DataFileError(
+                f"{file.parent} holds the same samples as messages and as prompt_completion; name a file"
+            )
+    return files
 
 
 def _check_known(instance: Instance | None, place: Place, where: str) -> None:
@@ -139,5 +154,20 @@ def _check_use(fault: str, where: str) -> None:
         raise DataFileError(f"{where} is of no use: {fault.replace('-', ' ')}; correct it, or leave it out")
 
 
-def _turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    return [{"role": message.role, "content": message.text} for message in messages]
+def _written(messages: tuple[Message, ...], key: str, *, flags: bool = True) -> dict[str, Any]:
+    """Return turns under a key, and the definitions of tools, if they begin with some, beside them.
+    With `flags`, replies that are not trained say so.
+    """
+    tools = [message for message in messages[:1] if message.role == "tools"]
+    turns = [_turn(message, flags=flags) for message in messages[len(tools) :]]
+    return {key: turns, **({"tools": json.loads(tools[0].text)} if tools else {})}
+
+
+def _turn(message: Message, *, flags: bool) -> dict[str, Any]:
+    spans = [{"text": span.text, "train": span.train} for span in message.spans]
+    spared = flags and message.role == "assistant" and not message.train
+    return {
+        "role": message.role,
+        "content": message.text,
+        **({"spans": spans} if spans else {"train": False} if spared else {}),
+    }

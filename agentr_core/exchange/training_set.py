@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,27 @@ class TrainingSet:
 
     def __len__(self) -> int:
         return len(self.pairs or self.samples)
+
+
+TOOL_TURNS = ("tools", "tool")
+"""The roles of the turns that define tools, and that have the results of calls."""
+
+
+def samples_of(training_set: TrainingSet) -> Iterator[Sample]:
+    """Yield the samples of a training set, and both sides of each of its pairs."""
+    yield from (row.sample for row in training_set.samples)
+    for pair in training_set.pairs:
+        yield from (pair.preference.chosen, pair.preference.rejected)
+
+
+def cut_replies(training_set: TrainingSet) -> str:
+    """Return how many trained replies ended at their token limit, which texts do not say; empty if
+    none.
+    """
+    spans = [span for sample in samples_of(training_set) for message in sample.messages for span in message.parts]
+    count = sum(span.train and span.finish_reason == "length" for span in spans)
+    why = "a trainer ends them as if the model had"
+    return f"left out is that {count} trained replies were cut at their token limit; {why}" if count else ""
 
 
 def rows_told(training_set: TrainingSet) -> str:

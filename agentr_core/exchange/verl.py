@@ -58,6 +58,24 @@ def told(training_set: TrainingSet) -> str:
     return f"{len(_rows(training_set))} prompts"
 
 
+def tools_elsewhere(training_set: TrainingSet) -> str:
+    """Return how many prompts offer tools, which verl reads from a file of its own; empty if
+    none.
+    """
+    rows = _rows(training_set)
+    offered = {sample.instance.key for _, sample, _ in _episodes(training_set) if sample.instance and _offers(sample)}
+    count = sum(row["reward_model"]["ground_truth"] in offered for row in rows)
+    return (
+        f"left out are the tools that {count} prompts offer; name them to verl in `data.tool_config_path`"
+        if count
+        else ""
+    )
+
+
+def _offers(sample: Sample) -> bool:
+    return sample.messages[0].role == "tools"
+
+
 def _rows(training_set: TrainingSet) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for key, sample, origin in _episodes(training_set):
@@ -74,7 +92,11 @@ def _episodes(training_set: TrainingSet) -> Iterable[tuple[str, Sample, Origin]]
 def _row(key: str, sample: Sample, instance: Instance, origin: Origin) -> dict[str, Any]:
     return {
         "data_source": instance.environment,
-        "prompt": [{"role": message.role, "content": message.text} for message in opening(sample.messages)],
+        "prompt": [
+            {"role": message.role, "content": message.text}
+            for message in opening(sample.messages)
+            if message.role != "tools"
+        ],
         "ability": "agent",
         "reward_model": {"style": "rule", "ground_truth": instance.key},
         "extra_info": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ MOST_DIGITS = 1_000
 LARGEST = 2**63 - 1
 """The largest whole number: seeds and counts are stored in 64 bits."""
 _INTEGER = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_TEXT = "tag:yaml.org,2002:str"
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_OCTAL_OF_NEW = re.compile(r"[-+]?0o[0-7]+")
+"""An octal number of YAML 1.2, and of Python; YAML 1.1, which is read here, takes it for a text."""
+_SHOWN = 40
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -113,8 +120,8 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
         raise ConfigError(f"the value of line {node.start_mark.line + 1} contains itself through an alias")
     if known is not None:
         return known
-    if isinstance(node, yaml.ScalarNode) and node.tag == _INTEGER and len(node.value) > MOST_DIGITS:
-        raise ConfigError(f"the number on line {node.start_mark.line + 1} has {len(node.value):,} digits")
+    if isinstance(node, yaml.ScalarNode):
+        _check_number(node)
     sizes[id(node)] = 0
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
@@ -124,6 +131,22 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
         parts = node.value
     sizes[id(node)] = 1 + sum(_check(part, loader, sizes) for part in parts)
     return sizes[id(node)]
+
+
+def _check_number(node: yaml.ScalarNode) -> None:
+    """Raise `ConfigError` for a number that Python does not print, and for one that YAML 1.1 takes
+    for another than a person reads: `010` for 8, `1:30` for 90, `0o10` for a text.
+    """
+    text, where = node.value, f"on line {node.start_mark.line + 1}"
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
+        raise ConfigError(f"the number {where} has {len(text):,} digits")
+    if node.tag in (_INTEGER, _FLOAT) and ":" in text:
+        raise ConfigError(f"{shown} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
+    if node.tag == _INTEGER and _OCTAL.fullmatch(text):
+        raise ConfigError(f"{shown} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes")
+    if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
+        raise ConfigError(f"{shown} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes")
 
 
 def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:

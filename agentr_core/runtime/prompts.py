@@ -12,7 +12,8 @@ from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import file_sha256
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.environments import PromptConfig
-from agentr_core.samples.json_lines import conversation, records
+from agentr_core.samples.json_lines import records
+from agentr_core.samples.record_turns import conversation
 
 FOLDER = "examples"
 """The folder of the shipped data with a file of examples for each world that has some."""
@@ -70,7 +71,7 @@ def _examples(prompt: PromptConfig, environment: str) -> tuple[str, ...]:
     file = _examples_file(prompt, environment)
     found: list[str] = []
     for number, record in records(file, setting="environment.prompt.examples_file"):
-        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role != "system"]
+        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
         if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
             raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
         found.append(example_text(turns))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from agentr_core.samples.json_lines import conversation, records
-from agentr_core.types import Message, Provenance, Rejection, Sample, SampleKind
+from agentr_core.samples.json_lines import records
+from agentr_core.samples.record_turns import conversation
+from agentr_core.types import Message, Provenance, Rejection, Role, Sample, SampleKind
 
 STAGE = "general"
 
@@ -15,10 +18,11 @@ def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
     rejections of unusable ones.
 
     A record is `{"messages": [{"role", "content"}, ...]}`, ShareGPT's `{"conversations": [{"from",
-    "value"}, ...]}` or a trajectory in ATIF; they are lines of JSON or one array. A turn whose flag
-    `train`, or `loss`, is false is not trained. A conversation is unusable, and rejected by its
-    line, when its user and assistant turns do not alternate from a user turn on, a turn is empty,
-    or no turn of the assistant is trained.
+    "value"}, ...]}`, TRL's `prompt` and `completion` or a trajectory in ATIF; they are lines of
+    JSON or one array. A turn whose flag `train`, `loss` or `weight` says no is not trained. A
+    conversation is unusable, and rejected by its line, when its user and assistant turns do not
+    alternate from a user turn on (where tools are defined: a reply comes first or after another), a
+    turn is empty, or no turn of the assistant is trained.
 
     Raises:
         DataFileError: the file cannot be read, or a line has a different form; the message names
@@ -40,9 +44,20 @@ def fault_of(messages: tuple[Message, ...]) -> str:
     """Return in a word why a conversation is unusable; the empty string for one that can be trained
     on.
     """
-    spoken = [m.role for m in (messages[1:] if messages and messages[0].role == "system" else messages)]
     if not any(message.train for message in messages):
         return "no-assistant-turn"
-    if any(role != ("user", "assistant")[number % 2] for number, role in enumerate(spoken)):
+    tools = messages[0].role == "tools"
+    told = messages[1:] if tools else messages
+    spoken = [message.role for message in (told[1:] if told[0].role == "system" else told)]
+    if _doubled(spoken) if tools else _irregular(spoken):
         return "turns-do-not-alternate"
     return "" if all(message.text.strip() for message in messages) else "empty-turn"
+
+
+def _irregular(roles: Sequence[Role]) -> bool:
+    return any(role != ("user", "assistant")[number % 2] for number, role in enumerate(roles))
+
+
+def _doubled(roles: Sequence[Role]) -> bool:
+    """Return whether a reply comes first or right after another; one may have several results."""
+    return any(role == before == "assistant" for before, role in pairwise(("assistant", *roles)))

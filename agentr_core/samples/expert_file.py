@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples.json_lines import World, conversation, instance_of, number_of, records
+from agentr_core.samples.json_lines import World, instance_of, number_of, records
+from agentr_core.samples.record_fields import holds
+from agentr_core.samples.record_turns import conversation
 from agentr_core.types import Instance
 
 
@@ -50,21 +52,30 @@ def read_demonstrations(
 def demonstration(record: dict[str, Any], where: str, *, world: World, split: str, opening: int) -> Demonstration:
     """Return the demonstration in a record.
 
-    System turns are skipped, and so are the `opening` turns before the problem's and everything
-    after the last reply. Recorded observations are not read: the environment gives them again.
+    Turns of the system are skipped, and so are definitions of tools, the `opening` turns before the
+    problem's and everything after the last reply. Recorded observations are not read: the
+    environment gives them again.
 
-    Raises `DataFileError` for a record of a different form, without a reply, or with replies that
-    are not to be trained.
+    Raises `DataFileError` for a record of a different form, without a reply, with replies that are
+    not to be trained, or with only the beginning of an episode.
     """
     instance = instance_of(record, where, world=world, split=split)
-    spoken = [message for message in conversation(record, where) if message.role != "system"][opening:]
-    replies = tuple(message.text for message in spoken if message.role == "assistant")
+    if holds(record.get("continued_trajectory_ref")):
+        raise DataFileError(
+            f"{where} goes on in another file (continued_trajectory_ref), and an expert's episode must be whole; leave "
+            "it out"
+        )
+    told = conversation(record, where)
+    spoken = [message for message in told if message.role not in ("system", "tools")][opening:]
+    # Of a turn that was grown, every second span is a result.
+    said = [part for message in spoken if message.role == "assistant" for part in message.parts[::2]]
+    replies = tuple(part.text for part in said)
     if not replies or spoken[0].role != "user":
         raise DataFileError(
             f"{where}: after the first {opening} turns there must be the turn of the problem and then replies; "
             "set eto.expert.opening, or --opening, to the number of turns before the problem's"
         )
-    if any(message.role == "assistant" and not message.train for message in spoken):
+    if not all(part.train for part in said):
         raise DataFileError(
             f"{where}: some replies are not to be trained, but all of an expert's are; leave the record out, "
             "or give it without them"

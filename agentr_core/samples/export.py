@@ -30,8 +30,8 @@ def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, T
                    told `message_field_training: train`. A reader that ignores the flag would train
                    on the bad steps.
     llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each
-                   trained turn, which is its last: LLaMA-Factory has no flags, so train on these
-                   with `mask_history: true`.
+                   trained turn, which is its last: LLaMA-Factory reads no flags, so train on these
+                   with `mask_history: true`. Other readers find the flags in `train` of each turn.
 
     A turn that was grown by continuation has `spans` in the first two formats: the text of each
     with its flag. Readers that ignore spans would train on results too, unless they take `labels`.
@@ -61,7 +61,7 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
 
     `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the
     prompt alone: trained with its stock collator, the observations within a side would carry loss
-    too.
+    too. A reply within a side that carries none says so in its flag `train`.
 
     Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
     """
@@ -74,8 +74,8 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
         record = {
             "id": None if instance is None else instance.key,
             "prompt": [write(message) for message in turns[:start]],
-            "chosen": [write(message) for message in turns[start:]],
-            "rejected": [write(message) for message in _spoken(preference.rejected)[start:]],
+            "chosen": [{**write(message), **_spared(message)} for message in turns[start:]],
+            "rejected": [{**write(message), **_spared(message)} for message in _spoken(preference.rejected)[start:]],
             "chosen_reward": preference.chosen_reward,
             "rejected_reward": preference.rejected_reward,
             **_tools(preference.chosen),
@@ -131,7 +131,8 @@ def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
                 "turns; export it as trl or sharegpt"
             )
         if message.train:
-            yield {"conversations": [_turn(m) for m in spoken[: position + 1]], "system": system}
+            turns = [{**_turn(before), "train": False} for before in spoken[:position]]
+            yield {"conversations": [*turns, {**_turn(message), "train": True}], "system": system}
 
 
 def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
@@ -145,13 +146,18 @@ def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
 
 
 def _openai_turn(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.text, **_spans(message)}
+    return {"role": message.role, "content": message.text, **spans_of(message)}
 
 
 def _turn(message: Message) -> dict[str, Any]:
-    return {"from": _SHAREGPT_ROLES[message.role], "value": message.text, **_spans(message)}
+    return {"from": _SHAREGPT_ROLES[message.role], "value": message.text, **spans_of(message)}
 
 
-def _spans(message: Message) -> dict[str, Any]:
+def _spared(message: Message) -> dict[str, bool]:
+    return {"train": False} if message.role == "assistant" and not message.train else {}
+
+
+def spans_of(message: Message) -> dict[str, Any]:
+    """Return the spans of a turn as a field of its record; nothing for a turn without any."""
     spans = [{"text": span.text, "train": span.train} for span in message.spans]
     return {"spans": spans} if spans else {}

@@ -1,29 +1,21 @@
-"""Files of conversations, one JSON object a line or all in one array: turns of OpenAI (`role`,
-`content`) or ShareGPT (`from`, `value`), or the steps of ATIF.
-"""
+"""Files of records, one JSON object a line or all in one array, and the instances they name."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples.atif_turns import atif_turns, is_atif
-from agentr_core.texts import lone_surrogate
-from agentr_core.types import Instance, Message, Role
+from agentr_core.texts import quoted
+from agentr_core.types import Instance
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-}
+MOST_DIGITS = 1_000
+"""The most digits of a whole number: Python refuses to read or print several thousand."""
 _INDEX_DIGITS = 18
 """An index with more digits would not fit the store's integers."""
-_NAMES = (("role", "content"), ("from", "value"))
 
 
 class World(NamedTuple):
@@ -75,24 +67,58 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     start = text.lstrip()[:1]
     if start == "[":
         yield from _of_array(text, path)
-    elif start == "{" and (whole := _one_object(text)) is not None:
-        yield 1 + text[: text.index("{")].count("\n"), whole
+    elif start == "{" and text.strip().count("\n") and (whole := _one_object(text, path)) is not None:
+        yield whole
     else:
         yield from _of_lines(text, path)
+
+
+class _Decoder(json.JSONDecoder):
+    """Decodes JSON as Python does, and says what it could not keep: a number with more digits than
+    Python reads, or a key that an object has twice.
+    """
+
+    def __init__(self) -> None:
+        self._faults: list[str] = []
+        super().__init__(parse_int=self._whole, object_pairs_hook=self._pairs)
+
+    def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
+        """Return a value that was just decoded if it is an object with all that was written."""
+        faults = [*self._faults]
+        self._faults.clear()
+        if faults:
+            return DataFileError(f"{path}:{line} has {faults[0]}; correct the record")
+        if isinstance(value, dict):
+            return value
+        return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
+
+    def _whole(self, text: str) -> int:
+        if len(text) <= MOST_DIGITS:
+            return int(text)
+        self._faults.append(f"a number of {len(text):,} digits, and {MOST_DIGITS:,} are the most")
+        return 0
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            self._faults.append(f"the key {quoted(twice, 60)} twice")
+        return made
 
 
 def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
+            decoder = _Decoder()
             try:
-                yield number, _object(json.loads(line), path, number)
+                yield number, decoder.object_in(decoder.decode(line), path, number)
             except (json.JSONDecodeError, RecursionError) as error:
                 yield number, DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line")
 
 
 def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    decoder, line, position = json.JSONDecoder(), 1, text.index("[")
+    decoder, line, position = _Decoder(), 1, text.index("[")
     line += text.count("\n", 0, position)
     while True:
         begin = _next(text, position + 1)
@@ -108,7 +134,7 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
         except RecursionError:
             yield line, DataFileError(f"{path}:{line} is nested too deeply to be a record; correct the array")
             return
-        yield line, _object(value, path, line)
+        yield line, decoder.object_in(value, path, line)
         line += text.count("\n", begin, end)
         position = _next(text, end)
         if text[position : position + 1] != ",":
@@ -118,63 +144,22 @@ def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | Dat
         yield line, DataFileError(f"{path}:{line} is not JSON after its object; end the array with ] and nothing else")
 
 
+def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileError] | None:
+    """Return the line and the object of a text that is one JSON value over several lines; None for
+    any other text.
+    """
+    decoder, line = _Decoder(), 1 + text[: text.index("{")].count("\n")
+    try:
+        return line, decoder.object_in(decoder.decode(text), path, line)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+
+
 def _next(text: str, position: int) -> int:
     """Return the position of the next character that is not a space."""
     while text[position : position + 1].isspace():
         position += 1
     return position
-
-
-def _one_object(text: str) -> dict[str, Any] | None:
-    """Return the object of a text that is one JSON object over several lines; None for any other
-    text.
-    """
-    if text.strip().count("\n") == 0:
-        return None
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _object(value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
-    if isinstance(value, dict):
-        return value
-    return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
-
-
-def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns under `messages` or `conversations`, or from the steps of ATIF; assistant
-    turns carry loss unless their flag `train`, or `loss`, is false. Raises `DataFileError`.
-    """
-    if is_atif(record):
-        return turns(atif_turns(record, where), where)
-    for key in ("messages", "conversations"):
-        if isinstance(record.get(key), list):
-            return turns(_flagged(record, record[key], where), where)
-    raise DataFileError(f'{where} has no list of turns under "messages" or "conversations"; add one')
-
-
-def _flagged(record: dict[str, Any], values: list[Any], where: str) -> list[Any]:
-    """Return the turns with the flags that the record has for them in one list `train`, as `agentr
-    export --format trl` writes it beside token labels. Raises `DataFileError` for a list of another
-    length.
-    """
-    flags = record.get("train")
-    if not isinstance(flags, list):
-        return values
-    if len(flags) != len(values):
-        raise DataFileError(f"{where}: train has {len(flags)} flags for {len(values)} turns; give one for each")
-    pairs = zip(values, flags, strict=True)
-    return [{**turn, "train": flag} if isinstance(turn, dict) else turn for turn, flag in pairs]
-
-
-def turns(values: Any, where: str) -> tuple[Message, ...]:
-    """Return a list of turns as messages; assistant turns carry loss. Raises `DataFileError`."""
-    if not isinstance(values, list):
-        raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
-    return tuple(_message(value, f"{where}, turn {position}") for position, value in enumerate(values))
 
 
 def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
@@ -222,18 +207,3 @@ def _name_of_instance(record: dict[str, Any]) -> Any:
 
 def _is_index(text: str) -> bool:
     return text.isdecimal() and len(text) <= _INDEX_DIGITS
-
-
-def _message(turn: Any, where: str) -> Message:
-    if isinstance(turn, dict):
-        for role_key, text_key in _NAMES:
-            if isinstance(turn.get(text_key), str) and role_key in turn:
-                role = turn[role_key]
-                if not isinstance(role, str) or role not in _ROLES:
-                    raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(_ROLES)}")
-                if (place := lone_surrogate(turn[text_key])) is not None:
-                    raise DataFileError(f"{where}: {text_key} has half a surrogate pair at {place}; correct the text")
-                spared = turn.get("train") is False or turn.get("loss") is False
-                trained = _ROLES[role] == "assistant" and not spared
-                return Message(role=_ROLES[role], text=turn[text_key], train=trained)
-    raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')

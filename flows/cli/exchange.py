@@ -75,10 +75,10 @@ def import_records(
     """Check the records of another program and write them for recipes.
 
     SOURCE is a file or a folder of files, TARGET the new file. A file is JSON lines or one array:
-    conversations of AgentTraj, ETO, ShareGPT or OpenAI, or trajectories in ATIF. Each unsound
-    record is reported with its line, and then nothing is written. A recipe takes TARGET as
-    eto.expert.file (several demonstrations of an instance are fine), eto.preferences.file or
-    data.general.file.
+    conversations of AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or
+    trajectories in ATIF. Each unsound record is reported with its line, and then nothing is
+    written. Fields that are not read are named. A recipe takes TARGET as eto.expert.file (several
+    demonstrations of an instance are fine), eto.preferences.file or data.general.file.
     """
     from flows.commands.environments import options_of
     from flows.commands.importing import import_file

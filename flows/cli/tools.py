@@ -12,11 +12,12 @@ from flows.cli.options import NamedPath
 @click.command("doctor")
 @click.option("--attempts", is_flag=True, help="Also show each attempt to escape.")
 def machine_doctor(attempts: bool) -> None:
-    """Say what this machine gives: how well a model's Python code can be confined, which number
-    formats are fast, and whether Prefect's server starts what is scheduled.
+    """Check the sandbox, number formats and scheduler.
 
-    Environments have a doctor of their own, `agentr env doctor`. Exits with 2 if code cannot be
-    confined at all, or the server starts nothing.
+    It says how well a model's Python code can be confined here, what the number format `auto`
+    means, and whether Prefect's server starts what is scheduled. Environments have a doctor of
+    their own, `agentr env doctor`. Exits with 2 if code cannot be confined at all, or the server
+    starts nothing.
     """
     from flows.commands.doctor import numbers, sandbox
 

@@ -16,7 +16,9 @@ from agentr_core.environments import registry
 from agentr_core.environments.contract import Violation, check
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
+from agentr_core.protocols import Environment
 from agentr_core.recipes.yaml_text import read_yaml
+from agentr_core.repeating import Repeatability, repeatability_of
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import cause, visible
 from agentr_core.types import Instance, Message
@@ -27,6 +29,11 @@ _LOOKED_AT = 60
 """The most instances whose expert episodes are played to choose examples from."""
 _CHOICE = 4
 """Successful episodes that each example is chosen from."""
+_COMPARED = {
+    Repeatability.EXACT: "",
+    Repeatability.UNORDERED: "; its texts were compared up to the order of what they list, as it promises",
+    Repeatability.NEVER: "; its texts were not compared, since it does not promise to repeat them",
+}
 MAX_SERVED = 1_000_000
 """A split with more instances is served only if it is named."""
 
@@ -200,8 +207,15 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
 
 
 def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    promises = list[Repeatability]()
+
+    def make() -> Environment:
+        env = named_environment(name, options)
+        promises.append(repeatability_of(env))
+        return env
+
     try:
-        violations = check(lambda: named_environment(name, options))
+        violations = check(make)
     except (UserError, EnvironmentUnavailable) as error:
         if options and isinstance(error, ConfigError):
             raise
@@ -211,7 +225,7 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
         return {"name": name, "ok": False, "status": "broken", "detail": cause(error)}
-    detail = "; ".join(_told(violations)) or "keeps the contract"
+    detail = "; ".join(_told(violations)) or f"keeps the contract{_COMPARED[promises[0]]}"
     return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}
 
 

@@ -64,7 +64,8 @@ def export_folder(
         made = _training_set(store, workspace, head)
     files = export(made, folder, form, without_mask=without_mask)
     shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
-    return f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
+    done = f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
+    return "\n".join([done, *FORMATS[form].notes_on(made)])
 
 
 def _of(found: Sequence[Head], iteration: int | None) -> list[Head]:

@@ -20,6 +20,7 @@ from agentr_core.exchange.imports import (
 )
 from agentr_core.recipes.eto import ExpertConfig
 from agentr_core.samples.json_lines import World
+from agentr_core.samples.record_fields import named
 from agentr_core.texts import counted
 from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
@@ -49,7 +50,8 @@ def import_file(
         opening: for expert: the number of turns before the problem's.
         skip_bad: leave out records that are not sound; otherwise nothing is written if there is
             one.
-        say: is called with what is wrong with each of these records, up to a number.
+        say: is called with what is wrong with each of these records, up to a number, and with the
+            fields of the others that are left out.
 
     Raises:
         DataFileError: the file cannot be read, has a record that is not sound, or no sound one.
@@ -70,7 +72,10 @@ def import_file(
         say(f"and {len(found.faults) - _TOLD} more records are not sound")
     # The turns are written as they were, so the recipe must skip as many.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
-    return _written(found, source, target, skip_bad=skip_bad) + f"; a recipe takes them as {setting}{also}"
+    done = _written(found, source, target, skip_bad=skip_bad)
+    if found.left_out:
+        say(named(found.left_out))
+    return f"{done}; a recipe takes them as {setting}{also}"
 
 
 def _written(found: Imported, source: Path, target: Path, *, skip_bad: bool) -> str:

@@ -88,6 +88,7 @@ def _described(recipe: Recipe, method: Method, gpu_gib: float) -> _Described:
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
+        *faults.notes,
         *([] if missing else [f"already done: {_done(recipe)}"]),
         "",
         *needs(recipe, shapes, counts, gpu_gib * GIB),

@@ -31,16 +31,20 @@ from tasks.wiring import make_environment
 from tasks.workspaces import open_store
 
 
-def check(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise `UserError` when a stage of a recipe could not do its work; the message lists every
-    fault, one sentence each.
+def check(recipe: Recipe, *, trains: bool = True) -> Sequence[str]:
+    """Return what to tell before a recipe is run, such as fields of a file that are left out.
+
+    Raises `UserError` when a stage could not do its work; the message lists every fault, one
+    sentence each.
 
     This covers models, environment, splits, store, files, and the needs of trainings. Only headers
     of model directories are read; model servers are asked for their list of models, environment
     servers for any answer. `trains` says whether the actor is to be trained, which a served one
     cannot be.
     """
-    faults_of(recipe, trains=trains).tell()
+    faults = faults_of(recipe, trains=trains)
+    faults.tell()
+    return faults.notes
 
 
 def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faults:

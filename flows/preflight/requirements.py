@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 from agentr_core import estimates
@@ -23,6 +24,7 @@ from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.samples.chat_file import read_chat
+from agentr_core.samples.record_fields import Use, fields_left_out, named
 from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer
 from agentr_core.store import Store
 from agentr_core.store.queries.revision_states import revision_states
@@ -39,11 +41,12 @@ _ASKED_BY_WORLDS = ("judge", "summariser")
 @dataclass(slots=True)
 class Faults:
     """Everything that prevents a run. `machine` is what only this machine lacks, and another may
-    have.
+    have. `notes` prevent nothing.
     """
 
     found: list[UserError] = field(default_factory=list)
     machine: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -142,7 +145,14 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
                     f"data.general.file: {file} has no conversation to train on, and {len(useless)} of no use; give "
                     "another file, or set data.general.share=0"
                 )
+            if offered := next((sample.messages for sample in kept if sample.messages[0].role == "tools"), ()):
+                check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", offered)))
+            _note_fields(faults, file, "general", "data.general.file")
     workspace, made = Path(recipe.workspace), recipe.eto.preferences
+    if recipe.eto.expert.file:
+        _note_fields(faults, recipe.eto.expert.file, "expert", "eto.expert.file")
+    if made.source == "file":
+        _note_fields(faults, made.file, "pairs", "eto.preferences.file")
     if made.source == "trees" and made.trees:
         with faults.noted():
             run = find_run(workspace, made.trees)
@@ -150,6 +160,15 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
     if run := recipe.evaluation.revision_test.states:
         with faults.noted():
             _check_run(workspace, run, revision_states, "state for evaluation.revision_test.states")
+
+
+def _note_fields(faults: Faults, file: str, use: Use, setting: str) -> None:
+    """Note which fields of the records in a file are not read. A file with records that are not
+    sound is told of where it is read.
+    """
+    with suppress(UserError):
+        if fields := fields_left_out(Path(file), use, setting=setting):
+            faults.notes.append(f"{setting}: {file}: {named(fields)}")
 
 
 def _trained(recipe: Recipe) -> Sequence[Recipe]:

@@ -1,5 +1,6 @@
 """Every installed environment keeps the contract, and the checker catches those that do not."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError
+from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance, Transition
 
 # The others need an address, games or the name of an environment, or take long; they have tests of
@@ -44,6 +46,38 @@ class Forgetful(TextCraft):
 @pytest.mark.parametrize(("broken", "rule"), [(Leaky, "leakage"), (Generous, "types"), (Forgetful, "snapshot")])
 def test_checker_catches(broken: type[TextCraft], rule: str) -> None:
     assert rule in {violation.rule for violation in check(broken)}
+
+
+class Restless(TextCraft):
+    """Lists its commands in another order at each reset, and numbers its answers anew."""
+
+    def __init__(self, numbers: bool = False, repeatability: Repeatability = Repeatability.EXACT) -> None:
+        super().__init__()
+        self.repeatability = repeatability
+        self._numbers = numbers
+
+    def reset(self, instance: Instance) -> str:
+        lines = super().reset(instance).split("\n")
+        return "\n".join(random.sample(lines, len(lines)))
+
+    def step(self, action: str) -> Transition:
+        seen = super().step(action)
+        return seen._replace(observation=f"{seen.observation} {random.random()}") if self._numbers else seen
+
+
+@pytest.mark.parametrize(
+    ("numbers", "promise", "rules"),
+    [
+        (False, Repeatability.EXACT, {"determinism"}),
+        (False, Repeatability.UNORDERED, set()),
+        (True, Repeatability.UNORDERED, {"determinism", "snapshot"}),
+        (True, Repeatability.NEVER, set()),
+    ],
+)
+def test_a_world_is_compared_as_far_as_it_says_that_it_repeats_itself(
+    numbers: bool, promise: Repeatability, rules: set[str]
+) -> None:
+    assert {violation.rule for violation in check(lambda: Restless(numbers, promise))} == rules
 
 
 def test_unknown_environment_and_option() -> None:

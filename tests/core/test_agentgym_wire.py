@@ -139,6 +139,13 @@ def test_parsing(world: str, reply: str, action: str) -> None:
     assert kind(url="http://127.0.0.1:9", train="600", test="601").parse(reply) == action
 
 
+def test_the_questions_of_searchqa_are_its_servers() -> None:
+    """Its seven test sets end before 51,713, and its training sets before 221,328."""
+    ids = worlds.SearchQA(url="http://127.0.0.1:9").published_ids()
+    assert (ids["test"][0], ids["test"][-1]) == (0, 51_712)
+    assert (ids["train"][0], ids["train"][-1]) == (51_713, 221_327)
+
+
 def test_the_goal_of_the_maze_is_no_start() -> None:
     kind = worlds.Maze
     assert len(kind(url="http://127.0.0.1:9", train="0-20", test="21-24").instances("test")) == 4

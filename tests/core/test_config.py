@@ -243,6 +243,14 @@ def test_only_the_model_in_this_process_has_a_prefix_cache_of_ours(backend: str)
         ("&r\nname: r\nmodel: [*r]\n", r"contains itself through an alias"),
         ("name: r\nseed: " + "1" * 5000 + "\n", r"the number on line 2 has 5,000 digits"),
         ("name: r\nseed: 0x" + "f" * 5000 + "\n", r"the number on line 2 has 5,002 digits"),
+        ("name: r\nseed: 010\n", r"010 on line 2 is to base 8 in YAML; write it without the first 0"),
+        ("name: r\nseed: -0_17\n", r"-0_17 on line 2 is to base 8"),
+        ("name: r\nseed: 0" + "7" * 900 + "\n", r"777\.\.\. on line 2 is to base 8"),
+        ("name: r\nseed: 0o10\n", r"0o10 on line 2 is a text in YAML 1\.1; write the number to base 10"),
+        ("name: r\nseed: 1:30\n", r"1:30 on line 2 is a number to base 60 in YAML; write it out"),
+        ("name: r\nmodel:\n  options: {limit_s: [1:30.5]}\n", r"1:30.5 on line 3 is a number to base 60"),
+        ("name: r\nseed: 1" + ":30" * 5000 + "\n", r"the number on line 2 has 15,001 digits"),
+        ("name: r\nenvironment: {options: {010: 1}}\n", r"010 on line 2 is to base 8"),
         ("name: r\nseed: 2026-02-31\n", r"a value in it cannot be read \(day is out of range"),
         pytest.param("name: " + "[" * 5000, r"it is nested too deeply", marks=pytest.mark.slow),
         (
@@ -286,12 +294,23 @@ def test_aliases_and_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
         ("environment.options.rooms=" + "9" * 30, "environment.options.rooms: give a number of at most"),
         ("seed=" + "9" * 5000, "override 'seed': the value is not YAML: the number on line 1 has 5,000 digits"),
         ("search={dives: 1, dives: 2}", "dives is there twice"),
+        ("seed=010", "override 'seed': the value is not YAML: 010 on line 1 is to base 8"),
+        ("pairs.alpha=[0.5, 010]", "010 on line 1 is to base 8"),
+        ("environment.options.rooms=0o10", "0o10 on line 1 is a text in YAML 1.1"),
+        ("environment.options.patience_s=1:30", "1:30 on line 1 is a number to base 60"),
     ],
 )
 def test_no_value_is_taken_for_one_of_another_kind(override: str, said: str) -> None:
     message = faults(LEAST, override)
     assert said in message
     assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "seed"), [("0", 0), ("10", 10), ("1_000", 1000), ("0x10", 16), ("0b11", 3), ("'010'", 10), ("08", 8)]
+)
+def test_a_number_is_what_a_person_wrote(text: str, seed: int) -> None:
+    assert parse(LEAST, [f"seed={text}"]).seed == seed
 
 
 def test_options_of_an_environment_keep_their_kind() -> None:

@@ -25,7 +25,17 @@ from agentr_core.recipes import SpliceConfig
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
 from agentr_core.samples.rows import token_row
-from agentr_core.types import Instance, Message, Preference, PreferenceCase, Sample, SampleKind, Span, grown_turn
+from agentr_core.types import (
+    Instance,
+    Message,
+    Preference,
+    PreferenceCase,
+    Provenance,
+    Sample,
+    SampleKind,
+    Span,
+    grown_turn,
+)
 from flows.cli import exchange
 
 WORLD = Place(world=World("line"), split="train")
@@ -352,6 +362,118 @@ def test_the_card_leads_datasets_to_the_files(tmp_path: Path, form: str) -> None
     head = yaml.safe_load((tmp_path / "out" / "README.md").read_text("utf-8").split("---\n")[1])
     for config in head["configs"]:
         assert loaded(tmp_path / "out", config["config_name"], tmp_path).num_rows > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["trl", "sharegpt", "atif"])
+def test_a_key_that_is_null_or_missing_at_first_has_a_type(tmp_path: Path, form: str) -> None:
+    """`datasets` types a JSON file from its first 10 MB, here from its first kilobyte, and several
+    files from the first.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    plain = [replace(samples()[1], provenance=Provenance(good_leaf=n)) for n in range(20)]
+    made = training_set(*plain, grown())
+    rows = [replace(row, origin={**row.origin, "tree_id": None, "good_reward": None}) for row in made.samples[:-1]]
+    last = replace(made.samples[-1], origin={**made.samples[-1].origin, "tree_id": "t9", "good_reward": 0.5})
+    export(replace(made, samples=[*rows, last]), tmp_path / "out", form, without_mask=True)
+    folder, cache = tmp_path / "out", str(tmp_path / "cache")
+    name = {"trl": "messages", "sharegpt": "sharegpt", "atif": "default"}[form]
+    chunk = {} if form == "atif" else {"chunksize": 1000}
+    read = load_dataset(str(folder), name, split="train", cache_dir=cache, **chunk)
+    found = [row["extra"]["tree_id"] for row in read] if form == "atif" else read["tree_id"]
+    assert (len(found), sorted(filter(None, found))) == (21, ["t9"])
+    assert "The head of this file has the types of the columns" in (folder / "README.md").read_text("utf-8")
+    if form != "atif":
+        with pytest.raises(DatasetGenerationError):
+            load_dataset("json", data_files=str(folder / f"{name}.jsonl"), cache_dir=cache, **chunk)
+
+
+@pytest.mark.slow
+def test_tools_of_any_shape_are_read_back(tmp_path: Path) -> None:
+    """Each tool names its own arguments, so that their definitions have no common type."""
+
+    def offered(name: str, default: object) -> Sample:
+        tool = {"type": "function", "function": {"name": name, "parameters": {"properties": {name: default}}}}
+        return replace(samples()[1], messages=(Message(role="tools", text=json.dumps([tool])), *samples()[1].messages))
+
+    some = [offered("look", 1), offered("go", {"to": ["a"]})]
+    rows = [SampleRow(id=sample_id(one), sample=one, origin=ORIGIN, tokens=((1,), (1,))) for one in some]
+    export(TrainingSet(name="toy-1", facts={}, samples=[*training_set().samples, *rows]), tmp_path / "out", "trl")
+    read = loaded(tmp_path / "out", "messages", tmp_path)["tools"]
+    assert read == [None, None, *(json.loads(one.messages[0].text) for one in some)]
+
+
+def test_what_a_format_leaves_out_is_named(tmp_path: Path) -> None:
+    first, second = samples()
+    cut = replace(second, messages=(*second.messages[:-1], replace(second.messages[-1], finish_reason="length")))
+    system = replace(first, messages=(Message(role="system", text="Be brief."), *first.messages))
+    made = training_set(cut, system)
+    longest = max(len(row.tokens[0]) for row in made.samples if row.tokens)
+
+    def notes(form: str, made: TrainingSet = made) -> list[str]:
+        export(made, tmp_path / form, form, without_mask=True)
+        told = FORMATS[form].notes_on(made)
+        page = (tmp_path / form / "README.md").read_text("utf-8")
+        assert all(f"**Note**: {note}." in page for note in told)
+        return told
+
+    of_cut = "left out is that 1 trained replies were cut at their token limit; a trainer ends them as if the model had"
+    assert notes("trl") == notes("sharegpt") == notes("atif") == [of_cut]
+    assert notes("parquet") == notes("verl") == []
+    assert notes("agenttraj") == [
+        "1 samples have a system text in a field `system`, which AgentGym does not read",
+        of_cut,
+    ]
+    cutoff = "LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set"
+    own = f"; the longest sample has {longest:,} with the model of its run"
+    assert notes("llama-factory") == [f"{cutoff}{own}", of_cut]
+    (pair,) = pairs().pairs
+    bare = replace(pair, preference=replace(pair.preference, chosen_reward=None, rejected_reward=None))
+    without = TrainingSet(name="toy-1", facts={}, pairs=[pair, bare])
+    assert FORMATS["llama-factory"].notes_on(without) == [
+        cutoff,
+        "left out are the rewards, which 1 of 2 pairs do not have",
+    ]
+    assert "which `agentr import` does not join again" in FORMATS["atif"].notes_on(pairs())[0]
+
+
+def test_a_rejected_side_is_not_imported_as_a_conversation(tmp_path: Path) -> None:
+    export(pairs(), tmp_path / "out", "atif", without_mask=True)
+    found = import_chat(tmp_path / "out")
+    assert len(found.lines) == 1
+    assert ["is the rejected side of a preference pair" in fault for fault in found.faults] == [True]
+
+
+def test_prompts_that_llama_factory_skips_are_refused(tmp_path: Path) -> None:
+    (pair,) = pairs().pairs
+    twice = Message(role="user", text="Go on.")
+
+    def longer(side: Sample) -> Sample:
+        return replace(side, messages=(*side.messages[:3], twice, *side.messages[3:]))
+
+    preference = replace(
+        pair.preference, chosen=longer(pair.preference.chosen), rejected=longer(pair.preference.rejected)
+    )
+    made = TrainingSet(name="toy-1", facts={}, pairs=[replace(pair, preference=preference)])
+    with pytest.raises(ConfigError, match="user and assistant must take turns in a prompt, and the user must end it"):
+        export(made, tmp_path / "out", "llama-factory")
+
+
+def test_results_of_tools_that_atif_has_no_step_for_are_refused(tmp_path: Path) -> None:
+    told = replace(
+        samples()[1],
+        messages=(
+            Message(role="tools", text="[]"),
+            Message(role="user", text="a"),
+            Message(role="tool", text="b"),
+            *samples()[1].messages,
+        ),
+    )
+    made = TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=told, origin=ORIGIN)])
+    with pytest.raises(ConfigError, match="some results of tools follow no reply that could have called them"):
+        export(made, tmp_path / "out", "atif", without_mask=True)
 
 
 def test_a_text_that_no_file_holds_leaves_nothing(tmp_path: Path) -> None:

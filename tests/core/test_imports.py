@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentr_core.environments.crafting import TextCraft
+from agentr_core.errors import DataFileError
 from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.expert_file import read_demonstrations
@@ -135,6 +136,33 @@ def test_each_bad_record_is_named_by_its_line(tmp_path: Path) -> None:
 def test_a_broken_array_is_named_by_its_line(tmp_path: Path, text: str, line: int, part: str) -> None:
     *_, last = import_chat(write(tmp_path, text)).faults
     assert f"data.json:{line} {part}" in last
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "one object"])
+def test_a_number_of_thousands_of_digits_is_one_bad_record(tmp_path: Path, form: str) -> None:
+    good = json.dumps({"messages": spoken("Hi", "Ho")})
+    bad = f'{{"id": {LONG},\n"messages": []}}'
+    text = {"lines": f"{good}\n{bad.replace(chr(10), '')}\n{good}", "array": f"[{good},\n{bad},\n{good}]"}.get(
+        form, bad
+    )
+    found = import_chat(write(tmp_path, text))
+    assert len(found.lines) == (0 if form == "one object" else 2)
+    (fault,) = found.faults
+    assert f"data.json:{1 if form == 'one object' else 2} has a number of 5,000 digits, and 1,000 are the most" in fault
+    with pytest.raises(DataFileError, match="has a number of 5,000 digits"):
+        read_chat(write(tmp_path, text))
+
+
+def test_a_key_that_is_there_twice_is_one_bad_record(tmp_path: Path) -> None:
+    turns = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0, "weight": 1}]'
+    good = json.dumps({"messages": spoken("Hi", "Ho")})
+    found = import_chat(write(tmp_path, f'{good}\n{{"messages": {turns}}}\n{{"x"\n{good}'))
+    assert len(found.lines) == 2
+    assert "data.json:2 has the key 'weight' twice; correct the record" in found.faults[0]
+    assert "data.json:3 is not JSON" in found.faults[1]
 
 
 def test_an_empty_array_has_no_records(tmp_path: Path) -> None:

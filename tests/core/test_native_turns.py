@@ -21,6 +21,7 @@ from toy_paths import ToyTree, critique
 from agentr_core.data_files import data_path
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
+from agentr_core.environments.gateway.wire import ChatCall, completion
 from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
@@ -303,6 +304,9 @@ def test_questions_are_answered_by_calls() -> None:
     assert other.step("<search>Ostra</search>").observation == "No such call is left. Answer with what you know."
 
 
+SEARCHING = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("reply", "action"),
     [
@@ -314,10 +318,39 @@ def test_questions_are_answered_by_calls() -> None:
             "misread call: a python cannot hold its own tags",
         ),
         ('<tool_call>{"name": "python", "arguments": {"code": " 1 "}}</tool_call>', "<python>1</python>"),
+        (
+            '<tool_call>\n{"name": "python", "arguments": {"code": "x = 1\n\tprint(x)"}}\n</tool_call>',
+            "<python>x = 1\n\tprint(x)</python>",
+        ),
+        (
+            '<tool_call>{"name": "python", "arguments": {"code": "\'<tool_call></tool_call></think>\'"}}</tool_call>',
+            "<python>'<tool_call></tool_call></think>'</python>",
+        ),
+        (f"<think>Perhaps {SEARCHING}, or \\boxed{{4}}?</think>It is \\boxed{{5}}.", "<answer>\\boxed{5}</answer>"),
+        (f"Perhaps {SEARCHING}?</think>It is \\boxed{{5}}.", "<answer>\\boxed{5}</answer>"),
+        (f"<think>I write <tool_call> or </tool_call>.</think>{SEARCHING}", "<search>x</search>"),
+        (f"<think>Perhaps</think>{SEARCHING}<think>It will tell. <tool_call>", "<search>x</search>"),
+        (f"<think>Perhaps {SEARCHING} or \\boxed{{4}}", ""),
+        ("<think>Perhaps \\boxed{4}</think>I do not know.", ""),
     ],
 )
 def test_answers_and_calls_become_the_actions_of_the_world(reply: str, action: str) -> None:
     assert reasoning().parse(reply) == action
+
+
+def test_the_thought_stands_beside_its_call() -> None:
+    reply = f"<think>\nPerhaps {SEARCHING}?\n</think>\nYes.\n{SEARCHING}\n"
+    assert read_call(reply) == ("search", {"query": "x"}, f"<think>\nPerhaps {SEARCHING}?\n</think>\nYes.")
+
+
+@pytest.mark.parametrize("reply", [f"<think>Perhaps {SEARCHING}?</think>\nIt is 5.", f"<think>Perhaps {SEARCHING}"])
+def test_the_gateway_tells_no_call_that_a_thought_considers(reply: str) -> None:
+    asked = ChatCall.model_validate(
+        {"model": "policy", "messages": [{"role": "user", "content": "q"}], "tools": [{"type": "function"}]}
+    )
+    (choice,) = completion(asked, {"text": reply, "finish_reason": "stop"})["choices"]
+    assert choice["message"] == {"role": "assistant", "content": reply}
+    assert choice["finish_reason"] == "stop"
 
 
 def test_replies_that_cannot_be_read_use_up_spare_ones() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentr_core.environments.gateway.wire import ChatCall
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.endpoint import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
@@ -159,6 +160,109 @@ def test_nothing_is_a_reply_only_with_proof() -> None:
         read(completion("", reason="length"))
 
 
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        *((reason, "stop") for reason in ("eos", "eos_token", "end_turn", "stop_sequence", "STOP", "COMPLETE")),
+        *((reason, "length") for reason in ("max_tokens", "MAX_TOKENS", "model_length")),
+    ],
+)
+def test_servers_have_words_of_their_own_for_an_end(reason: str, finish: str) -> None:
+    (g,) = read(completion("ho", reason=reason))
+    assert (g.text, g.finish_reason) == ("ho", finish)
+
+
+def test_a_cut_by_another_name_takes_its_limit_of_the_tokens() -> None:
+    data = completion("a" * 30, "b" * 10, "c" * 99, tokens=60)
+    data["choices"][2]["finish_reason"] = "max_tokens"
+    assert [g.completion_tokens for g in read(data, 3, limit=20)] == [30, 10, 20]
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "let me think"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "h"}, {"type": "text", "text": "o"}], "ho"),
+        ([{"type": "output_text", "text": "ho", "annotations": []}], "ho"),
+        ([THOUGHT, {"type": "text", "text": "ho"}], "ho"),
+    ],
+)
+def test_content_may_come_in_parts(content: list[Any], text: str) -> None:
+    data = completion("")
+    data["choices"][0]["message"]["content"] = content
+    (g,) = read(data)
+    assert g.text == text
+
+
+@pytest.mark.parametrize("ids", [None, [5, 6, 7]])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "reasoning_content": "let me think"},
+        {"content": "\n\n", "reasoning": "let me think"},
+        {"content": [THOUGHT]},
+    ],
+)
+def test_a_thought_that_was_cut_is_no_empty_reply(message: dict[str, Any], ids: list[int] | None) -> None:
+    data = completion("", tokens=3, reason="length", token_ids=ids)
+    data["choices"][0]["message"] = message
+    with pytest.raises(MalformedReply, match=r"a thought that was cut after 3 tokens; .* a higher max_new_tokens, or"):
+        read(data)
+
+
+def test_a_thought_before_a_reply_is_not_part_of_it() -> None:
+    data = completion("ho", reason="length")
+    data["choices"][0]["message"]["reasoning_content"] = "let me think"
+    (g,) = read(data)
+    assert (g.text, g.finish_reason) == ("ho", "length")
+    data = completion("", token_ids=[5, 2])
+    data["choices"][0]["message"]["reasoning"] = "let me think"
+    (g,) = read(data)
+    assert (g.text, g.token_ids) == ("", (5, 2)), "it thought, and ended its reply"
+
+
+def offering(data: dict[str, Any], *tools: dict[str, Any]) -> Any:
+    turns = (Message(role="tools", text=json.dumps(tools)), Message(role="user", text="hi"))
+    return read_completion(json.dumps(data).encode(), replace(request(), messages=turns), n=1, limit=9)
+
+
+@pytest.mark.parametrize("reason", ["tool_calls", "TOOL_CALL", "tool_use", "function_call", "stop", "eos"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"arguments": '{"a": "é"}'}, '{"a": "é"}'),
+        ({"arguments": {"a": "é"}}, '{"a": "é"}'),
+        ({"arguments": {}}, "{}"),
+        ({"arguments": ""}, "{}"),
+        ({"arguments": None}, "{}"),
+        ({}, "{}"),
+    ],
+)
+def test_arguments_may_be_an_object(reason: str, arguments: dict[str, Any], text: str) -> None:
+    data = completion("", reason=reason)
+    data["choices"][0]["message"] = {"content": None, "tool_calls": [{"function": {"name": "act", **arguments}}]}
+    (g,) = offering(data, {"type": "function", "function": {"name": "act"}})
+    assert g.text == f'<tool_call>\n{{"name": "act", "arguments": {text}}}\n</tool_call>'
+    assert g.finish_reason == "stop"
+
+
+def test_a_call_that_is_said_to_be_there_must_be() -> None:
+    act, web = {"type": "function", "function": {"name": "act"}}, {"type": "web_search"}
+    for message in ({"content": "ho"}, {"content": "ho", "tool_calls": []}):
+        data = completion("", reason="tool_calls")
+        data["choices"][0]["message"] = message
+        with pytest.raises(MalformedReply, match=r"'tool_calls' and no call in it; offered were the tools act, web"):
+            offering(data, act, web)
+
+
+def test_an_agent_may_send_its_arguments_as_an_object() -> None:
+    call = {"function": {"name": "act", "arguments": {"a": 1}}}
+    asked = ChatCall.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert '"arguments": {"a": 1}' in asked.turns()[0]["text"]
+
+
 def unset(*path: str | int) -> Callable[[dict[str, Any]], None]:
     def change(data: Any) -> None:
         for key in path[:-1]:
@@ -180,7 +284,10 @@ def set_choice(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (unset("choices", 0, "message"), r"malformed \(choices\.0\.message"),
         (unset("choices", 0), "2 replies were asked for and 1 came; .*n_per_request"),
         (set_choice(index=1), "2 replies were asked for and 2 came, numbered 1, 1"),
-        (set_choice(finish_reason=None), "finish reason None: it is not whole"),
+        (set_choice(finish_reason=None), "reply 0 has no finish reason"),
+        (set_choice(finish_reason=""), "reply 0 has no finish reason"),
+        (set_choice(finish_reason="abort"), "reason 'abort', which does not say that it is whole; these do: stop, eos"),
+        (set_choice(message={"content": [{"type": "image_url"}]}), "reply 0 has parts that are not text: image_url"),
         (set_choice(message={"content": None}), "is empty"),
         (lambda data: data["choices"].append(data["choices"][0]), "2 replies were asked for and 3 came"),
         (lambda data: data.clear(), "malformed"),
@@ -208,7 +315,13 @@ def test_what_is_no_reply_at_all_is_quoted_shortly(payload: bytes) -> None:
     [
         (set_choice(finish_reason="content_filter"), "content filter"),
         (set_choice(message={"content": None, "refusal": "I will not"}), "withheld a reply: I will not"),
-        (set_choice(finish_reason="tool_calls"), "called a tool"),
+        (set_choice(finish_reason="SAFETY"), "content filter"),
+        (set_choice(message={"content": [{"type": "refusal", "refusal": "No"}]}), "withheld a reply: No"),
+        (set_choice(finish_reason="tool_calls"), "called a tool, and none was offered"),
+        (
+            set_choice(finish_reason="tool_use", message={"tool_calls": [{"function": {"name": "fly"}}]}),
+            r"called a tool \(fly\), and none was offered",
+        ),
     ],
 )
 def test_a_reply_that_is_refused_will_not_heal(change: Callable[[dict[str, Any]], None], said: str) -> None:

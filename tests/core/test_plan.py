@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from agentr_core import estimates
+from agentr_core.errors import UserError
 from agentr_core.estimates import GIB
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, field_values, load, parse
 from flows.commands import plan
 from flows.commands.needs import sampling_advice, training_advice
+from flows.preflight.checks import check
+from tasks.wiring import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 FULL, LORA = TrainingConfig(), TrainingConfig(lora_r=8)
@@ -62,6 +65,33 @@ def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPat
     assert told["recipe"]["search"]["dives"] == 5
     assert told["stages"]["splice"] == ["environment", "splice"]
     assert plan.describe(file, changes).endswith("\n".join(told["summary"]))
+
+
+def general(folder: Path, **fields: Any) -> list[str]:
+    """Return the changes to a recipe that mix in a conversation, whose record has these fields."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": turns, **fields}), encoding="utf-8")
+    return [f"data.general.file={folder / 'chat.jsonl'}", "data.general.share=0.1", f"workspace={folder}"]
+
+
+@pytest.mark.slow
+def test_fields_of_general_data_that_are_left_out_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(RECIPES.parents[1])
+    file, changes = RECIPES / "textcraft-tiny.yaml", general(tmp_path, score=3)
+    note = f"data.general.file: {tmp_path / 'chat.jsonl'}: fields left out, and of how many records: score (1)"
+    assert note in plan.describe(file, changes).splitlines()
+    assert list(check(load_recipe(file, changes))) == [note]
+    assert list(check(load_recipe(file, general(tmp_path)))) == []
+
+
+@pytest.mark.slow
+def test_general_data_with_tools_needs_a_template_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(RECIPES.parents[1])
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(UserError, match=r"does not tell the model of its tools \(look\)"):
+        check(load_recipe(RECIPES / "textcraft-tiny.yaml", general(tmp_path, tools=[tool])))
 
 
 def test_worlds_have_their_own_fields() -> None:

@@ -174,6 +174,15 @@ def test_what_the_clients_of_agentgym_take_is_taken(reply: str) -> None:
     assert not understood or replies.shopping_action(reply) == understood[0]
 
 
+@pytest.mark.parametrize(("world", "reply", "action"), CASES)
+def test_what_a_thought_considers_is_no_action(world: str, reply: str, action: str) -> None:
+    env = getattr(worlds, world)(url="http://127.0.0.1:9", train="1", test="2")
+    draft = "Action: search[x]\n<search>x</search> ```sql SELECT``` ```x```"
+    assert env.parse(f"<think>{draft}</think>\n{reply}") == action
+    assert env.parse(f"{draft}</think>\n{reply}") == action, "its template opened the thought"
+    assert env.parse(f"{reply}\n<think>{draft}") == action, "the thought was cut"
+
+
 def test_ten_thousand_digits_are_a_text_for_a_parser() -> None:
     reply = f"Action: get {'9' * 10_000} sticks"
     assert replies.words_after_label(reply) == reply.removeprefix("Action: ")

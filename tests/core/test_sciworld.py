@@ -51,6 +51,19 @@ def env() -> Iterator[SciWorld]:
     world.close()
 
 
+def test_what_follows_a_menu_and_is_none_of_its_numbers_is_refused(env: SciWorld) -> None:
+    env.reset(instance("boil"))
+    for action in ("open door to kitchen", "go to kitchen"):
+        assert env.step(action).info["valid"]
+    menu = env.step("look at door")
+    assert menu.observation.startswith("Ambiguous request: Please enter the number")
+    missed = env.step("open door")
+    assert missed.observation.startswith("Unknown action.")
+    assert (menu.info["valid"], missed.info["valid"]) == (True, False)
+    env.step("look at door")
+    assert env.step("0").info["valid"]
+
+
 def test_the_examples_that_come_along_are_what_the_simulator_says(env: SciWorld) -> None:
     for line in (ROOT / "data" / "examples" / "sciworld.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)

@@ -11,7 +11,7 @@ import pytest
 from agentr_core.reports import markdown, wording
 from agentr_core.store import Store
 from agentr_core.store.codec import iteration_rows, run_rows, sample_rows
-from agentr_core.texts import lone_surrogate, visible
+from agentr_core.texts import lone_surrogate, outside_thoughts, visible
 from agentr_core.types import Message, Sample, SampleKind
 from flows.commands.samples import preview_sample
 from tasks.workspaces import STORE_FILE
@@ -71,6 +71,30 @@ def test_a_preview_commands_no_terminal(tmp_path: Path) -> None:
         ("[user]\nLook.\\u001b]0;owned\\u0007\\u202eback\n", False),
         ("[assistant, trained]\na\\u200bb\n\tc\n", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "rest"),
+    [
+        ("plain", "plain"),
+        ("<think>a</think>b", "b"),
+        ("a<think>b</think>c<think>d</think>e", "ace"),
+        ("a</think>b", "b"),
+        ("a</think>b</think>c", "c"),
+        ("a<think>b", "a"),
+        ("<think>a<think>b</think>c", "c"),
+        ("<think>it is </think> that ends</think>c", "c"),
+        ('<think>a <tool_call> b</think><tool_call>{"c": "</think>"}', '<tool_call>{"c": "</think>"}'),
+        ('<tool_call>\n{"c": "<think>\n"} d', '<tool_call>\n{"c": "<think>\n"} d'),
+        ("<tool_call>{'c'</think>d", "d"),
+        (f"<tool_call>{'[' * 100_000}</think>d", "d"),
+    ],
+)
+def test_thoughts_are_blank(reply: str, rest: str) -> None:
+    blank = outside_thoughts(reply)
+    assert blank.replace(" ", "") == rest.replace(" ", "")
+    assert len(blank) == len(reply)
+    assert all(now in (before, " ") for before, now in zip(reply, blank, strict=True))
 
 
 def test_halves_of_surrogate_pairs_are_found() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -34,6 +36,7 @@ from agentr_core.models.vllm.command import (
     variables,
 )
 from agentr_core.models.vllm.lora import Adapter, max_rank
+from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.models.vllm.start import implementation_of, make_launch
 from agentr_core.models.vllm.wire import body, read_choices
 from agentr_core.recipes import ModelConfig, VllmConfig, parse
@@ -72,13 +75,29 @@ def choice(index: int, ids: list[int], reason: str = "stop", logprobs: list[floa
 
 def test_command_names_model_address_and_limits() -> None:
     words = command(PYTHON, launch(), 8101)
-    assert words[:3] == [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    assert words[:3] == [str(PYTHON), agentr_serve.__file__, "/models/m"]
     options = dict(pairwise(words))
-    assert options["--model"] == "/models/m"
     assert (options["--host"], options["--port"]) == (HOST, "8101")
     assert options["--max-model-len"] == "2048"
     assert options["--generation-config"] == "vllm"
     assert "--enable-prefix-caching" in words
+
+
+def test_a_replica_is_one_server_behind_our_middleware() -> None:
+    wide = launch("cuda", options={"data-parallel-size": 2})
+    assert dict(pairwise(command(PYTHON, wide, 1)))["--api-server-count"] == "1", "or each has its own weights"
+    assert variables(launch(), 0, {"VLLM_USE_RUST_FRONTEND": "1"})["VLLM_USE_RUST_FRONTEND"] == "0"
+    for option in ("api-server-count", "data-parallel-multi-port-external-lb", "grpc", "headless"):
+        with pytest.raises(ConfigError, match=f"{option} is set by agentr itself"):
+            command(PYTHON, launch(options={option: True}), 1)
+
+
+def test_the_start_script_needs_only_the_standard_library_before_vllm() -> None:
+    """Each process of the engine imports it, and vLLM's environment has no agentr."""
+    text = f"import runpy, sys; runpy.run_path({agentr_serve.__file__!r}, run_name='__mp_main__')"
+    code = f"{text}; print([name for name in sys.modules if name.startswith(('vllm', 'agentr'))])"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
 def test_prefill_is_not_chunked_where_a_seed_would_kill_the_engine() -> None:
@@ -130,7 +149,7 @@ def test_an_adapter_is_served_over_its_model(tiny_model_dir: Path, tmp_path: Pat
     assert made.context_length == 512, "as its model's configuration says"
     words = command(PYTHON, made, 1)
     options = dict(pairwise(words))
-    assert options["--model"] == str(tiny_model_dir)
+    assert words[2] == str(tiny_model_dir)
     assert options["--tokenizer"] == str(adapter)
     assert options["--served-model-name"] == BASE_NAME != made.served_name
     assert "--enable-lora" in words

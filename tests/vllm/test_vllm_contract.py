@@ -31,6 +31,12 @@ async def test_the_whole_contract_is_here(model: VllmModel) -> None:
     assert len(CONTRACT) >= 9
 
 
+async def test_vllm_is_started_as_it_wants_to_be(model: VllmModel, replicas_log: Path) -> None:
+    log = (replicas_log / "replica-0.log").read_text()
+    assert "APIServer pid=" in log
+    assert not [line for line in log.splitlines() if "deprecat" in line.lower() or "you should provide" in line]
+
+
 async def test_greedy_replies_and_logprobs_are_those_of_transformers(model: VllmModel) -> None:
     plain = TransformersModel.load(model._launch.model, device="cpu", context_length=model.context_length)
     requests = [asked(f"craft {number} oak planks", temperature=0.0) for number in (1, 2, 3)]

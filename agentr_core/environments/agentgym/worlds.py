@@ -18,6 +18,7 @@ from agentr_core.environments.crafting import text, textcraft
 from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import ConfigError, EnvironmentServerError
 from agentr_core.repeating import Repeatability
+from agentr_core.texts import outside_thoughts
 from agentr_core.types import Instance
 
 _TAGGED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
@@ -182,11 +183,11 @@ class SearchQA(AgentGymWorld, world="searchqa"):
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the ranges of the seven test sets and of the two training sets."""
-        return {"train": range(51714, 221329), "test": range(51714)}
+        return {"train": range(51713, 221328), "test": range(51713)}
 
     def parse(self, reply: str) -> str:
         """Return the last search or answer of a reply, tags included."""
-        found = [match[0] for match in _TAGGED.finditer(reply)]
+        found = [match[0] for match in _TAGGED.finditer(outside_thoughts(reply))]
         return found[-1] if found else ""
 
 
@@ -204,7 +205,7 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last SQL block of a reply."""
-        found = _SQL.findall(reply)
+        found = _SQL.findall(outside_thoughts(reply))
         return found[-1].strip() if found else ""
 
 
@@ -299,5 +300,5 @@ class WebArena(AgentGymWorld, world="webarena"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last fenced block of a reply."""
-        found = _FENCED.findall(reply)
+        found = _FENCED.findall(outside_thoughts(reply))
         return found[-1].strip() if found else ""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from agentr_core.episodes.native_calls import NativeCall, read_call
-from agentr_core.models.openai.tool_calls import ToldCall, reply_text
+from agentr_core.models.openai.tool_calls import ToldCall, argument_text, reply_text
 
 MODEL: Final = "policy"
 """The name by which agents ask for the model."""
@@ -33,7 +33,7 @@ class _Part(BaseModel):
 
 class _Function(BaseModel):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class _Call(BaseModel):
@@ -50,7 +50,7 @@ class _Turn(BaseModel):
         text = self.content or ""
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
-        calls = [ToldCall(call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        calls = [ToldCall(call.function.name, argument_text(call.function.arguments)) for call in self.tool_calls or ()]
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "text": reply_text(text, calls) if calls else text}
 

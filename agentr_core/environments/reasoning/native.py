@@ -14,6 +14,7 @@ from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH, boxed, ca
 from agentr_core.environments.reasoning.prompt import native_instruction
 from agentr_core.episodes.native_calls import Misread, NativeCall, Tool, calling, read_call, text_arguments
 from agentr_core.episodes.native_turns import NativeTurns
+from agentr_core.texts import outside_thoughts
 
 if TYPE_CHECKING:
     from agentr_core.environments.reasoning.problems import Problem
@@ -86,7 +87,7 @@ def _tagged(call: NativeCall) -> str:
 
 
 def _answer(reply: str) -> str:
-    box = boxed(reply)
+    box = boxed(outside_thoughts(reply))
     if box is None:
         return ""
     action = f"<answer>\\boxed{{{box}}}</answer>"

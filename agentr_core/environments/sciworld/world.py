@@ -28,6 +28,8 @@ Setting = Literal["agentgym", "eto"]
 
 SPLITS = ("train", "dev", "test")
 UNKNOWN = "No known action matches that input."
+NO_CHOICE = "Unknown action."
+"""Begins the answer to a command that follows a menu and is none of its numbers."""
 TELEPORT = "teleport to PLACE, which needs no doors"
 
 
@@ -229,7 +231,7 @@ class SciWorld:
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
             "success": reward == 1.0,
-            "valid": answer.observation != UNKNOWN,
+            "valid": not answer.observation.startswith((UNKNOWN, NO_CHOICE)),
             "raw_score": answer.score,
             "moves": answer.moves,
             "wrong_focus": answer.score < 0,

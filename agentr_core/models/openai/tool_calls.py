@@ -7,7 +7,7 @@ Our turns hold a call as text, which `episodes.native_calls` reads. The protocol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentr_core.episodes.native_calls import NativeCall, call_text, read_call
@@ -28,6 +28,23 @@ def offered(messages: Sequence[Message]) -> dict[str, Any]:
     if not messages or messages[0].role != "tools":
         return {}
     return {"tools": json.loads(messages[0].text), "parallel_tool_calls": False}
+
+
+def tool_names(messages: Sequence[Message]) -> list[str]:
+    """Return the names of the tools of a conversation, or the type of one that is no function: an
+    agent of the gateway may offer any.
+    """
+    tools = offered(messages).get("tools", ())
+    return [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
+
+
+def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
+    """Return the arguments of a call as JSON; the protocol has them so, but some programs send the
+    object itself, or nothing where there are none.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

