@@ -25,7 +25,7 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.start import make_launch, start
-from agentr_core.protocols import ChatModel, Environment, Keeping
+from agentr_core.protocols import ChatModel, Environment, Keeping, Labels
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
 from agentr_core.reports.addresses import page_of
 from agentr_core.runtime.equipment import Equipment
@@ -138,7 +138,7 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
     tool answers are kept in `store`, if given.
     """
     world = recipe.environment
-    env = named_environment(world.name, world.options, transcript=world.transcript)
+    env = named_environment(world.name, world.options, transcript=world.transcript, labels=world.action.labels)
     opening = opening_of(recipe)
     if opening is not None:
         open_with(env, opening)
@@ -148,12 +148,16 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
 
 
 def named_environment(
-    name: str, options: Mapping[str, Any], *, transcript: Literal["own", "native"] = "own"
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    transcript: Literal["own", "native"] = "own",
+    labels: Labels = "lenient",
 ) -> Environment:
     """Return a new environment; options that are left out come from the variables that its class
     names.
     """
-    return registry.make(name, options, os.environ, transcript=transcript)
+    return registry.make(name, options, os.environ, transcript=transcript, labels=labels)
 
 
 def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:

@@ -10,6 +10,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.environments.opaque import Opaque
 from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class GymnasiumText(Opaque):
 
     acknowledgement = "Ok."
     blocking = False
+    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class GymnasiumText(Opaque):
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply."""
-        return line_after_label(reply)
+        return line_after_label(reply, self.labels)
 
     def close(self) -> None:
         """Close the environment."""

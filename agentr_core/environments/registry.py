@@ -20,7 +20,7 @@ from typing import Any, Literal
 from agentr_core.environments.native import native
 from agentr_core.environments.option_types import option_faults
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.protocols import Environment
+from agentr_core.protocols import Environment, Labelled, Labels
 from agentr_core.texts import cause, listed
 
 GROUP = "agentr.environments"
@@ -37,13 +37,15 @@ def make(
     variables: Mapping[str, str] | None = None,
     *,
     transcript: Literal["own", "native"] = "own",
+    labels: Labels = "lenient",
 ) -> Environment:
     """Return a new environment; `variables` are those of the process. With a `native` transcript
-    its actions are tool calls; see `environments.native`.
+    its actions are tool calls; see `environments.native`. Labels of actions are read as `labels`
+    says.
 
     Raises:
-        ConfigError: there is no environment with that name, it has no such option, or an option has
-            a value of another type.
+        ConfigError: there is no environment with that name, it has no such option, an option has a
+            value of another type, or it reads no labels and they are to be read in another way.
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = checked(name, options)
@@ -52,6 +54,11 @@ def make(
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
         environment: Environment = chosen(**{**told, **options})
+    if labels != "lenient":
+        if not isinstance(environment, Labelled):
+            environment.close()
+            raise ConfigError(f"environment.action.labels: {name} reads no labels; leave it out")
+        environment.labels = labels
     return environment
 
 

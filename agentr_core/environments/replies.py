@@ -1,71 +1,202 @@
-"""The action in a model's reply: what follows its label, in the forms that AgentGym's clients
-accept.
+"""The action in a model's reply: what follows its label.
 
-Each world's parser is one of these functions, sometimes with an additional rule of its own. They
-accept all that the client of that world in AgentGym accepts (arXiv 2406.04151), and a little more,
-each time for a reason:
+Each world's parser is one of these functions, sometimes with an additional rule of its own. A
+recipe says how labels are read (`environment.action.labels`). Either way the last label counts, as
+in AgentGym's clients of WebShop, ScienceWorld and ALFWorld (arXiv 2406.04151); those of TextCraft
+and BabyAI answer a reply with several with an error of their own, which would be a step that the
+world does not see.
 
-- The text `</s>` at the end is removed. AgentGym's clients mean to do that, but remove one
-  character too many.
-- If there are several labels, the last one counts, as in AgentGym's clients of WebShop,
-  ScienceWorld and ALFWorld; those of TextCraft and BabyAI answer such a reply with an error of
-  their own, which would be a step that the world does not see.
-- If an action is one line, the lines below it are removed: models go on with invented observations.
-- In the web shop the label may have a number, as in the transcripts published with the shop.
+`lenient` accepts all that the client of a world in AgentGym accepts, and what chat models write
+besides, as long as a reply with a plain label is read as the client reads it:
+
+- What a model thinks between the tags of a thought is no part of the reply; nor is a mark that ends
+  its turn, which some servers leave in the text. AgentGym's clients mean to remove `</s>`, but
+  remove one character too many.
+- A label may have a number or another case and stand in Markdown. An action may stand in a block of
+  code, in quotes or brackets, as an entry of a list, and before a remark in parentheses.
+- If an action is one line, the lines below it are removed: models go on with invented
+  observations.
+
+`published` is what Agent-R's code does in its searches (arXiv 2501.11425): it takes all that
+follows the last label, less a number before it, and of a reply without a label the last line. A
+world then reads that text as it is, so `published` also suits a world whose actions are in quotes
+or brackets of their own.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+from agentr_core.protocols import Labels
 
 LABEL = "Action:"
-_END = "</s>"
-_NUMBERED_LABEL = re.compile(r"Action[ \t]*\d*[ \t]*:")
+
+_MARK = re.compile(r"</s>|<eos>|<end_of_turn>|<[|\uff5c][\w\u2581]{1,30}[|\uff5c]>")
+_MARK_AT_END = re.compile(rf"(?:{_MARK.pattern})\Z")
+_LONGEST_MARK = 40
+_THOUGHT = re.compile(r"<(think|thinking)>.*", re.DOTALL | re.IGNORECASE)
+_THOUGHT_END = re.compile(r"</(?:think|thinking)>|\[/THINK\]", re.IGNORECASE)
+
+_COLON = r"[ \t*_`\"'#()\d]*[:\uff1a]"
+_PLAIN = re.compile(rf"Action{_COLON}")
+"""The label, in a sentence, too."""
+_OTHER = re.compile(rf"^(?:[^\w\n]|\d)*action{_COLON}", re.IGNORECASE | re.MULTILINE)
+"""The label in any case, at the start of a line."""
+_QUALIFIED = re.compile(
+    rf"(?-i:ACTION){_COLON}|^(?:[^\w\n]|\d)*(?:\w+[ \t]+){{1,2}}action{_COLON}", re.IGNORECASE | re.MULTILINE
+)
+"""The label in capitals in a sentence, or after a word or two, such as "Next action:"."""
+
+_FENCE = re.compile(r"```+[ \t]*\w*[ \t]*")
+_ENTRY = re.compile(r"(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)")
+_REMARK = re.compile(r"[ \t]\((?:I|[A-Za-z]{2,})(?:[ ,;'\u2019][^()]*)?\)\Z")
+_PAIRS = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019", "[": "]", "(": ")", "<": ">"}
+_ROUNDS = 4
+"""How many marks around an action are removed, one within the other."""
+
+_PUBLISHED_NUMBER = re.compile(r"Action \d+:")
+_PUBLISHED_ENTRY = re.compile(r"\d+\.\s*")
 _SHOPPING = re.compile(r".+\[.+\]")
 _FOREIGN = re.compile(r"[^A-Za-z0-9, ]+")
 
 
-def without_end(reply: str) -> str:
-    """Return a reply without trailing white space and without the end-of-turn marks that some
-    servers leave in the text.
-    """
-    reply = reply.rstrip()
-    while reply.endswith(_END):
-        reply = reply.removesuffix(_END).rstrip()
-    return reply
-
-
-def after_label(reply: str, *, unlabelled: bool = False) -> str:
+def after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = False) -> str:
     """Return the text after the last label of a reply, stripped; without a label, the empty string.
 
     With `unlabelled`, a reply without a label is taken as a whole.
     """
-    _, label, text = without_end(reply).rpartition(LABEL)
-    return text.strip() if label or unlabelled else ""
+    if labels == "published":
+        return _published(reply)
+    said = without_thought(reply)
+    label = _last_label(said)
+    if label is None:
+        return said if unlabelled else ""
+    return said[label.end() :].strip()
 
 
-def line_after_label(reply: str, *, unlabelled: bool = False) -> str:
-    """Return the first non-blank line of the result of `after_label`."""
-    return after_label(reply, unlabelled=unlabelled).partition("\n")[0].strip()
+def line_after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = False) -> str:
+    """Return the first line of the result of `after_label` that has an action, without the marks
+    around it; with `published`, the whole text.
+    """
+    text = after_label(reply, labels, unlabelled=unlabelled)
+    return text if labels == "published" else next(_bare_lines(text), "")
 
 
-def words_after_label(reply: str) -> str:
-    """Return the line after the last label, reduced to letters, digits, commas and single
+def block_after_label(reply: str, labels: Labels = "lenient") -> str:
+    """Return the result of `after_label` without the Markdown around it: an action of several
+    lines.
+    """
+    text = after_label(reply, labels)
+    if labels == "published":
+        return text
+    fenced = _FENCE.match(text)
+    return text[fenced.end() :].rpartition("```")[0].strip() if fenced else text.lstrip("*_` \t").rstrip("*_")
+
+
+def words_after_label(reply: str, labels: Labels = "lenient") -> str:
+    """Return the result of `line_after_label`, reduced to letters, digits, commas and single
     spaces.
     """
-    return " ".join(_FOREIGN.sub("", line_after_label(reply)).split())
+    return " ".join(_FOREIGN.sub("", line_after_label(reply, labels)).split())
 
 
-def shopping_action(reply: str) -> str:
+def shopping_action(reply: str, labels: Labels = "lenient") -> str:
     """Return the `search[...]` or `click[...]` after the last label of a reply.
 
     Without a label, the whole reply is searched. What follows an action is dropped; a text that is
     not an action is returned unchanged.
     """
-    reply = without_end(reply)
-    labels = list(_NUMBERED_LABEL.finditer(reply))
-    if not labels and "search[" not in reply and "click[" not in reply:
-        return ""
-    text = reply[labels[-1].end() :].strip() if labels else reply.strip()
+    text = after_label(reply, labels, unlabelled=True)
+    if labels == "lenient":
+        if _last_label(without_thought(reply)) is None and "search[" not in text and "click[" not in text:
+            return ""
+        line = next(_bare_lines(text), "")
+        text = line if _SHOPPING.match(line) else text
     action = _SHOPPING.match(text)
     return action[0] if action else text
+
+
+def without_thought(reply: str) -> str:
+    """Return a reply without its thought in tags, and without white space and marks that end a turn
+    around it. A thought that was cut leaves nothing.
+    """
+    # The tag that opens a thought may be the end of the prompt.
+    ends = list(_THOUGHT_END.finditer(reply))
+    said = _THOUGHT.sub("", reply[ends[-1].end() :] if ends else reply).strip()
+    while mark := _MARK_AT_END.search(said, max(0, len(said) - _LONGEST_MARK)):
+        said = said[: mark.start()].rstrip()
+    return said
+
+
+def _last_label(text: str) -> re.Match[str] | None:
+    """Return the last label of a text.
+
+    A plain label within a line, as in a thought about it, gives way to any label that begins a
+    later line.
+    """
+    plain, other = _last(_PLAIN, text), _last(_OTHER, text)
+    if plain is None:
+        return other or _last(_QUALIFIED, text)
+    begins_a_line = not re.search(r"[^\W\d]", text[: plain.start()].rpartition("\n")[2])
+    return plain if begins_a_line or other is None or other.start() < plain.start() else other
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
+
+
+def _bare_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text that say something, without what stands around them."""
+    for line in text.split("\n"):
+        if not _FENCE.fullmatch(line.strip()) and (bare := _bare(line)):
+            yield bare
+
+
+def _bare(line: str) -> str:
+    """Return a line without Markdown, quotes, brackets, a full stop, a remark in parentheses or
+    what follows the end of a turn.
+    """
+    line = _MARK.split(line, maxsplit=1)[0]
+    for _ in range(_ROUNDS):
+        before, line = line, line.strip().strip("*_`").strip()
+        line = _REMARK.sub("", _ENTRY.sub("", line, count=1) if _ENTRY.match(line) else line)
+        line = _unwrapped(line.rstrip(".\u3002;,"))
+        if line == before:
+            break
+    return line
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text without a pair of quotes or brackets around it, or without one half of a pair
+    at its end.
+    """
+    for opening, closing in _PAIRS.items():
+        if text.startswith(opening) and text.endswith(closing) and _closes_at_end(text, opening, closing):
+            return text[1:-1].strip()
+        # The other half stands before the label.
+        if text.endswith(closing) and text.count(closing) == 1 and (opening == closing or opening not in text):
+            return text[:-1].strip()
+    return text
+
+
+def _closes_at_end(text: str, opening: str, closing: str) -> bool:
+    """Return whether the first character of a text is closed by its last one, not before."""
+    if opening == closing:
+        return len(text) > 1 and text.count(opening) == 2
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == opening) - (character == closing)
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _published(reply: str) -> str:
+    """Return the text after the last label of a reply, or its last line, as Agent-R's code does."""
+    _, label, text = _PUBLISHED_NUMBER.sub(LABEL, reply).rpartition(LABEL)
+    if not label:
+        return reply.strip().rpartition("\n")[2].strip()
+    text = text.strip()
+    number = _PUBLISHED_ENTRY.match(text)
+    return text[number.end() :] if number else text

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentr_core.environments.instances import Instances
+from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 _MAX_TRIES = 8
@@ -31,6 +33,7 @@ class CombinationLock:
     step_limit = _MAX_TRIES
     can_snapshot = True
     blocking = False
+    labels: Labels = "lenient"
 
     def __init__(self) -> None:
         self._secret: tuple[int, ...] = (0, 0, 0)
@@ -54,7 +57,7 @@ class CombinationLock:
 
     def parse(self, reply: str) -> str:
         """Return the action in a reply, or the empty string."""
-        return reply.rpartition("Action:")[2].strip() if "Action:" in reply else ""
+        return line_after_label(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition: observation, reward in [0, 1], terminated,

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
+
+Labels = Literal["lenient", "published"]
+"""How the label of an action is read: see `environments.replies`."""
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """An optional ability of an environment: actions that follow a label, which it reads as this
+    attribute says; a recipe may set it.
+    """
+
+    labels: Labels
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from agentr_core.fingerprint import later
+from agentr_core.protocols import Labels
 from agentr_core.recipes.fields import Count, Natural, Repeats, Unit, record
 from agentr_core.recipes.instances import InstancesConfig, instances_faults
 
@@ -32,6 +33,17 @@ class PromptConfig:
 
 
 @record
+class ActionConfig:
+    """How the action in a reply is read."""
+
+    labels: Labels = later("lenient")
+    """What stands before an action. `lenient`: `Action:`, also with a number, in another case or in
+    Markdown, and the action without the quotes, brackets or marks around it. `published`: as
+    Agent-R's code reads replies in its searches, all that follows the last `Action:` or `Action
+    1:`, less a number such as `1.`, and the last line of a reply without a label."""
+
+
+@record
 class EnvironmentConfig:
     """The environment and its own options (checked by the environment)."""
 
@@ -41,6 +53,7 @@ class EnvironmentConfig:
     """How steps become a conversation: in the world's own form, or as messages with native tool
     calls, for models that were trained on these."""
     prompt: PromptConfig = later(PromptConfig())
+    action: ActionConfig = later(ActionConfig())
 
 
 @record
@@ -79,6 +92,7 @@ class WorldConfig:
     options: dict[str, Any] = field(default_factory=dict)
     transcript: TranscriptKind = later("own")
     prompt: PromptConfig = later(PromptConfig())
+    action: ActionConfig = later(ActionConfig())
     instances: InstancesConfig = InstancesConfig()
     share: Unit = 0.0
     """This world's share of the training samples of all worlds, general data aside: as many samples
@@ -101,6 +115,15 @@ def prompt_faults(section: str, prompt: PromptConfig, transcript: TranscriptKind
     return faults
 
 
+def action_faults(section: str, action: ActionConfig, transcript: TranscriptKind) -> list[str]:
+    """Return what is wrong with how a world's replies are read, one sentence each; `section` is the
+    world's section.
+    """
+    if transcript == "native" and action != ActionConfig():
+        return [f"{section}.action.labels: native calls have no labels; leave it or transcript: native out"]
+    return []
+
+
 def worlds_faults(worlds: Mapping[str, WorldConfig]) -> list[str]:
     """Return what is wrong with the section `environments` of a recipe, one sentence each."""
     faults = [
@@ -109,7 +132,10 @@ def worlds_faults(worlds: Mapping[str, WorldConfig]) -> list[str]:
     faults += [
         fault
         for name, world in worlds.items()
-        for fault in prompt_faults(f"environments.{name}", world.prompt, world.transcript)
+        for fault in (
+            *prompt_faults(f"environments.{name}", world.prompt, world.transcript),
+            *action_faults(f"environments.{name}", world.action, world.transcript),
+        )
     ]
     shares = [world.share for world in worlds.values()]
     if any(shares) and (not all(shares) or not math.isclose(sum(shares), 1.0, abs_tol=1e-6)):

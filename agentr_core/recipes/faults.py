@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.agent_r import critique_faults, search_faults
-from agentr_core.recipes.environments import WorldConfig, prompt_faults, worlds_faults
+from agentr_core.recipes.environments import WorldConfig, action_faults, prompt_faults, worlds_faults
 from agentr_core.recipes.evaluation import development_faults, evaluation_faults
 from agentr_core.recipes.execution import ScaleConfig
 from agentr_core.recipes.instances import instances_faults
@@ -52,7 +52,9 @@ def faults_of(recipe: Recipe) -> list[str]:
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
     faults += instances_faults(recipe.instances)
-    faults += prompt_faults("environment", recipe.environment.prompt, recipe.environment.transcript)
+    single = recipe.environment
+    faults += prompt_faults("environment", single.prompt, single.transcript)
+    faults += action_faults("environment", single.action, single.transcript)
     faults += _faults_of_worlds(recipe)
     faults += search_faults(recipe.search)
     faults += critique_faults(recipe.critique)

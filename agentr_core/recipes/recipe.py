@@ -139,6 +139,7 @@ class Recipe:
                 options=world.options,
                 transcript=world.transcript,
                 prompt=world.prompt,
+                action=world.action,
             ),
             instances=world.instances,
             search=_with(self.search, world.search),

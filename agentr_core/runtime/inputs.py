@@ -108,7 +108,7 @@ def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
     }
     if not recipe.environments:
         return (asked["environment"], versions[recipe.environment.name]), asked["instances"]["train"]
-    acting = ("name", "options", "transcript", "prompt", "search", "explore")
+    acting = ("name", "options", "transcript", "prompt", "action", "search", "explore")
     worlds = {
         name: {field: world[field] for field in acting if field in world}
         for name, world in asked["environments"].items()

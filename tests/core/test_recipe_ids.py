@@ -43,6 +43,22 @@ def test_sections_keep_their_ids() -> None:
     assert fingerprint(plain.data) == "450423b13146e934"
 
 
+def test_labels_read_in_another_way_make_another_run_and_other_trees(tiny_model_dir: Path) -> None:
+    def ids(action: dict[str, Any], *, several: bool = False) -> tuple[str, str]:
+        world = {"action": action} if action else {}
+        worlds = {"environments": {"textcraft": world}} if several else {"environment": {"name": "textcraft", **world}}
+        asked = recipe("agent-r", {"model": {"path": str(tiny_model_dir)}, **worlds})
+        plain = asked_for(asked)
+        inputs = input_ids(asked, plain, weights={}, files={}, prompts={}, at=datetime.now(UTC))
+        return run_id_of(asked), inputs["collect"]
+
+    for several in (False, True):
+        plain, other = ids({}, several=several), ids({"labels": "published"}, several=several)
+        assert ids({"labels": "lenient"}, several=several) == plain
+        assert plain[0] != other[0]
+        assert plain[1] != other[1]
+
+
 def test_only_a_world_that_says_other_things_now_gets_other_ids() -> None:
     version = registry.version_of
     assert [version(name, {}) for name in ("textcraft", "webshop", "sciworld", "nowhere")] == [1, 1, 1, 1]

@@ -17,6 +17,7 @@ from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import text, textcraft
 from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import ConfigError, EnvironmentServerError
+from agentr_core.protocols import Labels
 from agentr_core.repeating import Repeatability
 from agentr_core.types import Instance
 
@@ -25,7 +26,13 @@ _SQL = re.compile(r"```sql(.*?)```", re.DOTALL)
 _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
 
 
-class TextCraft(AgentGymWorld, world="textcraft"):
+class _LabelledWorld(AgentGymWorld):
+    """A world whose actions follow a label."""
+
+    labels: Labels = "lenient"
+
+
+class TextCraft(_LabelledWorld, world="textcraft"):
     """TextCraft with the instruction, parser, expert and depths of the native one."""
 
     instruction = text.INSTRUCTION
@@ -42,7 +49,7 @@ class TextCraft(AgentGymWorld, world="textcraft"):
         """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
         commas and spaces only.
         """
-        return textcraft.parse_action(reply)
+        return textcraft.parse_action(reply, self.labels)
 
     def depth(self, instance: Instance) -> int | None:
         """Return the length of the longest chain of crafts to the goal."""
@@ -93,14 +100,14 @@ def _local(instance: Instance) -> Instance:
     return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
 
 
-class _LineWorld(AgentGymWorld):
+class _LineWorld(_LabelledWorld):
     """A world whose actions are one line."""
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply; the label may stand on a line of its
         own.
         """
-        return replies.line_after_label(reply)
+        return replies.line_after_label(reply, self.labels)
 
 
 class SciWorld(_LineWorld, world="sciworld"):
@@ -114,7 +121,7 @@ class SciWorld(_LineWorld, world="sciworld"):
     repeatability = Repeatability.UNORDERED
 
 
-class WebShop(AgentGymWorld, world="webshop"):
+class WebShop(_LabelledWorld, world="webshop"):
     """WebShop on AgentGym's 1,000 products with synthetic goals."""
 
     instruction = texts.WEBSHOP
@@ -127,7 +134,7 @@ class WebShop(AgentGymWorld, world="webshop"):
         """Return the `search[...]` or `click[...]` after the last "Action:" of a reply, or in a
         reply without the label.
         """
-        return replies.shopping_action(reply)
+        return replies.shopping_action(reply, self.labels)
 
 
 _ALFWORLD_IDS = {"train": range(2420), "test": range(2420, 2620)}
@@ -159,7 +166,7 @@ def check_served(name: str, numbers: Mapping[int, Instance]) -> None:
             )
 
 
-class BabyAI(AgentGymWorld, world="babyai"):
+class BabyAI(_LabelledWorld, world="babyai"):
     """BabyAI's 40 levels in words. The reward is the standing one, not the sum that the server
     calls score.
     """
@@ -171,7 +178,7 @@ class BabyAI(AgentGymWorld, world="babyai"):
         """Return the line after the last "Action:" of a reply, with letters, digits, commas and
         spaces only.
         """
-        return replies.words_after_label(reply)
+        return replies.words_after_label(reply, self.labels)
 
 
 class SearchQA(AgentGymWorld, world="searchqa"):
@@ -208,14 +215,14 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
         return found[-1].strip() if found else ""
 
 
-class _ToolWorld(AgentGymWorld):
+class _ToolWorld(_LabelledWorld):
     """A world of tools, called by name with JSON."""
 
     def parse(self, reply: str) -> str:
         """Return everything after the last "Action:" of a reply, since JSON may take several
         lines.
         """
-        return replies.after_label(reply)
+        return replies.block_after_label(reply, self.labels)
 
 
 class Weather(_ToolWorld, world="weather"):
@@ -255,7 +262,7 @@ class Sheet(_ToolWorld, world="sheet"):
     step_limit = 15
 
 
-class Maze(AgentGymWorld, world="maze"):
+class Maze(_LabelledWorld, world="maze"):
     """The 25 starts in one maze of LMRL-Gym. Its server lists one more, the goal itself, but cannot
     begin there.
     """
@@ -268,11 +275,11 @@ class Maze(AgentGymWorld, world="maze"):
         """Return the line after the last "Action:" of a reply, or its first line; a bare direction
         is a move.
         """
-        action = replies.line_after_label(reply, unlabelled=True)
+        action = replies.line_after_label(reply, self.labels, unlabelled=True)
         return f"move {action.lower()}" if action.lower() in ("up", "down", "left", "right") else action
 
 
-class Wordle(AgentGymWorld, world="wordle"):
+class Wordle(_LabelledWorld, world="wordle"):
     """Wordle of LMRL-Gym; an instance is a seed. The vocabulary is not listed to the agent."""
 
     instruction = texts.WORDLE
@@ -288,7 +295,7 @@ class Wordle(AgentGymWorld, world="wordle"):
         """Return the letters of the guess, in lower case and with spaces between them, as the
         server wants them; the label may be missing.
         """
-        return " ".join("".join(replies.line_after_label(reply, unlabelled=True).lower().split()))
+        return " ".join("".join(replies.line_after_label(reply, self.labels, unlabelled=True).lower().split()))
 
 
 class WebArena(AgentGymWorld, world="webarena"):

@@ -28,6 +28,7 @@ from agentr_core.environments.alfworld.games import (
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.replies import line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class AlfWorld:
     step_limit = 30
     can_snapshot = True
     blocking = False
+    labels: Labels = "lenient"
     variables: Mapping[str, str] = {"data_dir": "ALFWORLD_DATA"}
 
     def __init__(
@@ -176,7 +178,7 @@ class AlfWorld:
         """Return the line after the last "Action:" of a reply; the label may be on a line of its
         own.
         """
-        return line_after_label(reply)
+        return line_after_label(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; completing the task gives reward 1 and

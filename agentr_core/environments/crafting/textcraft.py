@@ -25,6 +25,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.environments.replies import words_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition, Verdict
 
 RENAMINGS = 1_000_000
@@ -66,6 +67,7 @@ class TextCraft:
     step_limit = 20
     can_snapshot = True
     blocking = False
+    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class TextCraft:
         """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
         commas and spaces only.
         """
-        return parse_action(reply)
+        return parse_action(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; making or getting the goal item gives
@@ -238,12 +240,12 @@ _shipped_book = cache(load_shipped)
 _shipped_split = cache(load_split)
 
 
-def parse_action(reply: str) -> str:
+def parse_action(reply: str, labels: Labels = "lenient") -> str:
     """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
     commas and spaces only.
 
     The label may stand on a line of its own. A lone "look" means the inventory, as in AgentGym's
     client.
     """
-    action = words_after_label(reply).lower()
+    action = words_after_label(reply, labels).lower()
     return "inventory" if action == "look" else action

@@ -22,6 +22,7 @@ from agentr_core.environments.sciworld.shared import Path, SharedSimulators, sim
 from agentr_core.environments.sciworld.simulator import Answer, JavaSettings, check_packages
 from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 Setting = Literal["agentgym", "eto"]
@@ -99,6 +100,7 @@ class SciWorld:
     acknowledgement = "Ok."
     can_snapshot = True
     blocking = True
+    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class SciWorld:
         """Return the line after the last "Action:" of a reply; the label may be on a line of its
         own.
         """
-        return line_after_label(reply)
+        return line_after_label(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition.

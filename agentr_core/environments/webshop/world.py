@@ -30,6 +30,7 @@ from agentr_core.environments.webshop.goals import (
 from agentr_core.environments.webshop.pages import Visit
 from agentr_core.environments.webshop.reward import Nouns, reward, spacy_nouns, word_nouns
 from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 INSTRUCTION = """\
@@ -84,6 +85,7 @@ class WebShop:
     step_limit = 10
     can_snapshot = True
     blocking = False
+    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class WebShop:
         Without the label the whole reply counts if there is an action in it. What follows an action
         on later lines is dropped; a text that is not an action is returned as it is.
         """
-        return replies.shopping_action(reply)
+        return replies.shopping_action(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; the reward comes with the purchase, which
