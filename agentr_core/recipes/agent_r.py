@@ -70,9 +70,10 @@ class CritiqueConfig(SamplingFields):
     uncertain."""
     scan_from: Literal["split", "root"] = "split"
     max_new_tokens: Count = 500
-    unparsable: Literal["bad", "skip"] = "skip"
-    """What a judgement that cannot be parsed means for the scan: an error (as published) or
-    nothing.
+    unparsable: Literal["bad", "skip", "published"] = "skip"
+    """What a judgement that cannot be parsed means for the scan: an error or nothing. `published`:
+    none is unparsable, since verdicts are read as in the authors' code: whatever follows the last
+    `Judgement:`, or the whole reply without it, is bad unless it has "good" or "uncertain" in it.
     """
 
 
@@ -97,11 +98,13 @@ class PairsConfig:
     """The most pairs kept from one tree; 0 means no cap (as published)."""
     per_bad_leaf: Natural = 0
     """The most pairs kept for one bad path; 0 means no cap (as published)."""
-    order: Literal["turns", "shuffled"] = later("turns")
+    order: Literal["turns", "shuffled", "published"] = later("turns")
     """Which pairs of a tree come first, and so are kept under a cap. `turns`: bad paths take turns,
-    each with the shortest good path that it has not yet been paired with. `shuffled` (as
-    published): sorted by falling reward of the good path, then of the bad one, and then shuffled by
-    Python's `random` with seed 123, anew for each tree."""
+    each with the shortest good path that it has not yet been paired with. `published`: by falling
+    reward of the good path, then of the bad one, equal ones depth first; then all pairs with enough
+    of a gap are shuffled by Python's `random` with seed 123, anew for each tree, and only then is
+    alpha asked. `shuffled`: the same of pairs whose good path clears alpha, equal ones in the order
+    in which the search ended them."""
 
 
 def search_faults(search: SearchConfig) -> list[str]:

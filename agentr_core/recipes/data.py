@@ -49,6 +49,11 @@ class DataConfig:
     """What becomes of samples and pairs with a trained reply that was cut off at its token limit:
     kept, without a trained end of turn, or rejected. A limit that cuts off many replies is too low;
     the report shows their share."""
+    duplicates: Literal["drop", "keep"] = later("drop")
+    """What becomes of a sample whose conversation another one has, too: texts, roles and train
+    flags are the same. `keep` (as published): a sample counts as often as it was made. Bad paths
+    that part after their first error make equal revisions with one good path, if their reflections
+    are equal, too; they are a quarter of the authors' records."""
     general: GeneralDataConfig = GeneralDataConfig()
 
 

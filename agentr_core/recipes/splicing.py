@@ -46,10 +46,14 @@ class SpliceConfig:
     the pair.
     """
     impossible: Literal["reject", "keep"] = later("reject")
-    """What becomes of a splice that cannot have happened: its cut lies within the steps that both
-    paths share, or the steps it keeps end the episode, perhaps in a disaster. `keep` (as published)
-    works with the modes that play nothing, `blind` and `direct`; the good path then goes on where
-    the two paths part, as always."""
+    """What becomes of a splice that cannot have happened: the steps it keeps end the episode,
+    perhaps in a disaster. `keep` (as published) works with the modes that play nothing, `blind` and
+    `direct`."""
+    shared_cut: Literal["reject", "keep"] = later("reject")
+    """What becomes of a pair whose first bad step is one that both paths share, which happens only
+    with `critique.scan_from: root`. The steps it keeps are those of the good path, so nothing was
+    wrong there. `keep` (as published): the good path goes on after that step, with the turn of
+    revision in its midst."""
     prune: bool = False
     """Leave out the steps of good paths and good suffixes that the live reward does not need; needs
     mode `verified`.

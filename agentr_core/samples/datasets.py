@@ -92,7 +92,7 @@ def build_dataset(
     check_no_leakage((*current, *replayed), test)
     used, unused = unused_kinds((*current, *replayed), config.use)
     whole, cut = cut_replies(used, config.cut_replies, renderer)
-    different, repeated = duplicates(whole)
+    different, repeated = (whole, ()) if config.duplicates == "keep" else duplicates(whole)
     capped, over_cap = good_per_tree(different, config.good_per_tree)
     fitting, long = too_long((token_row(sample, renderer) for sample in capped), config.max_length)
     world = {sample_id(sample): sample.instance.environment for sample in capped if sample.instance}

@@ -55,6 +55,22 @@ def build(samples: list[Sample], config: DataConfig | None = None, *, test: list
     return build_dataset(samples, config or DataConfig(), renderer(), test=test, **{"seed": 0, **options})
 
 
+def test_equal_conversations_of_two_pairs_count_once_or_as_often_as_they_were_made() -> None:
+    """Two bad paths that part after their first error give one good path the same revision."""
+    tree = ToyTree(0)
+    pairs = [tree.pair(["right", "right"], ["left", last]) for last in ("look", "left")]
+    one, other = (splice(pair, critique(0), ENV, SpliceConfig(reflections=1), alpha=1.0, seed=0) for pair in pairs)
+    assert isinstance(one, Sample)
+    assert isinstance(other, Sample)
+    assert one.messages == other.messages
+    dropped = build([one, other])
+    assert len(dropped.rows) == 1
+    assert [rejection.reason for rejection in dropped.rejections] == ["duplicate"]
+    kept = build([one, other], DataConfig(duplicates="keep"))
+    assert {row.sample_id for row in kept.rows} == {sample_id(one), sample_id(other)}
+    assert kept.rejections == ()
+
+
 def test_every_sample_ends_in_a_row_or_in_a_rejection() -> None:
     samples = collected()
     longest = max(len(token_row(sample, renderer()).input_ids) for sample in samples)

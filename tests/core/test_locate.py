@@ -154,6 +154,16 @@ async def test_the_recipe_says_what_an_unparsable_judgement_means(unparsable: st
     assert found.first_error == error
 
 
+async def test_verdicts_are_read_as_the_authors_read_them_if_a_recipe_says_so() -> None:
+    config = CritiqueConfig(unparsable="published")
+    pair = ToyTree(2).pair(["right"], ["look", "left"])
+    judge = by_action(look="not good at all", left="hm")
+    judged = await judge_paths(scans_of([pair], config), judge, config, seed=0, **BUDGET)
+    found = critique_of(pair, judged, config)
+    assert [verdict.verdict for verdict in found.verdicts] == [Verdict.GOOD, Verdict.BAD]
+    assert found.first_error == 1
+
+
 async def test_the_majority_of_the_votes_counts_and_speaks() -> None:
     config = CritiqueConfig(votes=3, temperature=1.0)
     judge = Judge(lambda action, number: ("Good", "Bad, it fell", "Bad, it broke")[number])

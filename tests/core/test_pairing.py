@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -61,6 +62,28 @@ def test_the_published_order_is_the_same_for_every_seed_and_decides_under_the_ca
     one_each, _ = pairs_of_tree("t", paths, PairsConfig(order="shuffled", per_bad_leaf=1), alpha=1.0, seed=5)
     assert sorted(p.bad.leaf for p in one_each) == sorted(first_of)
     assert all(pair == first_of[pair.bad.leaf] for pair in one_each)
+
+
+def test_the_published_order_is_depth_first_and_asks_for_alpha_after_the_shuffle() -> None:
+    """Leaves end breadth first here: 3 and 4 are below 1, which was drawn before leaf 2."""
+    tree = ToyTree(4)
+    early, late = rewarded(tree.path("left"), 0.0), rewarded(tree.path("look", "left"), 0.0)
+    below = [replace(late, nodes=(1, 3)), replace(late, nodes=(1, 4))]
+    below[1] = rewarded(replace(tree.path("look", "look"), nodes=(1, 4)), 0.6)
+    paths = [rewarded(replace(tree.path("stop"), nodes=(2,)), 0.6), below[0], below[1], replace(early, nodes=(5,))]
+    kept, _ = pairs_of_tree("t", paths, PairsConfig(order="published"), alpha=0.5, seed=0)
+    listed = [((1, 4), (1, 3)), ((1, 4), (5,)), ((2,), (1, 3)), ((2,), (5,))]
+    random.Random(123).shuffle(listed)
+    assert [(pair.good.nodes, pair.bad.nodes) for pair in kept] == listed
+
+    rising = ladder(1.0, 0.6, 0.3, 0.0)
+    found, _ = pairs_of_tree("t", rising, PairsConfig(order="published"), alpha=0.9, seed=0)
+    every = [(1.0, 0.6), (1.0, 0.3), (1.0, 0.0), (0.6, 0.3), (0.6, 0.0), (0.3, 0.0)]
+    random.Random(123).shuffle(every)
+    rewards = [(pair.good.trajectory.reward, pair.bad.trajectory.reward) for pair in found]
+    assert rewards == [pair for pair in every if pair[0] == 1.0]
+    # Shuffled among themselves, they are in another order.
+    assert found != pairs_of_tree("t", rising, PairsConfig(order="shuffled"), alpha=0.9, seed=0)[0]
 
 
 def test_gap_and_absolute_line_differ() -> None:

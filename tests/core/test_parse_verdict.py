@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict
+from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict, published_verdict
 from agentr_core.types import Verdict
 
 GOOD, BAD, UNCERTAIN, UNPARSABLE = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
@@ -38,6 +38,25 @@ GOOD, BAD, UNCERTAIN, UNPARSABLE = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN,
 )
 def test_the_word_after_the_last_label_counts(reply: str, verdict: Verdict) -> None:
     assert parse_verdict(reply) is verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("It helps.\nJudgement: Good", GOOD),
+        ("Judgement: not GOOD", GOOD),
+        ("Judgement: Uncertain.", UNCERTAIN),
+        ("Judgement: Good/Bad/Uncertain", GOOD),
+        ("Judgement: Good\nJudgement: hm", BAD),
+        ("Judgement: Good\nJudgement: Bad", BAD),
+        ("This is a good action", GOOD),
+        ("judgment: bad, not good", GOOD),
+        ("I cannot tell.", BAD),
+        ("", BAD),
+    ],
+)
+def test_the_published_code_looks_for_two_words_and_takes_all_else_for_bad(reply: str, verdict: Verdict) -> None:
+    assert published_verdict(reply) is verdict
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy import Line, Policy, generation, instance
@@ -18,10 +20,10 @@ from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths
 from agentr_core.methods.agent_r.pairing import good_paths, pairs_of_tree
 from agentr_core.methods.agent_r.reflections import REFLECTIONS
 from agentr_core.methods.agent_r.splicing import good_sample, splice
-from agentr_core.recipes import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.recipes import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig, load
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
-from agentr_core.types import Critique, Generation, Message, Node, Request, Sample, Tree
+from agentr_core.types import Critique, Generation, Message, Node, Rejection, Request, Sample, Tree
 
 Turn = tuple[str, str, bool]
 JUDGED = (
@@ -29,14 +31,17 @@ JUDGED = (
     "Who knows.\nJudgement: uncertain",
     "It harms.\nJudgement: Bad",
     "I cannot tell.",
+    "All is good so far, but this",
+    "Judgement: Good, or rather: Judgement: none",
+    "Judgement: not good",
+    "judgement: bad. It is no good move.",
 )
 REFLECTION: Turn = ("assistant", "Thought: one of ten\nAction: wait", True)
 
 
 def judgement(tree: Tree, node: int) -> str:
     """What the judge says of a step: mostly good, so that errors come late, too."""
-    draw = int(fingerprint(tree.seed, node), 16) % 10
-    return JUDGED[min(3, max(0, draw - 6))]
+    return JUDGED[max(0, int(fingerprint(tree.seed, node), 16) % 24 - 16)]
 
 
 class Published:
@@ -50,9 +55,12 @@ class Published:
             ("user", tree.first_observation, False),
         ]
 
-    def leaves(self) -> list[Node]:
-        parents = {node.parent for node in self.tree.nodes}
-        return [node for node in self.tree.nodes if node.terminal and node.index not in parents]
+    def leaves(self, under: int = 0) -> list[Node]:
+        """Depth first, as the authors walk their trees."""
+        children = [node for node in self.tree.nodes if node.parent == under and node.index != under]
+        if children:
+            return [leaf for child in children for leaf in self.leaves(child.index)]
+        return [self.tree.nodes[under]] if self.tree.nodes[under].terminal else []
 
     def way(self, leaf: Node) -> list[Node]:
         nodes = [leaf]
@@ -65,9 +73,9 @@ class Published:
             return []
         leaves = sorted(self.leaves(), key=lambda node: node.value, reverse=True)
         found = [(high, low) for high in leaves for low in leaves if high.value - low.value > self.beta + 1e-9]
-        found = [(high, low) for high, low in found if self.good(high)]
-        random.Random(123).shuffle(found)
-        return found
+        random.seed(123)
+        random.shuffle(found)
+        return [(high, low) for high, low in found if self.good(high)]
 
     def good(self, leaf: Node) -> bool:
         return leaf.value > self.alpha or leaf.value == 1
@@ -76,18 +84,18 @@ class Published:
         kept = []
         for node in low:
             kept.append(node)
-            said = judgement(self.tree, node.index).rpartition("Judgement:")[2].lower()
+            said = judgement(self.tree, node.index).split("Judgement:")[-1].lower()
             if judged and "good" not in said and "uncertain" not in said:
                 break
         return kept
 
     def record(self, high: Node, low: Node, judged: bool) -> list[Turn]:
-        good, bad = self.way(high), self.way(low)
-        shared = 0
-        while shared < min(len(good), len(bad)) and self.reply(good[shared]) == self.reply(bad[shared]):
-            shared += 1
-        turns = [*self.opening, *self.turns(self.kept(bad, judged), train=False), REFLECTION, ("user", "ok.", False)]
-        return [*turns, *self.turns(good[shared:], train=True)][:-1]
+        good, kept = self.way(high), self.kept(self.way(low), judged)
+        same = 0
+        while same < min(len(good), len(kept)) and self.reply(good[same]) == self.reply(kept[same]):
+            same += 1
+        turns = [*self.opening, *self.turns(kept, train=False), REFLECTION, ("user", "ok.", False)]
+        return [*turns, *self.turns(good[same:], train=True)][:-1]
 
     def whole(self, leaf: Node) -> list[Turn]:
         return [*self.opening, *self.turns(self.way(leaf), train=True)][:-1]
@@ -104,8 +112,8 @@ class Published:
         return found
 
 
-SPLICE = {"no_error": "keep", "reflections": 10, "impossible": "keep"}
-CRITIQUE = CritiqueConfig(temperature=1.0, scan_from="root", unparsable="bad")
+SPLICE = {"no_error": "keep", "reflections": 10, "impossible": "keep", "shared_cut": "keep"}
+CRITIQUE = CritiqueConfig(temperature=1.0, scan_from="root", unparsable="published")
 
 
 async def critic(tree: Tree, tree_id: str, pairs: Sequence[object]) -> Callable[..., Critique]:
@@ -142,11 +150,12 @@ def _plain(message: Message) -> Turn:
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 1.0])
 async def test_the_published_settings_give_the_published_records_in_number_and_order(mode: str, alpha: float) -> None:
     """At 269e248 more than half of them were missing: cut in the shared steps, or after the end of
-    an episode.
+    an episode. At 29f26ac those cut in the shared steps left out the steps up to the split, and
+    pairs with good paths of equal reward were in another order.
     """
-    pairs_config = PairsConfig(alpha=(alpha,), beta=0.2, alpha_rule="more_than", order="shuffled")
+    pairs_config = PairsConfig(alpha=(alpha,), beta=0.2, alpha_rule="more_than", order="published")
     config = SpliceConfig(mode=mode, **SPLICE)  # type: ignore[arg-type]
-    env, total, impossible = Line(), 0, 0
+    env, total, impossible, shared = Line(), 0, 0, 0
     for number, tree in enumerate(await trees()):
         tree_id = f"t{number}"
         theirs = Published(tree, env, alpha=alpha, beta=0.2)
@@ -157,11 +166,13 @@ async def test_the_published_settings_give_the_published_records_in_number_and_o
         assert [read(sample) for sample in made] == expected
         total += len(made)
         strict = SpliceConfig(mode=mode, no_error="keep")  # type: ignore[arg-type]
-        impossible += sum(
-            not isinstance(splice(pair, critique(pair), env, strict, alpha=alpha, seed=5), Sample) for pair in pairs
-        )
+        left = [splice(pair, critique(pair), env, strict, alpha=alpha, seed=5) for pair in pairs]
+        reasons = [rejection.reason for rejection in left if isinstance(rejection, Rejection)]
+        shared += reasons.count("cut-in-shared-prefix")
+        impossible += len(reasons) - reasons.count("cut-in-shared-prefix")
     assert total > 400
-    assert impossible > total / 3, "what only splice.impossible=keep keeps"
+    assert impossible > total / 10, "what only splice.impossible=keep keeps"
+    assert (shared > total / 10) == (mode == "blind"), "what only splice.shared_cut=keep keeps"
 
 
 @pytest.mark.slow
@@ -172,4 +183,17 @@ async def test_the_good_paths_are_those_of_the_published_code(alpha: float) -> N
         theirs = Published(tree, env, alpha=alpha, beta=0.2)
         expected = [theirs.whole(leaf) for leaf in theirs.leaves() if theirs.good(leaf)]
         found = good_paths(leaf_paths(tree, f"t{number}"), alpha, "more_than")
-        assert [read(good_sample(path, env)) for path in found] == expected
+        assert sorted(read(good_sample(path, env)) for path in found) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["webshop-agent-r", "textcraft-agent-r", "sciworld-agent-r", "agent-r-three-worlds"])
+def test_the_recipes_as_published_have_these_settings(name: str) -> None:
+    file = Path(__file__).parents[2] / "deployments" / "recipes" / f"{name}.yaml"
+    recipe = load(file, [])
+    assert (recipe.splice, recipe.data.duplicates) == (SpliceConfig(mode="blind", **SPLICE), "keep")  # type: ignore[arg-type]
+    assert replace(recipe.critique, max_new_tokens=CRITIQUE.max_new_tokens) == CRITIQUE
+    assert recipe.pairs == PairsConfig(beta=0.2, alpha_rule="more_than", order="published")
+    assert {world.environment.action.labels for world in recipe.worlds().values()} == {"published"}
+    header = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("#"))
+    assert "ow replies are read" in header or "Replies are read as in the authors' searches" in header
+    assert "qual records are all trained on" in header

@@ -15,7 +15,7 @@ from agentr_core.types import Sample
 
 def parts(error: int) -> Sequence[str]:
     pair = ToyTree(0).pair(["look", "look", "right", "right"], ["look", "look", "left", "stop"])
-    config = SpliceConfig(mode="blind", impossible="keep")
+    config = SpliceConfig(mode="blind", shared_cut="keep")
     made = splice(pair, critique(error), Line(), config, alpha=1.0, seed=0)
     assert isinstance(made, Sample)
     return [turn.part for turn in _turns(made, critique(error)) if turn.role == "assistant"][1:]
@@ -23,4 +23,4 @@ def parts(error: int) -> Sequence[str]:
 
 def test_a_turn_of_revision_is_one_also_where_the_cut_lies_in_the_shared_steps() -> None:
     assert parts(2) == ["shared", "shared", "bad", "revision", "good", "good"]
-    assert parts(0) == ["shared", "revision", "good", "good"]
+    assert parts(0) == ["shared", "revision", "good", "good", "good"]

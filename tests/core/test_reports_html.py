@@ -73,6 +73,12 @@ def judged(text: str, lengths: Mapping[int, int]) -> JudgeRecord:
     return JudgeRecord(verdicts={text: 3}, paths=4, no_error=1, revision_lengths=lengths)
 
 
+def test_revisions_cut_in_the_shared_steps_are_counted_apart() -> None:
+    page = str(judge(judged("good", {0: 4, 1: 2})))
+    assert "In 4 of them the first bad step is one that both paths share (0 steps)" in page
+    assert "both paths share" not in str(judge(judged("good", {1: 2})))
+
+
 def example(text: str) -> RevisionExample:
     turn = Turn(role="assistant", text=text, part="bad", train=True, first_error=True, verdict=text, judge_reply=text)
     return RevisionExample(

@@ -8,6 +8,7 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 
+from agentr_core.methods.agent_r.cutting import good_rest
 from agentr_core.methods.agent_r.pairing import pair_id
 from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
 from agentr_core.methods.agent_r.splicing import good_sample, splice
@@ -166,7 +167,7 @@ def test_no_revision_follows_a_path_that_the_world_cut(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "error", "kept"),
-    [(BAD, 0, ["look"]), (BAD, 3, BAD), (["look", "jump"], 1, ["look", "jump"])],
+    [(BAD, 3, BAD), (["look", "jump"], 1, ["look", "jump"])],
 )
 def test_impossible_splices_are_kept_as_published_if_a_recipe_says_so(
     bad: list[str], error: int, kept: list[str]
@@ -181,6 +182,49 @@ def test_impossible_splices_are_kept_as_published_if_a_recipe_says_so(
     assert [m.train for m in replies] == [False] * len(kept) + [True] * 3
     assert (made.provenance.split, made.provenance.cut) == (1, len(kept))
     assert set(token_row(made, renderer()).trained_tokens) == {"revision_turn", "good_suffix"}
+
+
+LONG = ["look", "right", "look", "right"]
+"""A good path that shares two steps with `["look", "right", "left", "stop"]`."""
+
+
+@pytest.mark.parametrize(("error", "rest"), [(0, ["right", "look", "right"]), (1, ["look", "right"])])
+@pytest.mark.parametrize("mode", ["blind", "verified"])
+def test_after_a_cut_in_the_shared_steps_the_good_path_leaves_no_step_out(
+    error: int, rest: list[str], mode: str
+) -> None:
+    """At 29f26ac it went on from the split: of the first case, `right` was missing."""
+    case = ToyTree(0).pair(LONG, ["look", "right", "left", "stop"])
+    assert case.split == 2
+    config = SpliceConfig(mode=mode, shared_cut="keep")  # type: ignore[arg-type]
+    made = splice(case, critique(error), Line(), config, alpha=1.0, seed=0)
+    assert isinstance(made, Sample), made
+    replies = [m for m in made.messages[3:] if m.role == "assistant"]
+    kept = LONG[: error + 1]
+    assert [m.text for m in replies] == [*map(reply, kept), replies[len(kept)].text, *map(reply, rest)]
+    assert [m.train for m in replies] == [False] * len(kept) + [True] * (1 + len(rest))
+    assert (made.provenance.split, made.provenance.cut) == (2, len(kept))
+    assert set(token_row(made, renderer()).trained_tokens) == {"revision_turn", "good_suffix"}
+    # The fields do not stand in for each other.
+    other = splice(case, critique(error), Line(), SpliceConfig(mode="blind", impossible="keep"), alpha=1.0, seed=0)
+    assert isinstance(other, Rejection)
+    assert other.reason == "cut-in-shared-prefix"
+
+
+def test_a_disaster_needs_its_own_field_also_where_shared_cuts_are_kept() -> None:
+    case = ToyTree(0).pair(GOOD, ["look", "jump"])
+    made = splice(case, critique(1), Line(), SpliceConfig(shared_cut="keep"), alpha=1.0, seed=0)
+    assert isinstance(made, Rejection)
+    assert made.reason == "kept-part-ends-in-disaster"
+
+
+def test_the_rest_of_the_good_path_begins_where_its_replies_leave_the_kept_ones() -> None:
+    """In a world that does not repeat itself, two episodes may answer a reply differently."""
+    case = pair()
+    steps = case.bad.trajectory.steps
+    other = (replace(steps[0], observation="You are somewhere."), *steps[1:])
+    apart = replace(case, split=0, bad=replace(case.bad, trajectory=replace(case.bad.trajectory, steps=other)))
+    assert [step.reply for step in good_rest(apart, 2)] == [reply("right"), reply("right")]
 
 
 def test_modes_that_play_keep_no_impossible_splice() -> None:

@@ -220,11 +220,12 @@ async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Cal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("impossible", ["reject", "keep"])
+@pytest.mark.parametrize("shared_cut", ["reject", "keep"])
 async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
-    site: Callable[..., Site], impossible: str
+    site: Callable[..., Site], shared_cut: str
 ) -> None:
-    root = ("critique.scan_from=root", "splice.mode=blind", f"splice.impossible={impossible}", "pairs.order=shuffled")
+    kept = f"splice.shared_cut={shared_cut}"
+    root = ("critique.scan_from=root", "splice.mode=blind", "splice.impossible=keep", kept, "pairs.order=published")
     one = site(*root)
     await make_data(one.place)
     record = judge_record(one.place, 1)
@@ -236,7 +237,9 @@ async def test_revision_length_counts_from_the_split_over_spliced_pairs_alone(
         "select count(*) filter (shared_steps = 0), count(*) filter (shared_steps > 0) from pair"
     )
     assert shared > 0
-    assert lengths == ({1: at_once, 0: shared} if impossible == "keep" else {1: at_once})
+    assert lengths == ({1: at_once, 0: shared} if shared_cut == "keep" else {1: at_once})
+    rejected = count(one.place, "select count(*) from rejection where reason = 'cut-in-shared-prefix'")
+    assert rejected == (0 if shared_cut == "keep" else shared)
     spliced = count(one.place, "select count(distinct pair_id) from sample where kind = 'revision'")
     assert sum(lengths.values()) == spliced
 

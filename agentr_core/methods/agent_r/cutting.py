@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.methods.agent_r.pairing import pair_id
 from agentr_core.methods.agent_r.replaying import at
 from agentr_core.recipes import SpliceConfig
-from agentr_core.types import Critique, PathPair, Rejection, StopReason
+from agentr_core.types import Critique, PathPair, Rejection, Step, StopReason
 
 STAGE = "splice"
 UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
@@ -17,9 +19,9 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
     """Return how many steps of the bad path are kept, including the first error, or why the pair
     cannot be spliced.
 
-    Good paths with nothing left after the shared steps are rejected. Unless `config.impossible` is
-    `keep`, so are cuts that keep none of the bad path's own steps, and kept parts that end the
-    episode.
+    Good paths with nothing left after the steps that are kept are rejected. So are cuts that keep
+    none of the bad path's own steps, unless `config.shared_cut` is `keep`, and kept parts that end
+    the episode, unless `config.impossible` is.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":
@@ -34,15 +36,25 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
     if cut == 0:
         return reject(pair, "nothing-kept", "the bad path has no steps")
-    if pair.split >= len(pair.good.trajectory.steps):
-        return reject(pair, "no-good-suffix", f"the good path ends with the {pair.split} shared steps")
+    shared = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
+    if shared == len(pair.good.trajectory.steps):
+        return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
+    if cut <= pair.split and config.shared_cut == "reject":
+        return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     return cut if config.impossible == "keep" else _impossible(pair, cut) or cut
+
+
+def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
+    """Return the steps of the good path from the first reply on that is not the one at its place
+    among the first `cut` steps of the bad path: after a cut in the shared steps, from the cut on.
+    """
+    kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
+    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
+    return steps[sum(1 for _ in same) :]
 
 
 def _impossible(pair: PathPair, cut: int) -> Rejection | None:
     """Return why an agent cannot turn back after the first `cut` steps of the bad path, or None."""
-    if cut <= pair.split:
-        return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     last = pair.bad.trajectory.steps[cut - 1]
     if last.disaster:
         return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))

@@ -47,10 +47,10 @@ def pairs_of_tree(
     reason = _why_no_pairs(different, config, alpha)
     if reason:
         return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=_rewards(different)))
-    if config.order == "shuffled":
-        offered = _shuffled(different, config, alpha)
-    else:
+    if config.order == "turns":
         offered = _in_turns(different, config, alpha, random.Random(derive_seed(seed, STAGE, different[0].seeded_by)))
+    else:
+        offered = _shuffled(different, config, alpha)
     kept, over = _capped(offered, config)
     pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in kept)
     return pairs, (*rejections, *over)
@@ -75,13 +75,20 @@ def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: ran
 
 
 def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
-    """Return all pairs in the order of the published code; paths of equal reward are in the order
-    of their leaves.
-    """
+    """Return all pairs as the order `published` or `shuffled` has them."""
+    if config.order == "published":
+        # A node is numbered after its parent and its elder siblings.
+        paths = sorted(paths, key=lambda path: path.nodes)
     falling = sorted(paths, key=lambda path: -path.trajectory.reward)
-    pairs = [(good, bad) for good in falling for bad in falling if _qualifies(good, bad, config, alpha)]
+    # The order of a shuffle depends on the number of pairs.
+    pairs = [
+        (good, bad)
+        for good in falling
+        for bad in falling
+        if _far_apart(good, bad, config) and (config.order == "published" or _is_good(good, config, alpha))
+    ]
     random.Random(_PUBLISHED_SEED).shuffle(pairs)
-    return pairs
+    return [(good, bad) for good, bad in pairs if _is_good(good, config, alpha)]
 
 
 def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair], list[Rejection]]:
@@ -138,9 +145,15 @@ def shared_steps(one: Path, other: Path) -> int:
 
 
 def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool:
+    return _is_good(good, config, alpha) and _far_apart(good, bad, config)
+
+
+def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:
+    return clears(path.trajectory.reward, alpha, config.alpha_rule)
+
+
+def _far_apart(good: Path, bad: Path, config: PairsConfig) -> bool:
     high, low = good.trajectory.reward, bad.trajectory.reward
-    if not clears(high, alpha, config.alpha_rule):
-        return False
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
     return exceeds(high - low, config.beta)
@@ -149,7 +162,7 @@ def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool
 def _why_no_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> str:
     if not any(exceeds(path.trajectory.reward, 0) for path in paths):
         return "no-reward"
-    if not any(clears(path.trajectory.reward, alpha, config.alpha_rule) for path in paths):
+    if not any(_is_good(path, config, alpha) for path in paths):
         return "no-good-path"
     if not any(_qualifies(good, bad, config, alpha) for good in paths for bad in paths):
         return "no-bad-path"

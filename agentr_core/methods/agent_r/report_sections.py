@@ -70,6 +70,11 @@ def _lengths(record: JudgeRecord) -> Iterator[Block]:
         f"Revision length: steps from the split to the first error. Mean {mean:.1f}, median {median}, "
         f"over {wording.count(sum(record.revision_lengths.values()))} spliced pairs."
     )
+    if shared := record.revision_lengths.get(0, 0):
+        caption += (
+            f" In {wording.count(shared)} of them the first bad step is one that both paths share (0 steps), and the "
+            "good path goes on after it."
+        )
     drawing = plots.histogram(record.revision_lengths, "Steps from the split to the first error")
     yield Figure(drawing, caption, (Paragraph(caption), _length_table(record.revision_lengths)))
 

@@ -1,8 +1,11 @@
 """A bad prefix, a turn of reflection and a good suffix as one conversation to train on. Source:
 Agent-R section 3.2.
 
-    opening, bad steps up to the first error | revision turn | "ok." | good steps after the split
+    opening, bad steps up to the first error | revision turn | "ok." | rest of the good path
     never trained                            | trained       | never | replies trained
+
+The good path goes on where it leaves the kept steps: where the two paths part or, if the first
+error is one of the steps that they share, after that step.
 
 The good steps were recorded in the state where the two paths part, not in the one that the kept bad
 steps lead to, so the observations of a blind splice may be impossible. A verified splice is played
@@ -20,7 +23,7 @@ from agentr_core.episodes.replay import play
 from agentr_core.episodes.steps import Outcome
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.cutting import cut_of, reject
+from agentr_core.methods.agent_r.cutting import cut_of, good_rest, reject
 from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, revision_text
 from agentr_core.methods.agent_r.replaying import at, check_replay, divergence, live
@@ -79,7 +82,7 @@ def splice(
         env,
         kept=pair.bad.trajectory.steps[:cut],
         turn=_pause(pair, env, config, seed),
-        suffix=pair.good.trajectory.steps[pair.split :],
+        suffix=good_rest(pair, cut),
         extra=_extra(pair, critique, config.mode),
     )
 
@@ -202,7 +205,7 @@ def _verified(
     The dummy action is played as well, since an agent will really send it.
     """
     pause = _pause(pair, env, config, seed)
-    recorded = (*pair.bad.trajectory.steps[:cut], pause, *pair.good.trajectory.steps[pair.split :])
+    recorded = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
     whole = len(recorded)
     if config.prune:
         positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)

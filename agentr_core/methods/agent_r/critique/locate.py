@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agentr_core.episodes.drawing import Ask
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict
+from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict, published_verdict
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.models.together import all_or_none
 from agentr_core.recipes import CritiqueConfig
@@ -201,7 +201,8 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
             f"{len(generations)} came; check the backend"
         )
-    votes = tuple(parse_verdict(generation.text) for generation in generations)
+    read = published_verdict if config.unparsable == "published" else parse_verdict
+    votes = tuple(read(generation.text) for generation in generations)
     return _judgement(question, majority(votes), votes, generations)
 
 

@@ -31,6 +31,14 @@ def parse_verdict(reply: str) -> Verdict:
     return verdict
 
 
+def published_verdict(reply: str) -> Verdict:
+    """Return the verdict that the authors' code reads in a reply: good or uncertain if the text
+    after the last "Judgement:" has that word in it, in any case, else bad.
+    """
+    said = reply.rpartition("Judgement:")[2].lower()
+    return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in said), Verdict.BAD)
+
+
 def majority(votes: Iterable[Verdict]) -> Verdict:
     """Return the verdict with the most votes; a tie is uncertain.
 
