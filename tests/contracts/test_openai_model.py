@@ -90,7 +90,7 @@ HEALING: dict[str, tuple[Fault, type[AgentrError], str]] = {
     ),
     "empty": (choice(message={"content": ""}), MalformedReply, "reply 0 is empty"),
     "null": (choice(message={"content": None}), MalformedReply, "reply 0 is empty"),
-    "unfinished": (choice(finish_reason=None), MalformedReply, "finish reason None"),
+    "unfinished": (choice(finish_reason=None), MalformedReply, "has no finish reason"),
 }  # fmt: skip
 
 
