@@ -19,6 +19,8 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.sciworld import SciWorld
 from agentr_core.environments.webshop import WebShop
 from agentr_core.errors import ConfigError
+from agentr_core.recipes import parse
+from tasks.wiring import make_environment
 
 PUBLISHED = "Thought:\nI need a rod.\n\nAction:\n{}"
 """The form of AgentGym's own demonstrations."""
@@ -316,6 +318,21 @@ def test_worlds_say_whether_they_read_labels() -> None:
         given_options = options if world.startswith("agentgym") else {}
         with pytest.raises(ConfigError, match=f"environment.action.labels: {world} reads no labels"):
             registry.make(world, given_options, labels="published")
+
+
+@pytest.mark.parametrize("section", ["environment", "environments.textcraft"])
+def test_a_recipe_sets_how_labels_are_read(section: str) -> None:
+    asked: dict[str, Any] = {"name": "a", "model": {"path": "m"}}
+    world: dict[str, Any] = {"action": {"labels": "published"}}
+    if section == "environment":
+        asked |= {"environment": {"name": "textcraft", **world}}
+    else:
+        asked |= {"environments": {"textcraft": world}}
+    env = make_environment(parse(asked).in_world("textcraft"))
+    assert env.parse("inventory") == "inventory"
+    world["transcript"] = "native"
+    with pytest.raises(ConfigError, match=rf"{section}\.action\.labels: native calls have no labels"):
+        parse(asked if section != "environment" else asked | {"environment": {"name": "textcraft", **world}})
 
 
 REPLY = st.lists(
