@@ -34,7 +34,9 @@ async def test_the_whole_contract_is_here(model: VllmModel) -> None:
 async def test_vllm_is_started_as_it_wants_to_be(model: VllmModel, replicas_log: Path) -> None:
     log = (replicas_log / "replica-0.log").read_text()
     assert "APIServer pid=" in log
-    assert not [line for line in log.splitlines() if "deprecat" in line.lower() or "you should provide" in line]
+    # Other libraries warn, too. The second is what vLLM says of a model that is named by --model.
+    warnings = re.findall(r".*(?:api_server.*deprecated|you should provide the model).*", log)
+    assert not warnings
 
 
 async def test_greedy_replies_and_logprobs_are_those_of_transformers(model: VllmModel) -> None:

@@ -90,8 +90,7 @@ class VllmModel:
         """
         async with self._looking:
             while not self._addresses:
-                if self._closed:
-                    raise ModelFault(f"model {self.name} is closed; load it again")
+                self._check_open()
                 found = await asyncio.to_thread(self._fleet.advance)
                 if found is None or not await self._bring(found):
                     await asyncio.sleep(_POLL_SECONDS)
@@ -104,8 +103,10 @@ class VllmModel:
         the replies under way are done. Whatever they computed with the old ones is dropped.
 
         Raises `ConfigError` if the replicas are not ours alone or serve an adapter, `ModelFault` if
-        the file does not have the parameters of the model, or if a replica does not load them.
+        the model is closed, if the file does not have the parameters of the model, or if a replica
+        does not load them.
         """
+        self._check_open()
         if not self._launch.key:
             raise ConfigError(
                 "the weights behind `agentr models serve` cannot be replaced in place, since other runs may use them; "
@@ -129,8 +130,7 @@ class VllmModel:
         does not answer or answers with a fault of its own, and what `ready` raises. A fault cancels
         the requests sent together with the failed one.
         """
-        if self._closed:
-            raise ModelFault(f"model {self.name} is closed; load it again")
+        self._check_open()
         prompts = [self._prompt(request.messages) for request in requests]
         for prompt in prompts:
             if len(prompt) >= self.context_length:
@@ -181,6 +181,10 @@ class VllmModel:
                 self._suspect(address)
                 raise ModelUnavailable(said) from error
             raise ModelFault(said) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelFault(f"model {self.name} is closed; load it again")
 
     async def _bring(self, addresses: Sequence[str]) -> bool:
         """Make the replicas that lack the right weights load them; return whether all have them
