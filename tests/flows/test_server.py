@@ -152,7 +152,7 @@ def test_a_server_that_goes_away_is_told_in_one_sentence(monkeypatch: pytest.Mon
         async with get_client() if ours else httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
             await (client.hello() if isinstance(client, PrefectClient) else client.get("/hello"))
 
-    monkeypatch.setattr(local, "check", lambda recipe, trains: None)
+    monkeypatch.setattr(local, "check", lambda recipe, trains: [])
     monkeypatch.setattr(server, "reach", lambda: None)
     settings = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     said = r"^Prefect's server at http://127\.0\.0\.1:9 answers no longer \(.*\); start it again, and then the same "
