@@ -12,14 +12,14 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterId
-from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from agentr_core.errors import ConfigError
 from flows import server
 
 MONTH = timedelta(days=30)
-"""Runs of the trial lie so far apart, and the first so far ahead, that none begins."""
+"""Runs of the trial lie so far apart, and the first half of this or more ahead, that none begins."""
 
 
 def health(*, seconds: float = 75) -> str:
@@ -40,14 +40,17 @@ def health(*, seconds: float = 75) -> str:
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
-            monthly = IntervalSchedule(interval=MONTH, anchor_date=datetime.now(UTC) + MONTH)
+            now = datetime.now(UTC)
+            # The kinds that agentr offers: each has code of its own in the server, and can fail alone.
+            monthly = IntervalSchedule(interval=MONTH, anchor_date=now + MONTH)
+            by_cron = CronSchedule(cron=f"0 0 {min((now + MONTH / 2).day, 28)} * *", timezone="UTC")
             deployment = client.create_deployment(
-                flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=monthly)]
+                flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=kind) for kind in (monthly, by_cron)]
             )
-            # One run at our own request; each further one is from the scheduler.
+            # One run of each at our own request; each further one is from the scheduler.
             client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1})
             end = time.monotonic() + seconds
-            while client.count_flow_runs(flow_filter=FlowFilter(id=FlowFilterId(any_=[flow_id]))) < 2:
+            while client.count_flow_runs(flow_filter=FlowFilter(id=FlowFilterId(any_=[flow_id]))) <= 2:
                 if time.monotonic() > end:
                     raise ConfigError(
                         f"the Prefect server at {address} planned no run within {seconds:g} seconds, so no schedule "
