@@ -31,7 +31,8 @@ async def given_away(folder: Path) -> Path:
         "instances": {"train_limit": 4, "test_limit": 1},
         "eto": {"phases": ["sft"]},
         "data": {"max_length": 2048},
-        "training": {"learning_rate": 1e-3, "max_tokens": 400, "bf16": False, "per_device_train_batch_size": 2},
+        # Several steps, as the learning rate of the first is zero, whichever demonstrations it has.
+        "training": {"learning_rate": 1e-3, "max_tokens": 1500, "bf16": False, "per_device_train_batch_size": 2},
         "evaluation": {"max_steps": 1, "max_new_tokens": 4, "revision_test": {"enabled": False}},
     }
     made = parse(data)
