@@ -36,8 +36,7 @@ def health(*, seconds: float = 75) -> str:
     if not address:
         return "scheduler: none, since PREFECT_API_URL names no server; a run has one of its own, until it ends"
     server.reach()
-    # The client would ask again for minutes.
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+    with get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
             now = datetime.now(UTC)
@@ -47,8 +46,12 @@ def health(*, seconds: float = 75) -> str:
             deployment = client.create_deployment(
                 flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=kind) for kind in (monthly, by_cron)]
             )
-            # One run of each at our own request; each further one is from the scheduler.
-            client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1})
+            # One run of each at our own request, which the client would repeat for minutes; each further one is from
+            # the scheduler.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                client.request(
+                    "POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1}
+                )
             end = time.monotonic() + seconds
             while client.count_flow_runs(flow_filter=FlowFilter(id=FlowFilterId(any_=[flow_id]))) <= 2:
                 if time.monotonic() > end:
