@@ -19,7 +19,7 @@ from agentr_core.errors import ConfigError
 from flows import server
 
 MONTH = timedelta(days=30)
-"""Runs of the trial lie so far apart, and the first half of this or more ahead, that none begins."""
+"""Runs of the trial lie so far apart, and the first of them half as far ahead, that none begins."""
 
 
 def health(*, seconds: float = 75) -> str:
@@ -40,14 +40,14 @@ def health(*, seconds: float = 75) -> str:
         flow_id = client.create_flow_from_name(f"agentr-doctor-{uuid4().hex}")
         try:
             now = datetime.now(UTC)
-            # The kinds that agentr offers: each has code of its own in the server, and can fail alone.
+            # Each of the two kinds has code of its own in the server, and can fail alone.
             monthly = IntervalSchedule(interval=MONTH, anchor_date=now + MONTH)
             by_cron = CronSchedule(cron=f"0 0 {min((now + MONTH / 2).day, 28)} * *", timezone="UTC")
             deployment = client.create_deployment(
                 flow_id, "doctor", schedules=[DeploymentScheduleCreate(schedule=kind) for kind in (monthly, by_cron)]
             )
-            # One run of each at our own request, which the client would repeat for minutes; each further one is from
-            # the scheduler.
+            # One run of each at our own request, which the client would repeat for minutes; all
+            # others are from the scheduler.
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
                 client.request(
                     "POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1}

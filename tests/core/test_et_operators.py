@@ -174,6 +174,25 @@ async def test_the_thoughts_of_editor_and_reflector_are_no_part_of_a_step(tmp_pa
     assert [request.sampling.stop for request in staff.requests("editor")] == [("Analysis:",), ()]
 
 
+async def test_the_only_thought_of_a_reflector_that_thinks_is_its_own(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """It wrote the step without the tags of a thought."""
+
+    def reflector(asked: str, seed: int) -> str:
+        if asked.endswith("Step: 2\nAnalysis:"):
+            return "<think>\nWell.\n</think>\n\nIt forgot to halve."
+        return "<think>\nI am to write a step.\n</think>\n\n<python>print(42 // 2)</python>"
+
+    def actor(turn: str, seed: int) -> str:
+        return RIGHT if "print(42 // 2)" in turn else by_turn(TWICE, TWICE, then=WRONG)(turn, seed)
+
+    def editor(asked: str, seed: int) -> str:
+        return "Step: 2\nAnalysis:"
+
+    place, *_ = await varied(tmp_path, tiny_model_dir, "I1", actor, editor=editor, reflector=reflector)
+    step = "<think></think>\n<python>print(42 // 2)</python>"
+    assert texts(place, "I1") == [TWICE + RESULT.format(42) + step + RESULT.format(21) + RIGHT]
+
+
 @pytest.mark.parametrize("operator", ["I0", "I1", "I4"])
 async def test_nothing_is_made_of_a_reply_that_is_cut_within_its_thought(
     tmp_path: Path, tiny_model_dir: Path, operator: str

@@ -159,6 +159,10 @@ def test_nothing_is_a_reply_only_with_proof() -> None:
         read(completion(""))
     with pytest.raises(MalformedReply, match="needs a higher max_new_tokens"):
         read(completion("", reason="length"))
+    data = completion("")
+    data["choices"][0]["message"]["reasoning"] = "let me think"
+    with pytest.raises(MalformedReply, match="start it with the reasoning parser for this model"):
+        read(data)
 
 
 @pytest.mark.parametrize(
@@ -327,6 +331,7 @@ def test_what_is_no_reply_at_all_is_quoted_shortly(payload: bytes) -> None:
             set_choice(finish_reason="tool_use", message={"tool_calls": [{"function": {"name": "fly"}}]}),
             r"called a tool \(fly\), and none was offered",
         ),
+        (set_choice(message={"tool_calls": [{"function": {"name": "fly"}}]}), r"tool \(fly\), and none was offered"),
     ],
 )
 def test_a_reply_that_is_refused_will_not_heal(change: Callable[[dict[str, Any]], None], said: str) -> None:

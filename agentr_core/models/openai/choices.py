@@ -46,6 +46,10 @@ Missing are reasons of replies that broke off, such as `abort` and `error`.
 _TEXT_PARTS = ("text", "output_text")
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _THINKS = "a model that thinks first needs a higher max_new_tokens, or its thinking switched off in server.extra_body"
+_PARSED = (
+    "all of it is a thought by the server's own reading: start it with the reasoning parser for this model, or switch "
+    "the thinking off in server.extra_body"
+)
 _PROVES = "with server.token_ids a server can prove that the model meant to say nothing"
 
 
@@ -157,9 +161,9 @@ class Choice(Strict):
             raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(strange)}")
         if self.ending is None:
             raise MalformedReply(f"reply {self.index} {self._unknown_ending()}")
-        if self.ending == "tool_calls":
+        if self.ending == "tool_calls" or message.tool_calls:
             self._check_call(tools)
-        elif not message.tool_calls:
+        else:
             self._check_words(total, helper=helper)
 
     def _unknown_ending(self) -> str:
@@ -190,5 +194,5 @@ class Choice(Strict):
                 return
             raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
         if not self.message.text and not self.token_ids:
-            hint = _THINKS if self.is_cut or self.message.thinks else _PROVES
+            hint = _THINKS if self.is_cut else _PARSED if self.message.thinks else _PROVES
             raise MalformedReply(f"reply {self.index} is empty after {total} tokens; {hint}")

@@ -129,7 +129,11 @@ async def corrected(case: Case) -> Draft | Unmade:
     answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
-    return _hashed(case.manner.edited(case.parent.steps[:start], _step_in(answer, case.manner)), answer.prompt_hash)
+    # A step in tags may begin with a thought of its own, which looks like that of a reflector that
+    # thinks. Such a one thinks before its analysis, too.
+    thinks = analysis.text.lstrip().startswith("<think>")
+    step = _said(answer) if thinks else _step_in(answer, case.manner)
+    return _hashed(case.manner.edited(case.parent.steps[:start], step), answer.prompt_hash)
 
 
 async def step_hint(case: Case) -> Draft | Unmade:
