@@ -43,6 +43,10 @@ def written_reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
     return " ".join(draw.choices(WORDS, k=draw.randint(1, 40)))
 
 
+HOT = 3.0
+"""A temperature at which replies of a trained model differ, too."""
+
+
 def request(words: int = 5, *, seed: int = 0, n: int = 1, **sampling: Any) -> Request:
     text = " ".join(random.Random(words).choices(WORDS, k=words))
     options = {"max_new_tokens": 24} | sampling
@@ -135,7 +139,7 @@ async def test_each_filter_of_sampling_is_heeded_in_one_batch(model: ChatModel) 
     greedy, free, *filtered, penalised = await answer(
         model,
         request(6, temperature=0.0),
-        request(6),
+        request(6, temperature=HOT),
         request(6, top_k=1),
         request(6, top_p=1e-9),
         request(6, min_p=1.0),
@@ -156,7 +160,7 @@ async def test_prompt_tokens_are_those_of_count_tokens(model: ChatModel) -> None
 
 
 async def test_reply_depends_on_seed_and_number_alone(model: ChatModel) -> None:
-    asked = request(12, seed=5, n=4)
+    asked = request(12, seed=5, n=4, temperature=HOT)
     others = [request(words, seed=words, n=1 + words % 5) for words in (1, 30, 80)]
     alone = (await answer(model, asked))[0]
     assert (await answer(model, *others, asked))[-1] == alone
