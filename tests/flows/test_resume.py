@@ -115,12 +115,19 @@ def count(store: Store, sql: str, least: int) -> Moment:
 
 
 def training(store: Store, rng: random.Random) -> Moment:
-    """Return whether a training has begun, and let it go on for a while."""
+    """Return whether a training has begun, and let it go on for a while, at most to its end: the
+    rest of the run is over soon.
+    """
+
+    def at_work() -> bool:
+        return any((store.path.parent / "checkpoints").glob(".*/lock"))
 
     def begun() -> bool:
-        found = any((store.path.parent / "checkpoints").glob(".*/lock"))
+        found = at_work()
         if found:
-            time.sleep(rng.uniform(0, 2))
+            end = time.monotonic() + rng.uniform(0, 2)
+            while at_work() and time.monotonic() < end:
+                time.sleep(0.01)
         return found
 
     return begun, None
