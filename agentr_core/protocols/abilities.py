@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
 
@@ -204,9 +204,15 @@ class Relaying(Protocol):
         """Take note of why the last request gets no reply; the episode ends with that."""
         ...
 
-    def release(self) -> None:
-        """Let go of the episode: an agent that still plays it is told that it is over. Calling it
-        twice is harmless.
+    def decline(self, why: str) -> NoReturn:
+        """Tell the agent why its request gets no reply, though the episode goes on. Raises
+        `Undelivered` with what the agent does next, as a step does whose reply did not reach it.
+        """
+        ...
+
+    def release(self, why: str = "") -> None:
+        """Let go of the episode: an agent that still plays it is told that it is over, and why.
+        Calling it twice is harmless.
         """
         ...
 
