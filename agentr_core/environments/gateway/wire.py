@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentr_core.episodes.native_calls import NativeCall, read_call
 from agentr_core.models.openai.tool_calls import ToldCall, argument_text, reply_text
@@ -70,10 +70,12 @@ class _Tool(BaseModel):
     function: _Named
 
 
+_TOOLS: Final = TypeAdapter(list[_Tool])
+
+
 def _as_sent(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tools as they are; one without a name would be a fault of the model's template."""
-    for tool in tools:
-        _Tool.model_validate(tool)
+    _TOOLS.validate_python(tools)
     json.dumps(tools, allow_nan=False)
     return tools
 
