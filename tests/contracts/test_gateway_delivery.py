@@ -171,6 +171,24 @@ async def test_an_episode_without_an_answered_call_is_played_anew(url: str, drop
         await played(url, play, reply=draws)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_loses_patience_gets_the_reply_in_its_next_try(url: str, stream: bool) -> None:
+    draws = Draws(late=0)
+
+    def play(agent: Agent) -> Any:
+        hasty = agent.client.with_options(timeout=0.2, max_retries=1)
+        with pytest.raises(openai.APITimeoutError):
+            hasty.chat.completions.create(model="policy", messages=[HELLO], stream=stream)
+        draws.go.set()
+        with agent.client.with_options(max_retries=2).chat.completions.stream(model="policy", messages=[HELLO]) as told:
+            text = told.get_final_completion().choices[0].message.content
+        agent.end(reward=1)
+        return text
+
+    found, text, _ = await played(url, play, reply=draws)
+    assert (text, [step.reply for step in found.steps], draws.number) == ("draw 0", ["draw 0"], 1)
+
+
 async def test_equal_calls_at_once_are_one_call(url: str) -> None:
     draws = Draws(late=0)
 

@@ -58,8 +58,9 @@ FAULTY: list[tuple[str, Any, int, str, str | None]] = [
     ("chat/completions", chat(messages=[HELLO, said("I begin")]), 400, "the last turn is the assistant's", "messages"),
     ("chat/completions", chat(n=2), 400, "one reply at a time", "n"),
     ("chat/completions", chat(tools=[{"type": "function"}]), 400, "Field required", "tools.0.function"),
-    ("chat/completions", chat(tools=[{"type": "x", "function": {"name": "look"}}]), 400, "Input should be", "tools.0.type"),
-    ("chat/completions", chat(tools=[{"type": "function", "function": {"name": 7}}]), 400, "string", "tools.0.function.name"),
+    ("chat/completions", chat(tools=[{"type": "x", "function": {"name": "look"}}]), 400, "Input", "tools.0.type"),
+    ("chat/completions", chat(tools=[{"type": "function", "function": {"name": ""}}]), 400, "at least 1",
+     "tools.0.function.name"),
     ("chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": "?"}], "tools": [{"type": '
      b'"function", "function": {"name": "look", "parameters": NaN}}]}', 400, "tools: ", "tools"),
     ("chat/completions", b" " * (MOST_BYTES + 1), 413, f"a body has at most {MOST_BYTES} bytes", None),

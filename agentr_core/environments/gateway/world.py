@@ -4,6 +4,7 @@ that it reports is the reward.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ class _Presence:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._kept = ExitStack()
         self._lines: Iterator[str] = iter(())
+        # At the very end of a process, what closes it by itself is gone.
+        atexit.register(self._kept.close)
         self._lock = threading.Lock()
         self.name = "none"
 
