@@ -16,8 +16,7 @@
     │   └── DataFileError             a data file that is missing or malformed
     ├── EnvironmentFault              the environment broke (never: an agent's invalid action)
     │   ├── EnvironmentUnavailable (Transient)
-    │   │   ├── EnvironmentTimeout    it gave no answer in time
-    │   │   └── Undelivered           a reply did not reach the agent outside that asked for it
+    │   │   └── EnvironmentTimeout    it gave no answer in time
     │   ├── EnvironmentRefusal        a server answered with an error: an unknown id, a crash
     │   ├── MalformedAnswer (Transient) a server's answer that is not what its contract says
     │   ├── IllTypedAnswer            what a world returned is of a wrong type, or out of its range
@@ -44,7 +43,7 @@ argument, and list it above.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 
 class Transient(Exception):
@@ -119,16 +118,6 @@ class EnvironmentUnavailable(EnvironmentFault, Transient):
 
 class EnvironmentTimeout(EnvironmentUnavailable):
     """An environment, or a tool in it, gave no answer in time."""
-
-
-class Undelivered(EnvironmentUnavailable):
-    """A reply did not reach the agent outside that had asked for it, so it was no step.
-
-    `instead` is where the step before it led to, given what the agent did next: the observation,
-    and the reward if it ended the episode.
-    """
-
-    instead: Any = None
 
 
 class EnvironmentRefusal(EnvironmentFault):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from agentr_core import answers
@@ -14,9 +15,9 @@ from agentr_core.episodes.replay import restore
 from agentr_core.episodes.steps import EpisodeTimer, Reply, call, led_elsewhere, step_with
 from agentr_core.episodes.transcript import ask_next
 from agentr_core.episodes.units import phase
-from agentr_core.errors import ConfigError, DataFault, PromptTooLong, Undelivered
+from agentr_core.errors import ConfigError, DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Relaying, Stateful
+from agentr_core.protocols import Environment, Relaying, Stateful, Undelivered
 from agentr_core.types import Instance, Request, Sampling, Step, StopReason, Trajectory
 
 _UNDELIVERED = 100
@@ -58,65 +59,78 @@ async def episode(
         raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
     with phase("restore" if prefix else "reset"):
         first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
-    replies: list[Reply] = []
+    course = _Course(first_observation, prefix)
     stop: StopReason | None = None
-    undelivered = 0
-    seen: Counter[tuple[str, str]] = Counter()
-    while stop is None and len(replies) < max_steps:
-        steps = [*prefix, *(reply.outcome.step for reply in replies)]
+    while stop is None and len(course.replies) < max_steps:
+        steps = course.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(env, first_observation, steps, sampling, seed=drawn_with, session=f"{instance.key}#{seed}")
+        request = ask_next(
+            env, course.first_observation, steps, sampling, seed=drawn_with, session=f"{instance.key}#{seed}"
+        )
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
-            reply = await _reply(env, request, sample, timer, fits, helper, least=steps[-1].dropped if replies else 0)
+            reply = await _reply(env, request, sample, timer, fits, helper, least=course.dropped())
         except Undelivered as lost:
-            undelivered += 1
-            first_observation, stop = _without(
-                lost, replies, first_observation, goes_on=undelivered < _UNDELIVERED and (bool(replies) or not prefix)
-            )
+            stop = course.without(lost)
             continue
         if reply is None:
             stop = StopReason.CONTEXT_LIMIT
             break
-        replies.append(reply)
-        moment = state, reply.generation.text
-        seen[moment] += 1
-        stop = reply.outcome.stop or (StopReason.REPEATS if 0 < repeats <= seen[moment] else None)
-    return _ended(instance, first_observation, prefix, replies, stop or StopReason.STEP_LIMIT, on_reply)
+        times = course.add(reply, state)
+        stop = reply.outcome.stop or (StopReason.REPEATS if 0 < repeats <= times else None)
+    course.tell(on_reply)
+    return Trajectory.ended(instance, course.first_observation, course.steps(), stop or StopReason.STEP_LIMIT)
 
 
-def _without(
-    lost: Undelivered, replies: list[Reply], first_observation: str, *, goes_on: bool
-) -> tuple[str, StopReason | None]:
-    """Return the first observation and how the episode stops, if it does, after a reply that was
-    not delivered; the reply before it leads to what the agent did instead.
-
-    Raises the error as it is, so that the episode is played anew, if there is no reply left or the
-    agent is not to go on.
+@dataclass(slots=True)
+class _Course:
+    """An episode so far: its first observation, the recorded steps, and the replies of the
+    model.
     """
-    observation, _, ended, *_ = lost.instead
-    if not goes_on or (ended and not replies):
-        raise lost
-    if not replies:
-        return observation, None
-    replies[-1] = led_elsewhere(replies[-1], lost)
-    return first_observation, replies[-1].outcome.stop
 
+    first_observation: str
+    prefix: Sequence[Step]
+    replies: list[Reply] = field(default_factory=list)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    undelivered: int = 0
 
-def _ended(
-    instance: Instance,
-    first_observation: str,
-    prefix: Sequence[Step],
-    replies: Sequence[Reply],
-    stop: StopReason,
-    on_reply: Callable[[Reply], None] | None,
-) -> Trajectory:
-    """Return the trajectory of an episode that is over, after telling of its replies."""
-    if on_reply is not None:
-        for reply in replies:
-            on_reply(reply)
-    steps = [*prefix, *(reply.outcome.step for reply in replies)]
-    return Trajectory.ended(instance, first_observation, steps, stop)
+    def steps(self) -> list[Step]:
+        """Return all steps."""
+        return [*self.prefix, *(reply.outcome.step for reply in self.replies)]
+
+    def dropped(self) -> int:
+        """Return how many exchanges were left out for the last reply."""
+        return self.replies[-1].outcome.step.dropped if self.replies else 0
+
+    def add(self, reply: Reply, state: str) -> int:
+        """Add a reply, and return how often it was given in its state."""
+        self.replies.append(reply)
+        moment = state, reply.generation.text
+        self.seen[moment] += 1
+        return self.seen[moment]
+
+    def without(self, lost: Undelivered) -> StopReason | None:
+        """Go on with what an agent did without a reply, and return how the episode stops, if it
+        does: the step before leads there.
+
+        Raises the error as it is, so that the episode is played anew, if no reply of the model is
+        left that could lead there, or too many were lost.
+        """
+        self.undelivered += 1
+        ended = lost.instead.terminated
+        if self.undelivered > _UNDELIVERED or (not self.replies and (self.prefix or ended)):
+            raise lost
+        if self.replies:
+            self.replies[-1] = led_elsewhere(self.replies[-1], lost)
+            return self.replies[-1].outcome.stop
+        self.first_observation = lost.instead.observation
+        return None
+
+    def tell(self, on_reply: Callable[[Reply], None] | None) -> None:
+        """Call a function for each reply."""
+        if on_reply is not None:
+            for reply in self.replies:
+                on_reply(reply)
 
 
 async def _reply(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NoReturn, Protocol, runtime_checkable
 
+from agentr_core.errors import EnvironmentUnavailable
 from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
 
 Labels = Literal["lenient", "published"]
@@ -187,6 +188,20 @@ class Deriving(Protocol):
     def origin(self, instance: Instance) -> Instance:
         """Return the instance that this one is a variant of; itself if there is none."""
         ...
+
+
+class Undelivered(EnvironmentUnavailable):
+    """A reply did not reach the agent outside that had asked for it, so it was no step.
+
+    `instead` is where the step before it led to, given what the agent did next.
+    """
+
+    def __init__(self, message: str, instead: Transition) -> None:
+        super().__init__(message, instead)
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @runtime_checkable

@@ -176,11 +176,12 @@ async def test_a_client_that_loses_patience_gets_the_reply_in_its_next_try(url: 
     draws = Draws(late=0)
 
     def play(agent: Agent) -> Any:
-        hasty = agent.client.with_options(timeout=0.2, max_retries=1)
+        agent.client = agent.client.with_options(timeout=0.2, max_retries=1)
         with pytest.raises(openai.APITimeoutError):
-            hasty.chat.completions.create(model="policy", messages=[HELLO], stream=stream)
+            agent.ask(HELLO, stream=stream)
         draws.go.set()
-        with agent.client.with_options(max_retries=2).chat.completions.stream(model="policy", messages=[HELLO]) as told:
+        patient = agent.client.with_options(timeout=60)
+        with patient.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "Hello."}]) as told:
             text = told.get_final_completion().choices[0].message.content
         agent.end(reward=1)
         return text

@@ -56,6 +56,8 @@ FAULTY: list[tuple[str, Any, int, str, str | None]] = [
     ("chat/completions", chat(messages=[]), 400, "messages: ", "messages"),
     ("chat/completions", chat(messages=[{"role": "king", "content": "?"}]), 400, "messages.0.role", "messages.0.role"),
     ("chat/completions", chat(messages=[HELLO, said("I begin")]), 400, "the last turn is the assistant's", "messages"),
+    ("chat/completions", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), 400,
+     "messages.0.content.0.type: Input should be 'text'; the gateway takes text", "messages.0.content.0.type"),
     ("chat/completions", chat(n=2), 400, "one reply at a time", "n"),
     ("chat/completions", chat(tools=[{"type": "function"}]), 400, "Field required", "tools.0.function"),
     ("chat/completions", chat(tools=[{"type": "x", "function": {"name": "look"}}]), 400, "Input", "tools.0.type"),
@@ -139,7 +141,7 @@ async def test_every_other_answer_has_the_form_too(url: str, monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise RuntimeError("two plus two is five")
 
-    monkeypatch.setattr(server, "models", broken)
+    monkeypatch.setattr(server, "model", broken)
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         offered = (await http.post("/run/open", json={"environment": "gateway", "split": "train", "index": 0})).json()
         answer = await http.get(f"/episodes/{offered['episode']}/v1/models")
@@ -205,6 +207,9 @@ async def test_a_token_is_asked_of_agents_and_runs() -> None:
 
 def spoken(agent: Agent) -> list[str]:
     names = [model.id for model in agent.client.models.list()]
+    assert agent.client.models.retrieve("policy").id == "policy"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
+        agent.client.models.retrieve("gpt-4")
     agent.says(HELLO)
     agent.end(reward=1)
     return names

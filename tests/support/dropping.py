@@ -18,12 +18,13 @@ import time
 from pathlib import Path
 
 import httpx
+import httpx2
 import openai
 
 LATE = {"role": "user", "content": "You did not answer in time."}
 
 
-class Dropping(httpx.HTTPTransport):
+class Dropping(httpx2.HTTPTransport):
     """Breaks half of the calls: before the reply, when it is there and unread, or in the middle of
     it.
     """
@@ -34,23 +35,23 @@ class Dropping(httpx.HTTPTransport):
         self._chance = chance
         self._lock = threading.Lock()
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         if not request.url.path.endswith("/chat/completions"):
             return super().handle_request(request)
         with self._lock:
             broken, way, words = self._chance.random() < 0.5, self._chance.randrange(4), self._chance.random() < 0.25
         if broken:
             self._break(request, way, more=words)
-            raise httpx.ReadTimeout("the network broke", request=request)
+            raise httpx2.ReadTimeout("the network broke", request=request)
         response = super().handle_request(request)
         text = response.read()
-        if response.status_code == httpx.codes.OK:
+        if response.status_code == httpx2.codes.OK:
             reply = json.loads(text)["choices"][0]["message"]["content"]
             with self._lock, self._log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps([request.url.path.split("/")[2], reply]) + "\n")
-        return httpx.Response(response.status_code, headers=response.headers, content=text)
+        return httpx2.Response(response.status_code, headers=response.headers, content=text)
 
-    def _break(self, request: httpx.Request, way: int, *, more: bool) -> None:
+    def _break(self, request: httpx2.Request, way: int, *, more: bool) -> None:
         """Send a call, in other words if `more`, and close the connection in one of four ways."""
         told = json.loads(request.content)
         if more:
@@ -71,6 +72,6 @@ if __name__ == "__main__":
     agent = runpy.run_path(sys.argv[1])
     gateway = httpx.Client(base_url=sys.argv[2], timeout=60)
     transport = Dropping(Path(sys.argv[4]), random.Random(int(sys.argv[5])))
-    client = openai.OpenAI(api_key="none", max_retries=30, http_client=httpx.Client(transport=transport, timeout=60))
+    client = openai.OpenAI(api_key="none", max_retries=30, http_client=httpx2.Client(transport=transport, timeout=60))
     for _ in range(int(sys.argv[3])):
         threading.Thread(target=agent["work"], args=(gateway, client)).start()

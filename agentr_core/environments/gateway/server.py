@@ -29,7 +29,7 @@ from agentr_core.environments.gateway.wire import (
     Rewarded,
     chunks,
     completion,
-    models,
+    model,
     refusal_of,
 )
 from agentr_core.http_server.guard import Guard, Locked
@@ -155,24 +155,6 @@ def app(token: str | None = None) -> ASGIApp:
 
 
 def _for_agents(desk: Desk) -> list[Route]:
-    async def take(request: Request) -> Response:
-        wanted = await _read(request, Take)
-        base = str(request.base_url).rstrip("/")
-        seats: list[Seat] = []
-
-        async def wait() -> Response:
-            if (seat := await desk.take(wanted.wait)) is None:
-                return Response(status_code=204)
-            seats.append(seat)
-            offer = {"episode": seat.id, "base_url": f"{base}/episodes/{seat.id}/v1", "model": MODEL, **seat.offer}
-            return JSONResponse(offer)
-
-        def lose() -> None:
-            for seat in seats:
-                desk.offer_again(seat)
-
-        return Observed(wait, lambda sent: None if sent else lose(), lose)
-
     async def chat(request: Request) -> Response:
         key = request.path_params["key"]
         asked = await _read(request, ChatCall)
@@ -203,15 +185,43 @@ def _for_agents(desk: Desk) -> list[Route]:
 
     async def listed(request: Request) -> Response:
         desk.seat(request.path_params["key"])
-        return JSONResponse(models())
+        return JSONResponse({"object": "list", "data": [model()]})
+
+    async def described(request: Request) -> Response:
+        desk.seat(request.path_params["key"])
+        _check_model(request.path_params["model"])
+        return JSONResponse(model())
 
     return [
-        _post("/episodes", take),
+        _post("/episodes", _taking(desk)),
         _post("/episodes/{key}/v1/chat/completions", chat),
         Route("/episodes/{key}/v1/models", listed),
+        Route("/episodes/{key}/v1/models/{model}", described),
         _post("/episodes/{key}/reward", reward),
         _post("/episodes/{key}/failed", failed),
     ]
+
+
+def _taking(desk: Desk) -> Callable[[Request], Awaitable[Response]]:
+    async def take(request: Request) -> Response:
+        wanted = await _read(request, Take)
+        base = str(request.base_url).rstrip("/")
+        seats: list[Seat] = []
+
+        async def wait() -> Response:
+            if (seat := await desk.take(wanted.wait)) is None:
+                return Response(status_code=204)
+            seats.append(seat)
+            offer = {"episode": seat.id, "base_url": f"{base}/episodes/{seat.id}/v1", "model": MODEL, **seat.offer}
+            return JSONResponse(offer)
+
+        def lose() -> None:
+            for seat in seats:
+                desk.offer_again(seat)
+
+        return Observed(wait, lambda sent: None if sent else lose(), lose)
+
+    return take
 
 
 async def _reply(asked: ChatCall, call: Call) -> Response:
@@ -264,12 +274,15 @@ def _check_answerable(call: ChatCall) -> None:
     """Raise `Refused` for a call that the policy cannot answer; handed on, it would cost the
     episode.
     """
-    if call.model != MODEL:
-        why = f"there is no model {call.model[:60]!r} here; ask for {MODEL!r}"
-        raise Refused(404, why, "model_not_found", "model")
+    _check_model(call.model)
     if call.messages[-1].role == "assistant":
         why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
         raise Refused(400, why, "invalid_request", "messages")
+
+
+def _check_model(name: str) -> None:
+    if name != MODEL:
+        raise Refused(404, f"there is no model {name[:60]!r} here; ask for {MODEL!r}", "model_not_found", "model")
 
 
 async def _read(request: Request, kind: type[M]) -> M:

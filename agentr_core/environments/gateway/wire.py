@@ -122,12 +122,18 @@ class Failed(BaseModel):
     reason: str = "it gave no reason"
 
 
+_KINDS: Final = ("str", "list[_Part]", "dict[str,any]")
+"""Names of kinds of content among the fields of an error."""
+
+
 def refusal_of(error: ValidationError) -> Refused:
     """Return the answer to a body with an error: a sentence that does not quote the body."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"]))
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    # Where a field may be of several kinds, the one that the body comes nearest to.
+    nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
+    where = ".".join(str(part) for part in nearest["loc"] if part not in _KINDS)
     ours = where.startswith("messages.") or where == "n"
-    why = f"{where or 'the body'}: {first['msg']}" + (
+    why = f"{where or 'the body'}: {nearest['msg']}" + (
         "; the gateway takes text, and one reply at a time" if ours else ""
     )
     return Refused(400, why, "invalid_request", where or None)
@@ -157,9 +163,9 @@ def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def models() -> dict[str, Any]:
-    """Return the list of models, which has one entry."""
-    return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}]}
+def model() -> dict[str, Any]:
+    """Return the one model."""
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}
 
 
 def _message(call: ChatCall, reply: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

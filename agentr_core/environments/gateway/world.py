@@ -25,9 +25,9 @@ from agentr_core.errors import (
     EnvironmentServerError,
     EnvironmentTimeout,
     EnvironmentUnavailable,
-    Undelivered,
 )
 from agentr_core.fingerprint import canonical
+from agentr_core.protocols import Undelivered
 from agentr_core.recipes import url_fault
 from agentr_core.repeating import Repeatability
 from agentr_core.samples.json_lines import records
@@ -279,9 +279,8 @@ class Gateway(Opaque):
         return event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
 
     def _without_reply(self, event: Mapping[str, Any], why: str) -> NoReturn:
-        lost = Undelivered(f"episode {self._episode}: {why}, and the agent went on without a reply")
-        lost.instead = self._following(event)
-        raise lost
+        said = f"episode {self._episode}: {why}, and the agent went on without a reply"
+        raise Undelivered(said, self._following(event))
 
     def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
         """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too
