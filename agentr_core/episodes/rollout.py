@@ -58,15 +58,13 @@ async def episode(
     if fits is not None and isinstance(env, Relaying):
         raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
     with phase("restore" if prefix else "reset"):
-        first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
-    course = _Course(first_observation, prefix)
+        course = _Course(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
+    session = f"{instance.key}#{seed}"
     stop: StopReason | None = None
     while stop is None and len(course.replies) < max_steps:
         steps = course.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(
-            env, course.first_observation, steps, sampling, seed=drawn_with, session=f"{instance.key}#{seed}"
-        )
+        request = ask_next(env, course.first_observation, steps, sampling, seed=drawn_with, session=session)
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
             reply = await _reply(env, request, sample, timer, fits, helper, least=course.dropped())
