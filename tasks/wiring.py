@@ -160,6 +160,11 @@ def named_environment(
     return registry.make(name, options, os.environ, transcript=transcript, labels=labels)
 
 
+def gateway_token() -> str:
+    """Return the token that a gateway started here asks for; empty if none is set."""
+    return os.environ.get("AGENTR_GATEWAY_TOKEN", "")
+
+
 def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:
     """Return the model of a role; for a role without a model of its own, the policy in the
     directory `policy`.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.conversation import Fits
 from agentr_core.episodes.drawing import Ask, draw_within, read_through
 from agentr_core.episodes.replay import restore
-from agentr_core.episodes.steps import EpisodeTimer, Reply, call, step_with
+from agentr_core.episodes.steps import EpisodeTimer, Reply, call, led_elsewhere, step_with
 from agentr_core.episodes.transcript import ask_next
 from agentr_core.episodes.units import phase
-from agentr_core.errors import ConfigError, PromptTooLong
+from agentr_core.errors import ConfigError, DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Relaying, Stateful
+from agentr_core.protocols import Environment, Relaying, Stateful, Undelivered
 from agentr_core.types import Instance, Request, Sampling, Step, StopReason, Trajectory
+
+_UNDELIVERED = 100
+"""Replies of an episode that may be lost on their way to an agent outside before it is given up."""
 
 
 async def episode(
@@ -45,34 +50,85 @@ async def episode(
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
         fits: if given, a conversation that does not fit is read through a window; without it the
             episode ends.
-        on_reply: is called after each reply of the model has been acted on.
+        on_reply: is called for each reply of the model once the episode is over. A reply that an
+            agent outside did not get is none.
         helper: answers the questions of steps to models of other roles.
     """
     timer = timer or EpisodeTimer()
     if fits is not None and isinstance(env, Relaying):
         raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
     with phase("restore" if prefix else "reset"):
-        first_observation = await call(env, timer, lambda: restore(env, instance, prefix))
-    steps = list(prefix)
+        course = _Course(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
     stop: StopReason | None = None
-    seen: Counter[tuple[str, str]] = Counter()
-    while stop is None and len(steps) - len(prefix) < max_steps:
+    while stop is None and len(course.replies) < max_steps:
+        steps = course.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(env, first_observation, steps, sampling, seed=drawn_with, session=session)
+        request = ask_next(env, course.first_observation, steps, sampling, seed=drawn_with, session=session)
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
-        least = steps[-1].dropped if len(steps) > len(prefix) else 0
-        reply = await _reply(env, request, sample, timer, fits, helper, least=least)
+        try:
+            reply = await _reply(env, request, sample, timer, fits, helper, least=course.dropped())
+        except Undelivered as lost:
+            stop = course.without(lost)
+            continue
         if reply is None:
             stop = StopReason.CONTEXT_LIMIT
             break
-        steps.append(reply.outcome.step)
+        times = course.add(reply, state)
+        stop = reply.outcome.stop or (StopReason.REPEATS if 0 < repeats <= times else None)
+    course.tell(on_reply)
+    return Trajectory.ended(instance, course.first_observation, course.steps(), stop or StopReason.STEP_LIMIT)
+
+
+@dataclass(slots=True)
+class _Course:
+    """An episode so far: its first observation, the recorded steps, and the replies of the
+    model.
+    """
+
+    first_observation: str
+    prefix: Sequence[Step]
+    replies: list[Reply] = field(default_factory=list)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    undelivered: int = 0
+
+    def steps(self) -> list[Step]:
+        """Return all steps."""
+        return [*self.prefix, *(reply.outcome.step for reply in self.replies)]
+
+    def dropped(self) -> int:
+        """Return how many exchanges were left out for the last reply."""
+        return self.replies[-1].outcome.step.dropped if self.replies else 0
+
+    def add(self, reply: Reply, state: str) -> int:
+        """Add a reply, and return how often it was given in its state."""
+        self.replies.append(reply)
         moment = state, reply.generation.text
-        seen[moment] += 1
-        stop = reply.outcome.stop or (StopReason.REPEATS if 0 < repeats <= seen[moment] else None)
+        self.seen[moment] += 1
+        return self.seen[moment]
+
+    def without(self, lost: Undelivered) -> StopReason | None:
+        """Go on with what an agent did without a reply, and return how the episode stops, if it
+        does: the step before leads there.
+
+        Raises the error as it is, so that the episode is played anew, if no reply of the model is
+        left that could lead there, or too many were lost.
+        """
+        self.undelivered += 1
+        ended = lost.instead.terminated
+        if self.undelivered > _UNDELIVERED or (not self.replies and (self.prefix or ended)):
+            raise lost
+        if self.replies:
+            self.replies[-1] = led_elsewhere(self.replies[-1], lost)
+            return self.replies[-1].outcome.stop
+        self.first_observation = lost.instead.observation
+        return None
+
+    def tell(self, on_reply: Callable[[Reply], None] | None) -> None:
+        """Call a function for each reply."""
         if on_reply is not None:
-            on_reply(reply)
-    return Trajectory.ended(instance, first_observation, steps, stop or StopReason.STEP_LIMIT)
+            for reply in self.replies:
+                on_reply(reply)
 
 
 async def _reply(
@@ -95,6 +151,11 @@ async def _reply(
         if isinstance(env, Relaying):
             env.refuse(str(error))
         return None
+    except DataFault as error:
+        if not isinstance(env, Relaying):
+            raise
+        # The conversation is the agent's own: it is told, and may go on with another.
+        await call(env, timer, partial(env.decline, str(error)))
     led_to = await step_with(env, timer, replies[0], helper, seed=request.seed, session=request.session)
     return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))
 

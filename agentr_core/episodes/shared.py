@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from agentr_core.episodes.units import phase
 from agentr_core.protocols import Environment, Relaying
+from agentr_core.texts import cause
 from agentr_core.types import Instance
 
 
@@ -30,7 +31,9 @@ class SharedEnvironments:
             env = idle.pop() if idle else await asyncio.to_thread(self._make, instance.environment)
         try:
             yield env
-        except BaseException:
+        except BaseException as error:
+            if isinstance(env, Relaying):
+                env.release(f"its run had a fault: {cause(error)}" if isinstance(error, Exception) else "its run ended")
             env.close()
             raise
         if isinstance(env, Relaying):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
@@ -15,7 +15,7 @@ from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.units import phase
 from agentr_core.errors import EnvironmentTimeout
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Limited, Listening, Relaying
+from agentr_core.protocols import Environment, Limited, Listening, Relaying, Undelivered
 from agentr_core.threads import started
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 
@@ -121,6 +121,13 @@ def _outcome(
     else:
         stop = StopReason.STEP_LIMIT if truncated else None
     return Outcome(step=step, stop=stop)
+
+
+def led_elsewhere(reply: Reply, lost: Undelivered) -> Reply:
+    """Return a reply with where it led to after all, since the one after it was not delivered."""
+    step = reply.outcome.step
+    transition = answers.transition(lost.instead, "what an agent did without a reply")
+    return replace(reply, outcome=_outcome(step.reply, step.action, transition, reply.generation, step.answers))
 
 
 async def step_with(

@@ -1,17 +1,35 @@
-"""The requests that our servers refuse: those of web pages, and those with oversized bodies."""
+"""The requests that our servers refuse: those of web pages, those with oversized bodies, and those
+without the server's token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from http.cookies import CookieError, SimpleCookie
 from typing import Final
+from urllib.parse import parse_qsl, urlencode
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentr_core.http_server.hosts import host_in
 
 MOST_BYTES: Final = 2**20
 """The limit on the body of a request; an action or a query is a line or two."""
+_READ_BYTES: Final = 2**26
+_READ_SECONDS: Final = 10.0
+"""An oversized body is read so far before it is refused: a client that is still sending when the
+connection closes does not read why.
+"""
+Refusal = Callable[[int, str], Response]
+"""Makes the answer to a refused request from a status and a sentence."""
+
+
+def detail(status: int, why: str) -> Response:
+    """Return the answer to a refused request in the form of our servers for environments."""
+    return JSONResponse({"detail": why}, status)
 
 
 class Guard:
@@ -26,12 +44,21 @@ class Guard:
             machine sends that name there.
         linked: whether a link on a page of any site may lead here. A page that only links here
             cannot read the answer.
+        refusal: makes the answers to refused requests.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None, *, linked: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str] | None = None,
+        *,
+        linked: bool = False,
+        refusal: Refusal = detail,
+    ) -> None:
         self._app = app
         self._hosts = hosts
         self._linked = linked
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request: 403 if a web page sent it, 400 or 413 if the length of its body is
@@ -40,21 +67,20 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        if of_page and not (self._linked and _follows_link(scope, headers)):
-            await _refuse(403, "requests of web pages are not answered here", scope, receive, send)
+        if refused := self._fault(scope):
+            await self._refuse(*refused, scope, receive, send)
             return
-        if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
-            await _refuse(403, "this server does not answer to that name", scope, receive, send)
+        length = _header(scope, b"content-length") or "0"
+        if not (length.isascii() and length.isdigit()):
+            await self._refuse(400, "Content-Length must be a number of bytes", scope, receive, send)
             return
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit():
-            await _refuse(400, "Content-Length must be a number of bytes", scope, receive, send)
+        try:
+            body = await _read(receive, declared=int(length[:20]))
+        except ConnectionError:
+            # What came of the request may look whole.
             return
-        body = None if int(length[:20]) > MOST_BYTES else await _read(receive)
         if body is None:
-            await _refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
+            await self._refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
             return
         waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -63,6 +89,84 @@ class Guard:
 
         await self._app(scope, again, send)
 
+    def _fault(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and the reason if a request is refused for its headers."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if of_page and not (self._linked and _follows_link(scope, headers)):
+            return 403, "requests of web pages are not answered here"
+        if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
+            return 403, "this server does not answer to that name"
+        return None
+
+    async def _refuse(self, status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._refusal(status, why)
+        answer.headers["Connection"] = "close"
+        await answer(scope, receive, send)
+
+
+class Locked:
+    """An application that admits only requests with a token: as that of `Authorization: Bearer`,
+    or in the address as `?token=`.
+
+    Args:
+        why: what a client without the token is told.
+        cookie: the name of a cookie for browsers, which is set when a page is opened with the token
+            in its address, and admits from then on.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, *, why: str, refusal: Refusal, cookie: str = "") -> None:
+        self._app = app
+        self._token = token
+        self._why = why
+        self._refusal = refusal
+        self._cookie = cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, with 401 if it has no token."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        named = any(name == "token" and self._fits(value) for name, value in query)
+        if named and self._cookie:
+            await self._entered(scope, query)(scope, receive, send)
+        elif named or self._fits(_bearer(scope)) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
+            await self._app(scope, receive, send)
+        else:
+            await self._refusal(401, self._why)(scope, receive, send)
+
+    def _entered(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
+        """Return the answer that sets the cookie and leads to the page, without the token."""
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        # One slash: two would lead to another host.
+        path = "/" + scope["path"].lstrip("/\\")
+        entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+        entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+        return entered
+
+    def _fits(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Return the last header of a name, or the empty string."""
+    return next((value.decode("latin-1") for key, value in reversed(scope["headers"]) if key.lower() == name), "")
+
+
+def _bearer(scope: Scope) -> str:
+    scheme, _, token = _header(scope, b"authorization").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _cookie(scope: Scope, name: str) -> str:
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar.load("; ".join(value.decode("latin-1") for key, value in scope["headers"] if key.lower() == b"cookie"))
+    except CookieError:
+        return ""
+    return jar[name].value if name in jar else ""
+
 
 def _follows_link(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Return whether a request opens a whole page in a tab of its own."""
@@ -70,19 +174,26 @@ def _follows_link(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     return scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None if it is too long, whatever length it declared."""
+async def _read(receive: Receive, *, declared: int) -> bytes | None:
+    """Return the body of a request, or None if it is too long, whatever length it declared. Raises
+    `ConnectionError` if the client leaves before its end.
+    """
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MOST_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-    await JSONResponse({"detail": why}, status, headers={"Connection": "close"})(scope, receive, send)
+    more = declared <= _READ_BYTES
+    try:
+        # Only a body that will be refused has a limit to its time.
+        async with asyncio.timeout(_READ_SECONDS if declared > MOST_BYTES else None) as reading:
+            while more and size <= _READ_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionError("the client left before the end of its request")
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)
+                if size <= MOST_BYTES:
+                    parts.append(message.get("body", b""))
+                elif reading.when() is None:
+                    reading.reschedule(asyncio.get_running_loop().time() + _READ_SECONDS)
+    except TimeoutError:
+        return None
+    return b"".join(parts) if max(size, declared) <= MOST_BYTES else None

@@ -1,7 +1,8 @@
-"""The host that a request names."""
+"""The host that a request names, and who may reach one."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,3 +16,10 @@ def host_in(header: str) -> str | None:
         return urlsplit(f"//{header}").hostname
     except ValueError:
         return None
+
+
+def token_for(host: str) -> str | None:
+    """Return a new token for a server that listens on a host; None if only this machine reaches
+    it.
+    """
+    return None if host in LOOPBACK else secrets.token_urlsafe(24)

@@ -20,6 +20,7 @@ from agentr_core.protocols.abilities import (
     Resuming,
     Served,
     Stateful,
+    Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
 from agentr_core.protocols.model import Caching, ChatModel, Estimating, Reloading, Starting
@@ -51,4 +52,5 @@ __all__ = [
     "Stateful",
     "Toolbox",
     "Transcript",
+    "Undelivered",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
+from agentr_core.errors import EnvironmentUnavailable
 from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolCall, Trajectory, Transition, Verdict
 
 Labels = Literal["lenient", "published"]
@@ -189,6 +190,20 @@ class Deriving(Protocol):
         ...
 
 
+class Undelivered(EnvironmentUnavailable):
+    """A reply did not reach the agent outside that had asked for it, so it was no step.
+
+    `instead` is where the step before it led to, given what the agent did next.
+    """
+
+    def __init__(self, message: str, instead: Transition) -> None:
+        super().__init__(message, instead)
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @runtime_checkable
 class Relaying(Protocol):
     """An optional ability of an environment: an outside agent that waits for replies, and whose own
@@ -204,9 +219,15 @@ class Relaying(Protocol):
         """Take note of why the last request gets no reply; the episode ends with that."""
         ...
 
-    def release(self) -> None:
-        """Let go of the episode: an agent that still plays it is told that it is over. Calling it
-        twice is harmless.
+    def decline(self, why: str) -> NoReturn:
+        """Tell the agent why its request gets no reply, though the episode goes on. Raises
+        `Undelivered` with what the agent does next, as a step does whose reply did not reach it.
+        """
+        ...
+
+    def release(self, why: str = "") -> None:
+        """Let go of the episode: an agent that still plays it is told that it is over, and why.
+        Calling it twice is harmless.
         """
         ...
 

@@ -13,12 +13,12 @@ from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentr_core.errors import StoreBusy, UserError
-from agentr_core.http_server.guard import Guard
+from agentr_core.http_server.guard import Guard, Locked
 from agentr_core.reports import addresses
 from agentr_core.reports.html import environment
 from agentr_core.store import Store
@@ -26,7 +26,7 @@ from agentr_core.store.queries.listings import LISTINGS
 from agentr_core.store.snapshot import snapshot
 from agentr_core.store.text_index import TextIndex
 from agentr_core.viewer import pages, searching, trees
-from agentr_core.viewer.access import Locked, Sealed
+from agentr_core.viewer.access import Sealed
 from agentr_core.viewer.lists import number
 from agentr_core.viewer.page import Page
 
@@ -60,7 +60,13 @@ def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str |
         exception_handlers={404: viewer.missing, UserError: viewer.refused},
     )
     if token is not None:
-        made = Locked(made, token)
+        made = Locked(
+            made,
+            token,
+            why="open the address that `agentr view` printed; it has the token",
+            refusal=lambda status, why: PlainTextResponse(f"{why}\n", status),
+            cookie="agentr_view",
+        )
     return Sealed(Guard(made, hosts, linked=True))
 
 

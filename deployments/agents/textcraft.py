@@ -1,5 +1,6 @@
 """An outside agent on the plain `openai` client: it plays TextCraft as a gateway offers it."""
 
+import os
 import sys
 import threading
 
@@ -36,6 +37,9 @@ def work(gateway: httpx.Client, client: OpenAI) -> None:
 
 
 if __name__ == "__main__":
-    shared = httpx.Client(base_url=sys.argv[1], timeout=60, limits=httpx.Limits(max_connections=None))
+    # A gateway that other machines reach prints a token.
+    token = os.environ.get("AGENTR_GATEWAY_TOKEN", "none")
+    headers = {"Authorization": f"Bearer {token}"}
+    shared = httpx.Client(base_url=sys.argv[1], headers=headers, timeout=60, limits=httpx.Limits(max_connections=None))
     for _ in range(int(sys.argv[2])):
-        threading.Thread(target=work, args=(shared, OpenAI(api_key="none"))).start()
+        threading.Thread(target=work, args=(shared, OpenAI(api_key=token))).start()

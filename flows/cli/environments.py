@@ -141,14 +141,16 @@ def env_serve(
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Beyond this machine, agents and runs need a token."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one.")
 def gateway(host: str, port: int) -> None:
     """Let agents in their own processes play the episodes of runs.
 
     Serves until interrupted. An agent takes an episode with POST /episodes, uses the base_url from
     the reply as OpenAI's, and ends with POST /episodes/ID/reward. Runs reach it as environment
-    `gateway`.
+    `gateway`. A token is that in AGENTR_GATEWAY_TOKEN, or a new one, which is printed.
     """
     from flows.commands.environments import serve_gateway
 

@@ -16,6 +16,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.contract import Violation, check
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
+from agentr_core.http_server.hosts import token_for
 from agentr_core.protocols import Environment
 from agentr_core.recipes.yaml_text import read_yaml
 from agentr_core.repeating import Repeatability, repeatability_of
@@ -23,7 +24,7 @@ from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import cause, visible
 from agentr_core.types import Instance, Message
 from agentr_core.writing import write_text
-from tasks.wiring import named_environment
+from tasks.wiring import gateway_token, named_environment
 
 _LOOKED_AT = 60
 """The most instances whose expert episodes are played to choose examples from."""
@@ -193,17 +194,23 @@ def serve(
 def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     """Serve a gateway for outside agents until interrupted.
 
+    Agents and runs need the token in the variable AGENTR_GATEWAY_TOKEN or, if other machines reach
+    the gateway and the variable is not set, a new one, which is printed.
+
     Raises `ConfigError` for an address that cannot be listened on.
     """
     from agentr_core.environments.gateway.server import app
     from agentr_core.http_server import listening
 
-    listening.serve(
-        app(),
-        host=host,
-        port=port,
-        listening=lambda where: say(f"agents take episodes at {where}/episodes; runs need AGENTR_GATEWAY={where}"),
-    )
+    fixed = gateway_token()
+    token = fixed or token_for(host)
+    secret = f" AGENTR_GATEWAY_TOKEN={token}" if token and not fixed else ""
+    key = ", with the token as API key" if token else ""
+
+    def listens(where: str) -> None:
+        say(f"agents take episodes at {where}/episodes{key}; runs need AGENTR_GATEWAY={where}{secret}")
+
+    listening.serve(app(token), host=host, port=port, listening=listens)
 
 
 def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

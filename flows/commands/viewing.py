@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agentr_core.http_server import listening
-from agentr_core.http_server.hosts import LOOPBACK
+from agentr_core.http_server.hosts import LOOPBACK, token_for
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
@@ -26,7 +25,7 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
     """
     store = open_store(workspace, must_exist=True)
     here = host in LOOPBACK
-    token = None if here else secrets.token_urlsafe(24)
+    token = token_for(host)
     shown = app(
         store.path,
         index=index or _index(workspace),

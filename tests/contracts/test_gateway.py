@@ -214,7 +214,7 @@ def test_a_run_is_told_why_the_gateway_ended_its_episode(url: str, monkeypatch: 
         assert told == {"event": "lost", "why": "its run did not ask about it for 0 s"}
         unknown = http.post("/run/next", json={"episode": "elsewhere"})
     assert unknown.status_code == 503
-    assert unknown.json()["error"] == "episode elsewhere is gone: the gateway was started anew"
+    assert unknown.json()["error"]["message"] == "episode elsewhere is gone: the gateway was started anew"
 
 
 def test_recorded_steps_are_played_again_without_a_model(url: str) -> None:

@@ -11,12 +11,14 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from agentr_core.http_server.listening import configured
+
 
 @contextmanager
 def running(app: ASGIApp) -> Iterator[str]:
     """Serve an application for the length of the block; lend its address."""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none", loop="asyncio")
+        config = configured(app, log_level="critical", timeout_graceful_shutdown=1, loop="asyncio")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[door])))
         thread.start()

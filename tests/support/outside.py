@@ -25,10 +25,10 @@ T = TypeVar("T")
 class Agent:
     """An agent that has taken an episode: a plain client with another `base_url`."""
 
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=60)
+    def __init__(self, url: str, *, token: str = "none", retries: int = 0) -> None:
+        self.http = httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {token}"})
         self.told = self.http.post("/episodes").json()
-        self.client = OpenAI(base_url=self.told["base_url"], api_key="none", max_retries=0)
+        self.client = OpenAI(base_url=self.told["base_url"], api_key=token, max_retries=retries)
 
     def close(self) -> None:
         self.http.close()
@@ -60,9 +60,9 @@ def count(messages: tuple[Message, ...], seed: int, number: int) -> str:
     return f"reply {len(messages)}"
 
 
-def sent(url: str, play: Callable[[Agent], T]) -> T:
+def sent(url: str, play: Callable[[Agent], T], token: str = "none") -> T:
     """Return what an agent returns that takes an episode."""
-    with closing(Agent(url)) as agent:
+    with closing(Agent(url, token=token)) as agent:
         return play(agent)
 
 
@@ -84,7 +84,7 @@ async def played(
 
     instance = Instance(environment="gateway", split="train", index=1)
     with ThreadPoolExecutor(1) as outside:
-        agent = asyncio.get_running_loop().run_in_executor(outside, sent, url, play)
+        agent = asyncio.get_running_loop().run_in_executor(outside, sent, url, play, options.get("token", "none"))
         async with SharedEnvironments(make).lend(instance) as env:
             found = await episode(instance, env, sample, max_steps=max_steps, sampling=Sampling(), seed=1)
         return found, await agent, made[0]

@@ -35,6 +35,7 @@ _CLOSE_SECONDS = 5.0
 # Status codes that a proxy gives for a server that is absent or overloaded.
 _UNAVAILABLE = (429, 502, 503, 504)
 _WRONG_SERVER = (404, 405, 422)
+_LOCKED = 401
 
 
 class _Client(threading.local):
@@ -63,6 +64,7 @@ class Connection:
         timeout_s: seconds that the answer to a request may take.
         patience_s: seconds for which connecting is retried before the server counts as gone.
         kind: what the server is, for error messages.
+        token: what the server asks for, if it does.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Connection:
         timeout_s: float,
         patience_s: float,
         kind: str = "an AgentGym server of that world",
+        token: str = "",
     ) -> None:
         self.url = url
         self._kind = kind
@@ -83,6 +86,7 @@ class Connection:
         self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
         self._client = _Client(
             base_url=url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=self._timeout,
             limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
             verify=httpx.create_ssl_context(),
@@ -230,11 +234,12 @@ def connection(
     timeout_s: float,
     patience_s: float,
     kind: str = "an AgentGym server of that world",
+    token: str = "",
 ) -> Connection:
     """Return the one connection of this process to a server; it outlives environments, since it
     holds the spare ids.
     """
-    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind)
+    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind, token=token)
 
 
 def _read(where: str, response: httpx.Response, kind: str) -> Any:
@@ -242,6 +247,8 @@ def _read(where: str, response: httpx.Response, kind: str) -> Any:
     said = " ".join(response.text.split())[:300] or "without a word"
     if status in _UNAVAILABLE:
         raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
+    if status == _LOCKED:
+        raise EnvironmentServerError(f"{where} answered {status} ({said}): set its token")
     if status in _WRONG_SERVER:
         raise EnvironmentServerError(f"{where} answered {status} ({said}): this is not {kind}; correct the address")
     if status != httpx.codes.OK:

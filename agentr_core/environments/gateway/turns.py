@@ -91,8 +91,12 @@ def observed(history: Sequence[Message], now: Sequence[Message]) -> str:
     Replies count as the same if they differ only in white space at their ends and in the spelling
     of a tool call, which OpenAI's protocol splits into parts.
     """
-    goes_on = len(now) > len(history) and all(map(_same, history, now))
-    return written(now[len(history) :]) if goes_on else written(now, anew=True)
+    return written(now[len(history) :]) if continues(history, now) else written(now, anew=True)
+
+
+def continues(history: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Return whether an agent's call goes on from a conversation."""
+    return len(now) > len(history) and all(map(_same, history, now))
 
 
 def turn_of(told: Any) -> Message:

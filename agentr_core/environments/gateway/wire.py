@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import secrets
-import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentr_core.episodes.native_calls import NativeCall, read_call
 from agentr_core.models.openai.tool_calls import ToldCall, argument_text, reply_text
@@ -17,13 +16,20 @@ MODEL: Final = "policy"
 """The name by which agents ask for the model."""
 
 
-class Refused(Exception):
-    """A request of an agent that is answered with an error: one sentence, a status, and a code."""
+_CODES: Final = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
-    def __init__(self, status: int, message: str, code: str) -> None:
+
+class Refused(Exception):
+    """A request that is answered with an error: one sentence, a status, a code, and perhaps the
+    field at fault.
+    """
+
+    def __init__(self, status: int, message: str, code: str = "", param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        code = code or _CODES.get(status, kind)
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class _Part(BaseModel):
@@ -55,6 +61,25 @@ class _Turn(BaseModel):
         return {"role": role, "text": reply_text(text, calls) if calls else text}
 
 
+class _Named(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    function: _Named
+
+
+_TOOLS: Final = TypeAdapter(list[_Tool])
+
+
+def _as_sent(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as they are; one without a name would be a fault of the model's template."""
+    _TOOLS.validate_python(tools)
+    json.dumps(tools, allow_nan=False)
+    return tools
+
+
 class _StreamOptions(BaseModel):
     include_usage: bool = False
 
@@ -66,7 +91,7 @@ class ChatCall(BaseModel):
 
     model: str
     messages: Annotated[list[_Turn], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], AfterValidator(_as_sent)] | None = None
     n: Literal[1] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -78,7 +103,12 @@ class ChatCall(BaseModel):
 
 
 class Rewarded(BaseModel):
-    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success."""
+    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
+
+    The text "1" and `true` are no rewards.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     reward: Annotated[float, Field(ge=0, le=1)]
     success: bool | None = None
@@ -92,21 +122,30 @@ class Failed(BaseModel):
     reason: str = "it gave no reason"
 
 
-def sentence(error: ValidationError) -> str:
-    """Return the error in a body as one sentence, without quoting the body."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the body"
+_KINDS: Final = ("str", "list[_Part]", "dict[str,any]")
+"""Names of kinds of content among the fields of an error."""
+
+
+def refusal_of(error: ValidationError) -> Refused:
+    """Return the answer to a body with an error: a sentence that does not quote the body."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    # Where a field may be of several kinds, the one that the body comes nearest to.
+    nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
+    where = ".".join(str(part) for part in nearest["loc"] if part not in _KINDS)
     ours = where.startswith("messages.") or where == "n"
-    return f"{where}: {first['msg']}" + ("; the gateway takes text, and one reply at a time" if ours else "")
+    why = f"{where or 'the body'}: {nearest['msg']}" + (
+        "; the gateway takes text, and one reply at a time" if ours else ""
+    )
+    return Refused(400, why, "invalid_request", where or None)
 
 
 def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a call; the reply has a text and, if a model generated it, a finish
-    reason and token counts.
+    """Return the answer to a call; the reply has a text, an id, a time and, if a model generated
+    it, a finish reason and token counts.
     """
     message, finish = _message(call, reply)
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    return {**_head("chat.completion"), "choices": [choice], "usage": _usage(reply)}
+    return {**_head("chat.completion", reply), "choices": [choice], "usage": _usage(reply)}
 
 
 def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +155,7 @@ def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
     message, finish = _message(call, reply)
     for number, told in enumerate(message.get("tool_calls", ())):
         told["index"] = number
-    head = _head("chat.completion.chunk")
+    head = _head("chat.completion.chunk", reply)
     for delta, reason in ((message, None), ({}, finish)):
         yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
     if call.stream_options and call.stream_options.include_usage:
@@ -124,9 +163,9 @@ def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def models() -> dict[str, Any]:
-    """Return the list of models, which has one entry."""
-    return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}]}
+def model() -> dict[str, Any]:
+    """Return the one model."""
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}
 
 
 def _message(call: ChatCall, reply: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -134,7 +173,7 @@ def _message(call: ChatCall, reply: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if not isinstance(found, NativeCall):
         return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
     function = {"name": found.name, "arguments": json.dumps(dict(found.arguments), ensure_ascii=False)}
-    told = {"id": f"call{secrets.token_hex(4)}", "type": "function", "function": function}
+    told = {"id": f"call{reply['id'][:8]}", "type": "function", "function": function}
     return {"role": "assistant", "content": found.beside or None, "tool_calls": [told]}, "tool_calls"
 
 
@@ -145,8 +184,8 @@ def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
-def _head(kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": MODEL}
+def _head(kind: str, reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply['id']}", "object": kind, "created": reply["created"], "model": MODEL}
 
 
 def _event(content: Mapping[str, Any]) -> str:

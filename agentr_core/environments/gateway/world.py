@@ -4,13 +4,19 @@ that it reports is the reward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import atexit
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
+
+import httpx
 
 from agentr_core.environments.agentgym.connection import connection
-from agentr_core.environments.gateway.turns import OutsideTurns, observed, read_turns, turn_of
+from agentr_core.environments.gateway.turns import OutsideTurns, continues, observed, turn_of
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.opaque import Opaque
 from agentr_core.errors import (
@@ -21,13 +27,65 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
 )
 from agentr_core.fingerprint import canonical
+from agentr_core.protocols import Undelivered
 from agentr_core.recipes import url_fault
 from agentr_core.repeating import Repeatability
 from agentr_core.samples.json_lines import records
 from agentr_core.types import Generation, Instance, Message, Transition
 
 _POLL = 5.0
+_TRIES = 3
 _TIMEOUT = 300.0
+
+
+class _Presence:
+    """The name under which a gateway knows this process, and the connection that keeps it: the
+    gateway ends the episodes of a process whose connection breaks, so that no agent waits for a run
+    that was killed.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._kept = ExitStack()
+        self._lines: Iterator[str] = iter(())
+        # At the very end of a process, what closes it by itself is gone.
+        atexit.register(self._kept.close)
+        self._lock = threading.Lock()
+        self.name = "none"
+
+    def renew(self, unknown: str) -> None:
+        """Ask for another name if the gateway does not know the present one. Raises
+        `EnvironmentUnavailable`, and `EnvironmentServerError` if this is not a gateway or wants
+        another token.
+        """
+        with self._lock:
+            if self.name == unknown:
+                self._kept.close()
+                self.name = self._arrive()
+
+    def _arrive(self) -> str:
+        where = f"{self._url}/run/arrive"
+        try:
+            client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
+            answer = self._kept.enter_context(client.stream("POST", where))
+            # The answer has no end while this process lives; without its iterator it is closed.
+            self._lines = answer.iter_lines()
+            name = next(self._lines, "")
+        except httpx.HTTPError as error:
+            raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
+        if answer.status_code != httpx.codes.OK:
+            raise EnvironmentServerError(
+                f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of this "
+                "version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
+            )
+        return name
+
+
+@cache
+def _presence(url: str, token: str, process: int) -> _Presence:
+    """Return the presence of a process; a process that was forked from it has its own."""
+    return _Presence(url, token)
 
 
 class Gateway(Opaque):
@@ -45,6 +103,8 @@ class Gateway(Opaque):
             each line, which the agent is given with the episode.
         patience_s: seconds for which an agent may be silent when it is its turn, and for which all
             agents may be silent while an episode is offered.
+        token: what a gateway asks for that other machines reach; leave it to the variable
+            AGENTR_GATEWAY_TOKEN, since a recipe is stored.
         repeatability: how exactly an agent repeats itself when it is given the same replies: exact,
             unordered or never. Search replays episodes, and compares them accordingly.
     """
@@ -53,7 +113,7 @@ class Gateway(Opaque):
     instruction: ClassVar[str] = "The conversation is that of an agent outside."
     acknowledgement: ClassVar[str] = ""
     step_limit: ClassVar[int] = 40
-    variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_GATEWAY"}
+    variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_GATEWAY", "token": "AGENTR_GATEWAY_TOKEN"}
     blocking: ClassVar[bool] = True
     transcript = OutsideTurns()
 
@@ -64,6 +124,7 @@ class Gateway(Opaque):
         splits: Mapping[str, int | str] | None = None,
         patience_s: float = 600.0,
         repeatability: str = "exact",
+        token: str = "",
     ) -> None:
         if not url:
             raise ConfigError(
@@ -80,19 +141,26 @@ class Gateway(Opaque):
             raise ConfigError(f"gateway: repeatability must be {', '.join(Repeatability)}, not {repeatability!r}")
         self.repeatability = Repeatability(repeatability)
         self._tasks = {split: _tasks(split, given) for split, given in splits.items()}
-        self._server = connection(url.rstrip("/"), timeout_s=_TIMEOUT, patience_s=30.0, kind="a gateway of agentr")
+        self._url, self._token = url.rstrip("/"), token
+        kind = "a gateway of agentr"
+        self._server = connection(self._url, timeout_s=_TIMEOUT, patience_s=30.0, kind=kind, token=token)
         self._patience = patience_s
         self._episode = ""
         self._over = True
         self._closed = False
+        # The agent's last call, and what it continues.
         self._history: tuple[Message, ...] = ()
+        self._before: tuple[Message, ...] = ()
         self._drawn: dict[str, Any] = {}
         self._refused: tuple[str, str] | None = None
 
     def reach(self) -> None:
-        """Return once the gateway answers. Raises `EnvironmentServerError` when it does not."""
+        """Return once the gateway answers. Raises `EnvironmentServerError` when it does not, or
+        wants another token.
+        """
         try:
             self._server.reach()
+            _presence(self._url, self._token, os.getpid()).renew("none")
         except EnvironmentUnavailable as fault:
             raise EnvironmentServerError(f"gateway: {fault}; `agentr gateway` starts one") from fault
 
@@ -116,30 +184,35 @@ class Gateway(Opaque):
         task = self._task(instance)
         self.release()
         offer = {"environment": self.name, "split": instance.split, "index": instance.index, "task": task}
-        self._episode = self._server.post("/run/open", offer, patient=True)["episode"]
+        self._episode = self._open(offer)
         self._over = False
         event = self._next(None)
         if event["event"] != "call":
-            raise EnvironmentFault(f"{instance.key}: the agent reported a reward before it asked the policy anything")
-        first = observed((), [turn_of(turn) for turn in event["turns"]])
-        self._history = read_turns(first)
-        return first
+            raise EnvironmentUnavailable(
+                f"{instance.key}: the agent reported a reward before it asked the policy anything"
+            )
+        self._before = ()
+        return self._called(event)
 
     def step(self, action: str) -> Transition:
         """Give the agent a reply and return the transition: its next call, or the reward that it
-        reports.
+        reports. Raises `Undelivered` if the agent went on without the reply.
         """
         if self._over:
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
         drawn, self._drawn = self._drawn, {}
         event = self._next({"text": action, **drawn})
-        if event["event"] == "reward":
-            self._over = True
-            return Transition("", event["reward"], True, False, {"success": event["success"]})
         history = (*self._history, Message(role="assistant", text=action))
-        observation = observed(history, [turn_of(turn) for turn in event["turns"]])
-        self._history = tuple(turn_of(turn) for turn in event["turns"])
-        return Transition(observation, 0.0, False, False, {"success": False})
+        if not event["delivered"] and not self._knows(event, history):
+            self._without_reply(event, "a reply was not delivered")
+        self._before = history
+        return self._following(event)
+
+    def decline(self, why: str) -> NoReturn:
+        """Tell the agent why its call gets no reply, and raise `Undelivered` with what it does
+        next; see `protocols.Relaying`.
+        """
+        self._without_reply(self._next({"refused": why}), f"a call was refused ({why})")
 
     def relay(self, generation: Generation) -> None:
         """Record how the next reply was drawn, to tell the agent; see `protocols.Relaying`."""
@@ -153,10 +226,10 @@ class Gateway(Opaque):
         """Record why there is no reply, to tell the agent; see `protocols.Relaying`."""
         self._refused = why, "context_length_exceeded"
 
-    def release(self) -> None:
+    def release(self, why: str = "it has had all its steps, or its run was ended") -> None:
         """End the episode, if there is one, and tell the agent why; see `protocols.Relaying`."""
         episode, self._episode = self._episode, ""
-        why, code = self._refused or ("it has had all its steps, or its run was ended", "episode_over")
+        why, code = self._refused or (why, "episode_over")
         self._refused, self._drawn, self._over = None, {}, True
         if episode:
             self._server.close("/run/close", {"episode": episode, "why": why, "code": code})
@@ -175,6 +248,39 @@ class Gateway(Opaque):
         if instance.environment != self.name or not 0 <= instance.index < len(tasks):
             raise EnvironmentFault(f"gateway has no instance {instance.key}")
         return tasks[instance.index]
+
+    def _open(self, offer: Mapping[str, Any]) -> str:
+        """Return the id of an episode that agents are offered."""
+        presence = _presence(self._url, self._token, os.getpid())
+        for _ in range(_TRIES):
+            name = presence.name
+            episode = self._server.post("/run/open", {**offer, "run": name}, patient=True)["episode"]
+            if episode is not None:
+                return str(episode)
+            presence.renew(name)
+        raise EnvironmentUnavailable(f"{self._url} forgets this run; see whether the connection to it is stable")
+
+    def _called(self, event: Mapping[str, Any]) -> str:
+        """Return what a call adds to the conversation before it, as an observation."""
+        self._history = tuple(turn_of(turn) for turn in event["turns"])
+        return observed(self._before, self._history)
+
+    def _following(self, event: Mapping[str, Any]) -> Transition:
+        """Return the transition of a step after which the agent did what an event says."""
+        if event["event"] == "reward":
+            self._over = True
+            return Transition("", event["reward"], True, False, {"success": event["success"]})
+        return Transition(self._called(event), 0.0, False, False, {"success": False})
+
+    def _knows(self, event: Mapping[str, Any], history: Sequence[Message]) -> bool:
+        """Return whether a call goes on from a reply, which has then arrived, whatever became of
+        the connection.
+        """
+        return event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
+
+    def _without_reply(self, event: Mapping[str, Any], why: str) -> NoReturn:
+        said = f"episode {self._episode}: {why}, and the agent went on without a reply"
+        raise Undelivered(said, self._following(event))
 
     def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
         """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too

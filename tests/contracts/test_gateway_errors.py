@@ -1,0 +1,215 @@
+"""Agents that misbehave at a real gateway: each is told what is wrong in the form of OpenAI's
+errors, and costs no more than its own episode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from asgi import running
+from outside import HELLO, Agent, asked, played, said, world
+
+from agentr_core.environments.gateway import server
+from agentr_core.environments.gateway.server import app
+from agentr_core.errors import DataFault, EnvironmentServerError
+from agentr_core.http_server.guard import MOST_BYTES
+from agentr_core.types import Message
+
+TOKEN = "a token"
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with running(app()) as address:
+        yield address
+
+
+def fault(answer: httpx.Response) -> dict[str, Any]:
+    """Return the error of an answer, which has OpenAI's fields and no others."""
+    body = answer.json()
+    assert list(body) == ["error"]
+    error: dict[str, Any] = body["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert isinstance(error["message"], str)
+    assert error["type"] == ("server_error" if answer.status_code >= 500 else "invalid_request_error")
+    return error
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "policy", "messages": [HELLO], **more}
+
+
+FAULTY: list[tuple[str, Any, int, str, str | None]] = [
+    ("chat/completions", b"", 400, "model: Field required", "model"),
+    ("chat/completions", b"{", 400, "the body: Invalid JSON", None),
+    ("chat/completions", b"\xff\xfe", 400, "the body: Invalid JSON", None),
+    ("chat/completions", b"[" * 100_000, 400, "recursion limit", None),
+    ("chat/completions", b"[]", 400, "the body: Input should be an object", None),
+    ("chat/completions", b'{"model": "policy", "messages": "\\ud800"}', 400, "the body: Invalid JSON", None),
+    ("chat/completions", chat(model="gpt-4"), 404, "there is no model 'gpt-4' here; ask for 'policy'", "model"),
+    ("chat/completions", chat(model=7), 400, "model: ", "model"),
+    ("chat/completions", chat(messages=[]), 400, "messages: ", "messages"),
+    ("chat/completions", chat(messages=[{"role": "king", "content": "?"}]), 400, "messages.0.role", "messages.0.role"),
+    ("chat/completions", chat(messages=[HELLO, said("I begin")]), 400, "the last turn is the assistant's", "messages"),
+    ("chat/completions", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), 400,
+     "messages.0.content.0.type: Input should be 'text'; the gateway takes text", "messages.0.content.0.type"),
+    ("chat/completions", chat(n=2), 400, "one reply at a time", "n"),
+    ("chat/completions", chat(tools=[{"type": "function"}]), 400, "Field required", "tools.0.function"),
+    ("chat/completions", chat(tools=[{"type": "x", "function": {"name": "look"}}]), 400, "Input", "tools.0.type"),
+    ("chat/completions", chat(tools=[{"type": "function", "function": {"name": ""}}]), 400, "at least 1",
+     "tools.0.function.name"),
+    ("chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": "?"}], "tools": [{"type": '
+     b'"function", "function": {"name": "look", "parameters": NaN}}]}', 400, "tools: ", "tools"),
+    ("chat/completions", b" " * (MOST_BYTES + 1), 413, f"a body has at most {MOST_BYTES} bytes", None),
+    ("chat/completions", b" " * (MOST_BYTES * 20), 413, f"a body has at most {MOST_BYTES} bytes", None),
+    ("responses", chat(), 404, "POST /episodes/", None),
+    ("messages", chat(), 404, "is not served here; agents have POST /episodes", None),
+    ("models", chat(), 405, "is not served here", None),
+    ("../reward", {"reward": "1"}, 400, "reward: Input should be a valid number", "reward"),
+    ("../reward", {"reward": True}, 400, "reward: Input should be a valid number", "reward"),
+    ("../reward", b'{"reward": NaN}', 400, "reward: Input should be a finite number", "reward"),
+    ("../reward", b'{"reward": Infinity}', 400, "reward: Input should be a finite number", "reward"),
+    ("../reward", b'{"reward": 1' + b"0" * 6000 + b"}", 400, "the body: Invalid JSON", None),
+    ("../reward", {"reward": 1.01}, 400, "reward: Input should be less than or equal to 1", "reward"),
+    ("../reward", {"reward": -0.1}, 400, "reward: Input should be greater than or equal to 0", "reward"),
+    ("../reward", {"reward": None}, 400, "reward: Input should be a valid number", "reward"),
+    ("../reward", {"reward": [1]}, 400, "reward: Input should be a valid number", "reward"),
+    ("../reward", {"reward": 1, "success": "yes"}, 400, "success: Input should be a valid boolean", "success"),
+    ("../reward", {}, 400, "reward: Field required", "reward"),
+    ("../failed", {"reason": 7}, 400, "reason: Input should be a valid string", "reason"),
+]  # fmt: skip
+
+
+async def test_each_faulty_request_is_told_its_reason_and_the_episode_goes_on(url: str) -> None:
+    def play(agent: Agent) -> list[tuple[int, dict[str, Any]]]:
+        answers = []
+        with httpx.Client(base_url=agent.told["base_url"], timeout=60) as http:
+            for path, body, *_ in FAULTY:
+                content = body if isinstance(body, bytes) else json.dumps(body)
+                answer = http.post(httpx.URL(agent.told["base_url"] + "/").join(path), content=content)
+                answers.append((answer.status_code, fault(answer)))
+        agent.says(HELLO)
+        agent.end(reward=1)
+        return answers
+
+    found, answers, _ = await played(url, play)
+    for (path, body, status, part, field), (code, error) in zip(FAULTY, answers, strict=True):
+        assert (code, error["param"]) == (status, field), (path, str(body)[:80], error)
+        assert part in error["message"], (path, error)
+    assert (found.reward, len(found.steps)) == (1.0, 1)
+
+
+async def test_calls_and_rewards_that_come_too_late_are_told_so(url: str) -> None:
+    def play(agent: Agent) -> list[Any]:
+        agent.says(HELLO)
+        agent.end(reward=0.5)
+        late = []
+        with httpx.Client(base_url=url, timeout=60) as http:
+            for episode in (agent.told["episode"], "elsewhere"):
+                late += [
+                    http.post(f"/episodes/{episode}/v1/chat/completions", json=chat()),
+                    http.post(f"/episodes/{episode}/reward", json={"reward": 0.5}),
+                    http.post(f"/episodes/{episode}/failed", json={}),
+                    http.get(f"/episodes/{episode}/v1/models"),
+                ]
+        return [(answer.status_code, fault(answer)["code"], fault(answer)["message"]) for answer in late]
+
+    found, late, _ = await played(url, play)
+    assert found.reward == 0.5
+    assert [answer[:2] for answer in late] == [(410, "episode_over")] * 4 + [(404, "episode_not_found")] * 4
+    assert all("is over: its reward was reported; take another one" in message for _, _, message in late[:4])
+    assert all("episode elsewhere is not known here; take another one" in message for _, _, message in late[4:])
+
+
+async def test_every_other_answer_has_the_form_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        answers = {
+            404: await http.get("/nowhere"),
+            405: await http.get("/episodes"),
+            403: await http.post("/episodes", headers={"Origin": "http://elsewhere.example"}),
+            400: await http.post("/run/next", json={}),
+            503: await http.post("/run/next", json={"episode": "elsewhere"}),
+        }
+    for status, answer in answers.items():
+        assert (answer.status_code, bool(fault(answer)["message"])) == (status, True)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("two plus two is five")
+
+    monkeypatch.setattr(server, "model", broken)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        offered = (await http.post("/run/open", json={"environment": "gateway", "split": "train", "index": 0})).json()
+        answer = await http.get(f"/episodes/{offered['episode']}/v1/models")
+    assert answer.status_code == 500
+    assert "RuntimeError: two plus two is five" in fault(answer)["message"]
+
+
+async def test_a_conversation_that_the_model_cannot_read_is_refused_and_another_one_taken(url: str) -> None:
+    """It was a fault of the run, and the agent was told that it had had all its steps."""
+
+    def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if any(message.role == "tools" for message in messages):
+            raise DataFault("the chat template does not tell the model of its tools")
+        return f"reply {len(messages)}"
+
+    def play(agent: Agent) -> Any:
+        tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+        whys = []
+        for history in ([HELLO], [HELLO], [HELLO, said("reply 1"), asked("On.")]):
+            with pytest.raises(openai.BadRequestError) as told:
+                agent.ask(*history, tools=tools)
+            whys.append(told.value.message)
+            agent.says(*history)
+        agent.end(reward=1)
+        return whys
+
+    found, whys, _ = await played(url, play, reply=reply)
+    assert all("the chat template does not tell the model of its tools" in why for why in whys)
+    assert [step.reply for step in found.steps] == ["reply 1", "reply 1", "reply 3"]
+
+
+async def test_a_fault_of_the_run_is_told_as_it_is(url: str) -> None:
+    def broken(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        raise RuntimeError("two plus two is five")
+
+    whys = []
+
+    def play(agent: Agent) -> None:
+        with pytest.raises(openai.BadRequestError) as told:
+            agent.says(HELLO)
+        whys.append(told.value.message)
+
+    with pytest.raises(RuntimeError):
+        await played(url, play, reply=broken)
+    assert "is over: its run had a fault: RuntimeError: two plus two is five" in whys[0]
+
+
+async def test_a_token_is_asked_of_agents_and_runs() -> None:
+    with running(app(TOKEN)) as url:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Cookie": f"a={TOKEN}"}):
+            async with httpx.AsyncClient(base_url=url, headers=headers) as http:
+                for method, path in (("GET", "/"), ("POST", "/episodes"), ("POST", "/run/open"), ("GET", "/nowhere")):
+                    answer = await http.request(method, path)
+                    assert (answer.status_code, fault(answer)["code"]) == (401, "invalid_api_key")
+        with pytest.raises(EnvironmentServerError, match="AGENTR_GATEWAY_TOKEN"):
+            world(url).reach()
+        world(url, token=TOKEN).reach()
+        found, names, _ = await played(url, spoken, token=TOKEN)
+        assert (names, found.reward) == (["policy"], 1.0)
+        async with httpx.AsyncClient(base_url=url) as http:
+            assert (await http.post(f"/episodes?token={TOKEN}", json={"wait": 0})).status_code == 204
+
+
+def spoken(agent: Agent) -> list[str]:
+    names = [model.id for model in agent.client.models.list()]
+    assert agent.client.models.retrieve("policy").id == "policy"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
+        agent.client.models.retrieve("gpt-4")
+    agent.says(HELLO)
+    agent.end(reward=1)
+    return names
