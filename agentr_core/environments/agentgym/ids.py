@@ -21,9 +21,9 @@ def read_ids(given: str, what: str) -> Sequence[int]:
     backwards, and `DataFileError` for a file that is missing, malformed, empty, or has an instance
     twice.
     """
-    spaceless = str(given).replace(" ", "")
-    if not _RANGES.fullmatch(spaceless):
+    if names_file(given):
         return _file(Path(given), what)
+    spaceless = str(given).replace(" ", "")
     ids: list[int] = []
     for part in spaceless.split(","):
         first, _, last = part.partition("-")
@@ -33,6 +33,12 @@ def read_ids(given: str, what: str) -> Sequence[int]:
     if len(set(ids)) != len(ids):
         raise ConfigError(f"{what}: the ranges {given} overlap")
     return ids
+
+
+def names_file(given: str) -> bool:
+    """Return whether an option is the path of a data file; if not, it is empty or has ranges."""
+    spaceless = str(given).replace(" ", "")
+    return bool(spaceless) and not _RANGES.fullmatch(spaceless)
 
 
 def check_apart(train: Sequence[int], test: Sequence[int], what: str) -> None:

@@ -22,6 +22,8 @@ from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, DataFileError
 
 NAMESPACE = "minecraft"
+RECIPES, SPLIT = ("textcraft", "recipes.json"), ("textcraft", "split.json")
+"""The shipped files."""
 SHAPED = "minecraft:crafting_shaped"
 SHAPELESS = "minecraft:crafting_shapeless"
 
@@ -172,7 +174,7 @@ def load_shipped() -> RecipeBook:
     """Return the shipped recipes of Minecraft 1.16, equal to the published graph. Raises
     `DataFileError`.
     """
-    path = data_path("textcraft", "recipes.json")
+    path = data_path(*RECIPES)
     rows = _read(path)
     try:
         recipes = [_from_row(*row) for row in rows]
@@ -212,7 +214,7 @@ def load_split() -> dict[str, tuple[int, ...]]:
 
     Raises `DataFileError` when the file is missing or malformed.
     """
-    path = data_path("textcraft", "split.json")
+    path = data_path(*SPLIT)
     raw = _read(path)
     try:
         train, test = (

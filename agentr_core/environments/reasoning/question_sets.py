@@ -51,9 +51,14 @@ def load(sets: tuple[str, ...]) -> QuestionSet:
     return {split: tuple(problems) for split, problems in found.items()}
 
 
+def place_of(name: str) -> Path:
+    """Return the file or folder of a question set."""
+    return data_path("reasoning", name) if name in SHIPPED else Path(name)
+
+
 def _rows(name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield split, row and place of each row of a set."""
-    path = data_path("reasoning", name) if name in SHIPPED else Path(name)
+    path = place_of(name)
     if path.is_file():
         for row, where in _file_rows(path):
             yield _split(row, where), row, where
