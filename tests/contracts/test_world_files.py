@@ -16,6 +16,7 @@ import shop
 
 from agentr_core import data_files, writing
 from agentr_core.environments import registry
+from agentr_core.fingerprint import file_sha256
 from agentr_core.recipes import Recipe, parse
 from agentr_core.runtime.inputs import SHIPPED, input_files, played_from
 from agentr_core.runtime.start import run_id_of
@@ -151,8 +152,8 @@ def test_shipped_files_are_in_no_id_until_they_change(
     monkeypatch.setattr(registry, "ROOTS", (elsewhere,))
     assert run_of(world, {}) == known, "an installed package has them elsewhere"
     ids = {known}
-    for path in _files(elsewhere):
-        path.write_bytes(path.read_bytes() + b"\n")
+    for file in _files(elsewhere):
+        file.write_bytes(file.read_bytes() + b"\n")
         ids.add(run_of(world, {}))
     assert len(ids) == 1 + len(list(_files(elsewhere)))
 
@@ -185,7 +186,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     millisecond.
     """
     names: list[str] = []
-    own = writing.file_sha256
+    own = file_sha256
 
     def read(file: Path) -> str:
         names.append(file.name)
