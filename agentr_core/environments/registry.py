@@ -24,7 +24,7 @@ from agentr_core.environments.native import native
 from agentr_core.environments.option_types import option_faults
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment, Labelled, Labels
-from agentr_core.texts import cause, listed
+from agentr_core.texts import cause, closest, listed
 
 GROUP = "agentr.environments"
 
@@ -70,13 +70,13 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
     """
     kind = _kind(name)
     if kind is None:
-        raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(names())}")
-    known = inspect.signature(kind).parameters
-    unknown = sorted(options.keys() - known.keys())
-    if unknown:
         raise ConfigError(
-            f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
+            f"there is no environment {name!r}{closest(name, names())}; installed are {', '.join(names())}"
         )
+    known = inspect.signature(kind).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        wrong = ", ".join(f"{option}{closest(option, known)}" for option in unknown)
+        raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(known) or 'no options'}")
     if faults := option_faults(kind, options):
         raise ConfigError(listed(faults))
     return kind

@@ -19,6 +19,7 @@ from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_date
 from agentr_core.recipes import ModelRole, Recipe
+from agentr_core.texts import placed
 from agentr_core.writing import content_sha256
 
 VERSION = 1
@@ -137,7 +138,7 @@ def contents(path: Path, recipe: Recipe) -> str:
     try:
         return content_sha256(path, Path(recipe.workspace) / "cache")
     except OSError as error:
-        raise DataFileError(f"file {path} of the recipe cannot be read: {error}") from error
+        raise DataFileError(f"file {placed(path)} of the recipe cannot be read: {error.strerror or error}") from error
 
 
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.texts import placed
 
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _ITEM = re.compile(r".*_(\d+)")
@@ -52,7 +53,9 @@ def _file(path: Path, what: str) -> Sequence[int]:
         items = [entry["item_id"] for entry in json.loads(path.read_text(encoding="utf-8"))]
         ids = [int(found[1]) for item in items if (found := _ITEM.fullmatch(item))]
     except FileNotFoundError:
-        raise DataFileError(f"{what}: {path} is neither ranges such as 0-99,120 nor a file that exists") from None
+        raise DataFileError(
+            f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataFileError(
             f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.texts import placed
 from agentr_core.writing import content_sha256
 
 VERSION = 2
@@ -65,8 +66,8 @@ def find_root(folder: Path) -> Path:
         if (root / "train").is_dir():
             return root
     raise ConfigError(
-        f"environment.options.data_dir: {folder} has no folder train, nor json_2.1.1/train; name the folder that "
-        "`alfworld-download` filled"
+        f"environment.options.data_dir: {placed(folder)} has no folder train, nor json_2.1.1/train; name the folder "
+        "that `alfworld-download` filled"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, DataFileError
+from agentr_core.texts import placed
 
 NAMESPACE = "minecraft"
 RECIPES, SPLIT = ("textcraft", "recipes.json"), ("textcraft", "split.json")
@@ -194,7 +195,9 @@ def load_folder(folder: Path) -> RecipeBook:
         DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
     """
     if not folder.is_dir():
-        raise DataFileError(f"recipe folder {folder} does not exist; point recipes_dir to the game's recipe JSON files")
+        raise DataFileError(
+            f"recipe folder {placed(folder)} does not exist; point recipes_dir to the game's recipe JSON files"
+        )
     recipes = []
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
         raw = _read(path)

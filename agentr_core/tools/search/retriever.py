@@ -12,6 +12,7 @@ import numpy as np
 
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
+from agentr_core.texts import placed
 from agentr_core.tools.search import bm25, dense
 from agentr_core.tools.search.bm25 import Bm25
 from agentr_core.tools.search.corpus import CorpusFile, Document, scan
@@ -80,7 +81,7 @@ def open_retriever(
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if not corpus.is_file():
-        raise DataFileError(f"corpus {corpus} does not exist; name a JSONL file")
+        raise DataFileError(f"corpus {placed(corpus)} does not exist; name a JSONL file")
     content = content_sha256(corpus, cache)
     documents = CorpusFile(corpus, np.load(_made(cache, ("starts", content), lambda file: _save_starts(corpus, file))))
     texts = (document.text for document in documents)
