@@ -17,6 +17,7 @@ from agentr_core.data_files import data_path
 from agentr_core.errors import DataFileError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
+from agentr_core.texts import placed
 
 GIB = 1 << 30
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
@@ -101,7 +102,7 @@ def find_shape(model_dir: Path) -> Path:
         return data_path("shapes", model_dir.name)
     except DataFileError:
         raise ModelDirectoryError(
-            f"model directory {model_dir} does not exist; give a Hugging Face model directory"
+            f"model directory {placed(model_dir)} does not exist; give a Hugging Face model directory"
         ) from None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 # Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
@@ -117,6 +118,21 @@ def listed(faults: Sequence[str], where: str = "") -> str:
     """
     said = faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} faults", *faults])
     return f"{where}: {said}" if where else said
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is closest to a wrong one, as a question in brackets; nothing
+    where none is close.
+    """
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def placed(path: Path) -> str:
+    """Return a path for a message that it cannot be found or written: a relative one with the
+    folder that it begins in.
+    """
+    return str(path) if path.is_absolute() else f"{path} in {Path.cwd()}"
 
 
 def counted(number: int, noun: str) -> str:

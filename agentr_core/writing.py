@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agentr_core.errors import DiskError
 from agentr_core.fingerprint import file_sha256, fingerprint
+
+_LARGE = 8 * 2**20
+"""Bytes from which hashes are remembered: fewer are hashed faster than a user notices."""
+_YOUNG_NS = 60 * 10**9
 
 
 @contextmanager
@@ -54,15 +61,58 @@ def write_bytes(path: Path, content: bytes) -> None:
             draft.unlink(missing_ok=True)
 
 
-def remembered_sha256(file: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file, cached in a folder under the file's path, size and modification
-    time: hashing gigabytes takes a while. Raises `DiskError` when the folder cannot be written.
+def content_sha256(path: Path, cache: Path) -> str:
+    """Return the SHA-256 of a file, or that of the names and contents of all files in a folder.
+
+    Gigabytes take a while, so the hashes of large ones are remembered in a file of `cache`. One is
+    used again only while size, times and inode of its file are the same. The time of the last
+    change of an inode counts, which no program can set back as it can the time of modification; and
+    a file that was written less than a minute before is hashed again, since a file system may give
+    two changes the same time.
+
+    Raises `OSError` when something cannot be read, and `DiskError` when the cache cannot be
+    written.
     """
-    state = file.stat()
-    known = cache / "hashes" / fingerprint(str(file.resolve()), state.st_size, state.st_mtime_ns)
-    if not known.is_file():
-        write_text(known, file_sha256(file))
-    return known.read_text(encoding="utf-8")
+    folder = path.is_dir()
+    files = sorted(_files_in(path, ())) if folder else [path]
+    states = {str(file.relative_to(path)): file.stat() for file in files}
+    memory = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
+    large = sum(state.st_size for state in states.values()) >= _LARGE
+    known, now = _hashes_in(memory) if large else {}, time.time_ns()
+    found: dict[str, str] = {}
+    new: dict[str, list[Any]] = {}
+    for file, (name, state) in zip(files, states.items(), strict=True):
+        seen = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+        *before, content = known.get(name) or [""]
+        found[name] = content if before == seen else file_sha256(file)
+        if max(state.st_mtime_ns, state.st_ctime_ns) < now - _YOUNG_NS:
+            new[name] = [*seen, found[name]]
+    if large and new != known:
+        write_text(memory, json.dumps(new))
+    return fingerprint(list(found.items())) if folder else found["."]
+
+
+def _files_in(folder: Path, within: tuple[os.stat_result, ...]) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it, also of linked ones. Raises `OSError`
+    for one that cannot be listed.
+    """
+    here = folder.stat()
+    if any(os.path.samestat(here, other) for other in within):
+        return  # a link back to a folder that it is in
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files_in(path, (*within, here))
+        elif path.is_file():
+            yield path
+
+
+def _hashes_in(memory: Path) -> dict[str, list[Any]]:
+    """Return what a file of the cache says of each file; nothing if it has to be made anew."""
+    try:
+        known = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def sync(path: Path) -> None:

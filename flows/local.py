@@ -93,8 +93,8 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     if reference(recipe).run_id != run_id:
         raise ConfigError(
             f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
-            f"what {', '.join(recipe.world_names)} says are not those it began with; bring the model back, or run "
-            "the recipe anew"
+            f"what {', '.join(recipe.world_names)} says and reads are not those it began with; bring the model and "
+            "the files back, or run the recipe anew"
         )
     return recipe
 

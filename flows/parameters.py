@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from prefect.states import Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentr_core.recipes.yaml_text import quoted
+from agentr_core.texts import closest
 
 Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
 """A number of iterations."""
@@ -41,16 +41,11 @@ async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) ->
     that the process exited.
     """
     known = list(inspect.signature(flow.fn).parameters)
-    unknown = [_with_closest(name, known) for name in flow_run.parameters if name not in known]
+    unknown = [f"{name}{closest(name, known)}" for name in flow_run.parameters if name not in known]
     if unknown:
         message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(known)}"
         async with get_client() as client:
             await client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
-
-
-def _with_closest(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"{name} (did you mean {close[0]}?)" if close else name
 
 
 class Settings(BaseModel):

@@ -72,8 +72,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     training, since that was made before, does nothing and returns None. So does one of a pool that
     an arm was trained on.
 
-    Raises `ConfigError` when the iteration has no such stage, or a later one is its first, and
-    `DataFault` when the iteration before has no checkpoint.
+    Raises `ConfigError` when the iteration has no such stage, or a later one is its first, or a
+    file that the run reads has changed, and `DataFault` when the iteration before has no
+    checkpoint.
 
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
@@ -82,6 +83,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     plan = plan_of(recipe, iteration)
     stage = plan.stage(name)
     place = quiet_workplace(run, recipe)
+    starting.check_files(place, stage)
     if iteration > 1:
         place.trained(iteration - 1)
     if iteration and stage is plan.stages[0]:

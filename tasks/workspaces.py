@@ -11,6 +11,7 @@ from agentr_core.errors import ConfigError, StoreError
 from agentr_core.recipes import Recipe
 from agentr_core.store import Store
 from agentr_core.store.queries.runs import run_config, runs_beginning
+from agentr_core.texts import placed
 
 STORE_FILE = "store.duckdb"
 
@@ -34,7 +35,7 @@ def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
     if must_exist and workspace.is_file():
         raise StoreError(f"{workspace} is a file; a workspace is a folder with a file {STORE_FILE}")
     if must_exist and not there:
-        raise StoreError(f"there is no store at {path}; run a recipe first, or name another --workspace")
+        raise StoreError(f"there is no store at {placed(path)}; run a recipe first, or name another --workspace")
     return _store(path)
 
 

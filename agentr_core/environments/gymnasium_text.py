@@ -38,6 +38,8 @@ class GymnasiumText(Opaque):
         make_options: keyword arguments for `gymnasium.make`.
         seeds_differ: whether each seed is another problem, also where their first observations are
             the same.
+        files: the files and folders that the environment reads; their contents are part of a run's
+            id.
     """
 
     acknowledgement = "Ok."
@@ -56,6 +58,7 @@ class GymnasiumText(Opaque):
         reward_high: float = 1.0,
         make_options: Mapping[str, Any] | None = None,
         seeds_differ: bool = False,
+        files: Sequence[str] = (),
     ) -> None:
         if not id:
             raise ConfigError("gymnasium needs the option id: a registered environment, such as my_package:Rooms-v0")
@@ -72,6 +75,11 @@ class GymnasiumText(Opaque):
         self._seeds_differ = seeds_differ
         self._return = 0.0
         self._env = _make(id, make_options or {})
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the files that the recipe names."""
+        return tuple(options.get("files", ()))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""

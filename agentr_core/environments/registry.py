@@ -6,7 +6,8 @@ of its annotation. If a class has `variables`, a mapping of options to environme
 option that the recipe leaves out comes from its variable; a static method `variables_of` instead
 gives this mapping for some options. If it has a static method `version_of`, that method gives the
 version of the environment's texts for some options, which is part of a run's id. If it has a static
-method `files_of`, so are the contents of the files and folders that it names for some options.
+method `files_of`, so are the contents of the files and folders that it names for some options;
+options that come from variables are among these.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Literal
 
+from agentr_core.data_files import ROOTS
 from agentr_core.environments.native import native
 from agentr_core.environments.option_types import option_faults
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.protocols import Environment, Labelled, Labels
-from agentr_core.texts import cause, listed
+from agentr_core.texts import cause, closest, listed
 
 GROUP = "agentr.environments"
 
@@ -49,11 +52,9 @@ def make(
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = checked(name, options)
-    named = _variables_of(kind, options)
-    told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
-        environment: Environment = chosen(**{**told, **options})
+        environment: Environment = chosen(**{**_told_options(kind, options, variables), **options})
     if labels != "lenient":
         if not isinstance(environment, Labelled):
             environment.close()
@@ -69,13 +70,13 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
     """
     kind = _kind(name)
     if kind is None:
-        raise ConfigError(f"there is no environment {name!r}; installed are {', '.join(names())}")
-    known = inspect.signature(kind).parameters
-    unknown = sorted(options.keys() - known.keys())
-    if unknown:
         raise ConfigError(
-            f"environment {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'no options'}"
+            f"there is no environment {name!r}{closest(name, names())}; installed are {', '.join(names())}"
         )
+    known = inspect.signature(kind).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        wrong = ", ".join(f"{option}{closest(option, known)}" for option in unknown)
+        raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(known) or 'no options'}")
     if faults := option_faults(kind, options):
         raise ConfigError(listed(faults))
     return kind
@@ -86,6 +87,13 @@ def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
     told = getattr(kind, "variables_of", None)
     named: Mapping[str, str] = told(options) if told else getattr(kind, "variables", {})
     return named
+
+
+def _told_options(kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the options of a class that are left out and that environment variables give."""
+    named = _variables_of(kind, options)
+    told = {option: (variables or {}).get(variable, "") for option, variable in named.items() if option not in options}
+    return {option: value for option, value in told.items() if value}
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:
@@ -99,10 +107,31 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
     return int(told(options)) if told else 1
 
 
-def files_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the user's files and folders that an environment plays from, for some options."""
-    named = getattr(_kind(name), "files_of", None)
-    return tuple(named(options)) if named else ()
+def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the files and folders that an environment plays from, for some options, by the names
+    that they have in a run's id.
+
+    Such a name is the path itself. Shipped files, and those in a folder that an environment
+    variable names, are named by their place in that folder, since it may lie elsewhere tomorrow.
+    """
+    kind = _kind(name)
+    named = getattr(kind, "files_of", None)
+    if not named:
+        return {}
+    told, known = _told_options(kind, options, variables), _variables_of(kind, options)
+    places = {path: f"${known[option]}" for option, path in told.items()}
+    places |= {str(root): "data" for root in ROOTS}
+    return {_named_in(places, path): path for path in map(str, named({**told, **options}))}
+
+
+def _named_in(places: Mapping[str, str], path: str) -> str:
+    """Return a path, or its place in the first of some folders that it lies in, below the folder's
+    name.
+    """
+    for folder, name in places.items():
+        if Path(path).is_relative_to(folder):
+            return str(name / Path(path).relative_to(folder))
+    return path
 
 
 def asks_models(name: str) -> bool:

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
-from agentr_core.texts import cause
+from agentr_core.texts import cause, closest
 
 if TYPE_CHECKING:
     from agentr_core.recipes import Recipe
@@ -98,4 +98,4 @@ def _installed(name: str) -> Method:
                 "in the package's pyproject.toml"
             )
         return found
-    raise ConfigError(f"there is no method {name!r}; installed are {', '.join(names())}")
+    raise ConfigError(f"there is no method {name!r}{closest(name, names())}; installed are {', '.join(names())}")

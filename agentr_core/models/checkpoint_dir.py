@@ -9,6 +9,7 @@ from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json, weight_files
 from agentr_core.samples.chat_template import DATE
+from agentr_core.texts import placed
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_FILES = (
@@ -35,7 +36,7 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
             is missing or damaged; one sentence says which.
     """
     if not path.is_dir():
-        raise ModelDirectoryError(f"model directory {path} does not exist; give a Hugging Face model directory")
+        raise ModelDirectoryError(f"model directory {placed(path)} does not exist; give a Hugging Face model directory")
     base = adapter_base(path)
     if base is not None:
         check_model_directory(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.agent_r import critique_faults, search_faults
@@ -33,15 +34,34 @@ def faults_of(recipe: Recipe) -> list[str]:
     # Methods are a layer above recipes; the table imports one only when it is asked for.
     from agentr_core.methods.table import method_of
 
-    try:
-        method = method_of(recipe)
-    except ConfigError as error:
-        return [f"method: {error}"]
+    if faults := faults_of_method(recipe.method):
+        return faults + _faults_of_models(recipe) + _faults_of_sections(recipe)
+    method = method_of(recipe)
     faults = _faults_of_models(recipe) if method.acts else []
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults and method.acts:
         faults += _faults_of_plans(recipe)
+    return faults + _faults_of_sections(recipe) + _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
+
+
+def faults_of_method(name: Any) -> list[str]:
+    """Return why a recipe's method cannot be had, as one sentence; none where it can, or where the
+    recipe names it by something other than a text.
+    """
+    from agentr_core.methods.table import method_named
+
+    try:
+        if isinstance(name, str):
+            method_named(name)
+    except ConfigError as error:
+        return [f"method: {error}"]
+    return []
+
+
+def _faults_of_sections(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a recipe by the rules for all methods, one sentence each."""
+    faults = []
     if not recipe.pairs.alpha:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
@@ -60,7 +80,6 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults += critique_faults(recipe.critique)
     faults += splice_faults(recipe.splice)
     faults += evaluation_faults(recipe.evaluation)
-    faults += _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
     faults += [
         f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
         for world in recipe.worlds().values()

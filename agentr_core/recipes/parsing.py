@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.faults import faults_of, secrets_in
+from agentr_core.recipes.faults import faults_of, faults_of_method, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
 from agentr_core.recipes.wrong_values import given, sentence
 from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
-from agentr_core.texts import listed
+from agentr_core.texts import closest, listed, placed
 
 _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
 
@@ -34,9 +33,12 @@ def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> R
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"recipe {path} does not exist; `ls deployments/recipes` shows the shipped ones") from None
+        meant = closest(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+        raise ConfigError(
+            f"recipe {placed(path)} does not exist{meant}; `ls deployments/recipes` shows the shipped ones"
+        ) from None
     except IsADirectoryError:
-        raise ConfigError(f"recipe {path} is a folder; name a YAML file in it") from None
+        raise ConfigError(f"recipe {placed(path)} is a folder; name a YAML file in it") from None
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
@@ -57,7 +59,11 @@ def parse(
     merged = _plain_copy(data)
     for override in overrides:
         _apply(merged, override)
-    recipe = restored(merged, source=source)
+    try:
+        recipe = ADAPTER.validate_python(merged)
+    except ValidationError as error:
+        faults = [*faults_of_method(merged.get("method")), *_told(error.errors())]
+        raise ConfigError(listed(faults, source)) from None
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
@@ -120,8 +126,7 @@ def _meant(path: Sequence[str | int]) -> str:
         inner = [_inner(section, str(part)) for section in sections]
         sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
     known = [name for section in sections for name in section.get("properties", ())]
-    close = get_close_matches(str(path[-1]), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return closest(str(path[-1]), known)
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:

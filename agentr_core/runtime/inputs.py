@@ -8,18 +8,36 @@ reported does not change a tree.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from agentr_core.environments import registry
+from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_date
 from agentr_core.recipes import ModelRole, Recipe
+from agentr_core.texts import placed
+from agentr_core.writing import content_sha256
 
 VERSION = 1
 """Increase it when the same inputs would give different replies."""
+
+SHIPPED = {
+    "data/textcraft/recipes.json": "2da02ba812aaa3318174c333b6edb3343af076fe5cd8084e90f0ffb691f36298",
+    "data/textcraft/split.json": "3cc34323c8a308e0c74e21c4dfa09c5ab828e29b86ee36b603f3d26614613e9e",
+    "data/webshop/items_shuffle.json": "d6ead415b67e6680e0b5bf306eee48ecce27076f741d8832070e72f232a66f8d",
+    "data/webshop/items_ins_v2.json": "c701559a14078ec97701c8b89d2267e55c91b7499d4c2d0317906c703eabe006",
+    "data/webshop/items_human_ins.json": "261b316f72b8c67fd97b619b1db71e815206fd35ac784cf85bdca12017757ffa",
+    "data/reasoning/numbers": "8b0206c773b089bf",
+    "data/reasoning/encyclopaedia": "a08506fb4d3c1c9f",
+    "data/reasoning/corpus.jsonl": "b4108e3bef7139bc99479ee9eeff0f7ef63da0641b03d9e41598d35864086e15",
+}
+"""The contents of shipped files that are in no id: those that all runs played from before ids said
+which files they are. Never change an entry: other contents make other runs by themselves.
+"""
 
 
 def input_ids(
@@ -88,14 +106,39 @@ def _besides(
         yield recipe.teacher_iterations
     if prompts:
         yield prompts
-    if played := {name: files[name] for name in played_from(recipe)}:
+    if played := {name: files[name] for name in played_from(recipe) if name in files}:
         yield played
 
 
-def played_from(recipe: Recipe) -> Iterator[str]:
-    """Yield the user's files and folders that the worlds of a recipe play from."""
+def played_from(recipe: Recipe) -> dict[str, str]:
+    """Return the files and folders that the worlds of a recipe play from, by their names in ids."""
+    found: dict[str, str] = {}
     for world in recipe.worlds().values():
-        yield from registry.files_of(world.environment.name, world.environment.options)
+        found |= registry.files_of(world.environment.name, world.environment.options, os.environ)
+    return found
+
+
+def input_files(recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of the files and folders that a recipe plays from or trains on, by their
+    names in ids. Raises `DataFileError` if one cannot be read.
+    """
+    launch = recipe.training.launch
+    # The name of a shipped file of settings is no path.
+    settings = launch.deepspeed if launch and Path(launch.deepspeed).is_file() else ""
+    named = (recipe.eto.expert.file, recipe.eto.preferences.file, settings)
+    files = {**{name: name for name in named if name}, **played_from(recipe)}
+    found = {name: contents(Path(path), recipe) for name, path in files.items()}
+    return {name: sha256 for name, sha256 in found.items() if SHIPPED.get(name) != sha256}
+
+
+def contents(path: Path, recipe: Recipe) -> str:
+    """Return the SHA-256 of a file or folder that a recipe names, with a memory in its workspace.
+    Raises `DataFileError` if it cannot be read.
+    """
+    try:
+        return content_sha256(path, Path(recipe.workspace) / "cache")
+    except OSError as error:
+        raise DataFileError(f"file {placed(path)} of the recipe cannot be read: {error.strerror or error}") from error
 
 
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.environments import registry
-from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.fingerprint import file_sha256, fingerprint
+from agentr_core.errors import ConfigError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
+from agentr_core.runtime.description import Stage
 from agentr_core.runtime.identity import identity, teacher_of
-from agentr_core.runtime.inputs import input_ids, played_from
+from agentr_core.runtime.inputs import contents, input_files, input_ids
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.prompts import prompt_files
 from agentr_core.store import Store
 from agentr_core.store.codec import (
     OF_DATASETS,
+    OF_FILES,
     checkpoint_rows,
     iteration_rows,
     known_input,
@@ -46,8 +48,8 @@ def run_id_of(recipe: Recipe) -> str:
     trainings of the same comparison: its run is the pool, and each arm has a run of its own. The
     contents of every role's model are part of the id, and so of the ids of all that they make:
     trees and episodes of the actor, judgements and verdicts of the judge. So are the contents of
-    files of demonstrations, of pairs and of the environment, and the version of the environment's
-    texts once these have changed.
+    files of demonstrations, of pairs and of the worlds, and the version of a world's texts once
+    these have changed.
     """
     own = recipe.own_models()
     behaviour = {
@@ -130,11 +132,34 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # If the run goes on from another one, its model is a checkpoint of that run.
         parent_id=checkpoint_with(place.store, digest),
     )
-    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now), *general]))
+    files = stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)})
+    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now), *general, files]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
     return {"run_id": place.run_id, "checkpoint": checkpoint_id}
+
+
+def check_files(place: Workplace, stage: Stage) -> None:
+    """Raise `ConfigError` if the files of a run are not what they were when it was last started;
+    also if the general data are not, for a stage that reads them.
+
+    A start looks for the run of the files that are there. What goes on with a run by its id, such
+    as its next stage, must not go on with other files.
+    """
+    known = known_input(place.store, place.run_id, OF_FILES)
+    if known not in (None, _files(place.recipe)):
+        named = ", ".join([*input_files(place.recipe), *prompt_files(place.recipe)]) or "its files"
+        raise ConfigError(
+            f"run {place.run_id} cannot go on: {named} are not what they were when it was started; bring them back, "
+            "or run the recipe anew"
+        )
+    if "data" in stage.reads:
+        _general_data(place)
+
+
+def _files(recipe: Recipe) -> str:
+    return fingerprint(input_files(recipe), prompt_files(recipe))
 
 
 def goal_with(store: Store, run_id: str, more: int) -> int:
@@ -222,36 +247,19 @@ def _general_data(place: Workplace) -> list[Rows]:
     general = place.recipe.data.general
     if not general.share:
         return []
-    contents = _sha256(Path(general.file))
+    content = contents(Path(general.file), place.recipe)
     known = known_input(place.store, place.run_id, OF_DATASETS)
-    if known not in (None, contents):
+    if known not in (None, content):
         raise ConfigError(
             f"data.general.file: {general.file} is not what it was when run {place.run_id} began to train; bring its "
             "contents back, or give other conversations a file of another name"
         )
-    return [stage_input_rows(place.run_id, {OF_DATASETS: contents})]
-
-
-def input_files(recipe: Recipe) -> dict[str, str]:
-    """Return the SHA-256 of the files and folders that a recipe plays from or trains on."""
-    named = (recipe.eto.expert.file, recipe.eto.preferences.file, *played_from(recipe))
-    return {name: _sha256(Path(name)) for name in named if name}
+    return [stage_input_rows(place.run_id, {OF_DATASETS: content})]
 
 
 def versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that a run depends on."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-
-
-def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, or that of the names and contents of all files in a folder."""
-    try:
-        if not path.is_dir():
-            return file_sha256(path)
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        return fingerprint([(str(file.relative_to(path)), file_sha256(file)) for file in files])
-    except OSError as error:
-        raise DataFileError(f"file {path} of the recipe cannot be read: {error}") from error
 
 
 def _now() -> datetime:

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentr_core.errors import StoreError
 from agentr_core.store import migrations
 from agentr_core.store.connection import connected, storage_faults
+from agentr_core.texts import placed
 
 
 def copy_sound(source: Path, target: Path, newest: int) -> None:
@@ -24,9 +25,11 @@ def copy_sound(source: Path, target: Path, newest: int) -> None:
         CorruptStore: the copy cannot be read.
     """
     if target.exists():
-        raise StoreError(f"{target} exists already; name another file")
+        raise StoreError(f"{placed(target)} exists already; name another file")
     if not target.parent.is_dir():
-        raise StoreError(f"{target} cannot be written: {target.parent} is no folder; make it, or name another file")
+        raise StoreError(
+            f"{target} cannot be written: {placed(target.parent)} is no folder; make it, or name another file"
+        )
     draft = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
         shutil.copyfile(source, draft)

@@ -25,6 +25,7 @@ from agentr_core.store import copies, faults, lock, migrations, questions
 from agentr_core.store.at_work import tell_runs_at_work
 from agentr_core.store.connection import connected, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
+from agentr_core.texts import placed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -237,7 +238,9 @@ class Store:
 
     def _must_exist(self) -> None:
         if not self.path.exists():
-            raise StoreError(f"there is no store at {self.path}; name the workspace of a run, or run a recipe first")
+            raise StoreError(
+                f"there is no store at {placed(self.path)}; name the workspace of a run, or run a recipe first"
+            )
 
     @contextmanager
     def _read(self, deadline: float) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import read_json
+from agentr_core.texts import placed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "_data" / "deepspeed", _PACKAGE.parent / "deployments" / "deepspeed")
@@ -30,7 +31,8 @@ def read_zero(name: str) -> dict[str, Any]:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise ConfigError(
-            f"training.launch.deepspeed: there is no file {name}; name one, or choose {', '.join(names())}"
+            f"training.launch.deepspeed: there is no file {placed(Path(name))}; name one, or choose "
+            f"{', '.join(names())}"
         )
     try:
         return read_json(file)

@@ -16,16 +16,17 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("file", type=NamedPath(path_type=Path, dir_okay=False))
+@click.argument("target", metavar="FILE|FOLDER", type=NamedPath())
 @WORKSPACE
-def backup(file: Path, workspace: Path) -> None:
+def backup(target: str, workspace: Path) -> None:
     """Write the whole store to one sound FILE, even during a run.
 
-    With the name store.duckdb, the file makes its folder a workspace.
+    In a FOLDER, which is made if its name ends with a slash, the file is named store.duckdb; that
+    makes the folder a workspace.
     """
     from flows.commands.stores import back_up
 
-    click.echo(back_up(workspace, file))
+    click.echo(back_up(workspace, target))
 
 
 @store.command("check")

@@ -5,6 +5,7 @@ examples of its expert, serving one.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 from agentr_core import answers
 from agentr_core.environments import registry
 from agentr_core.environments.contract import Violation, check
+from agentr_core.environments.reads import Reads, listening, unseen
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
 from agentr_core.http_server.hosts import token_for
@@ -64,12 +66,13 @@ def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any
     """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`.
 
     The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
-    says what. `options` are for one environment only. Raises `ConfigError` for an unknown name, and
-    for options that the environment does not have or whose values it refuses.
+    says what, and which files that the environment read are no part of a run's id. `options` are
+    for one environment only. Raises `ConfigError` for an unknown name, and for options that the
+    environment does not have or whose values it refuses.
     """
     if name is None and options:
         raise ConfigError("options belong to one environment; name it")
-    if name is not None and (options or name not in registry.names()):
+    if name is not None and name not in registry.names():
         registry.checked(name, options)
     return [_diagnose(each, options) for each in ([name] if name else registry.names())]
 
@@ -221,8 +224,11 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         promises.append(repeatability_of(env))
         return env
 
+    reads = Reads()
     try:
-        violations = check(make)
+        with listening(reads):
+            violations = check(make)
+        outside = unseen(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:
         if options and isinstance(error, ConfigError):
             raise
@@ -233,7 +239,8 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         # A third party's class may raise anything, even when it is imported.
         return {"name": name, "ok": False, "status": "broken", "detail": cause(error)}
     detail = "; ".join(_told(violations)) or f"keeps the contract{_COMPARED[promises[0]]}"
-    return {"name": name, "ok": not violations, "status": "broken" if violations else "ok", "detail": detail}
+    status = "broken" if violations else "ok"
+    return {"name": name, "ok": not violations, "status": status, "detail": "; ".join([detail, *outside])}
 
 
 def _told(violations: Sequence[Violation]) -> Iterator[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from agentr_core import estimates
+from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
@@ -30,6 +32,18 @@ from tasks.wiring import load_recipe, make_environment
 from tasks.workspaces import open_store
 
 _WIDTH = 100
+_LOCAL = ("transformers", "vllm")
+_OF_BACKENDS = {
+    **dict.fromkeys(("path", "from_run", "dtype", "device"), _LOCAL),
+    **dict.fromkeys(("workers", "prefix_cache_gib"), ("transformers",)),
+    "vllm": ("vllm",),
+    "server": ("openai",),
+}
+"""The fields of a model that only some backends read."""
+_OF_LORA = tuple(
+    f"training.{name}"
+    for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora", "publish")
+)
 _OF_A_BASE_MODEL = ("name", "method", "description", "workspace", "seed", "base")
 
 
@@ -60,9 +74,11 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0, for
     else:
         found = _described(recipe, method, gpu_gib)
         fields = _read(recipe, method, found.stages)
+    names = {field.name for field in fields}
+    idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
     if form == "json":
         return json.dumps({"recipe": shown(recipe), "stages": found.stages, "summary": found.summary}, indent=2)
-    return "\n".join([*_of_fields(fields), *_of_stages(found.stages), "", *found.summary])
+    return "\n".join([*_of_fields(fields, idle), *_of_stages(found.stages), "", *found.summary])
 
 
 def _described(recipe: Recipe, method: Method, gpu_gib: float) -> _Described:
@@ -148,30 +164,70 @@ def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ..
 
 def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
     """Return the fields of a recipe without those that only other methods read, or stages that its
-    run does not have.
+    run does not have, or that other fields switch off.
     """
     read = [name for reads in stages.values() for name in reads]
     idle = [name for stage in method.stages for name in stage.reads]
     foreign = ["base", *(section for section in OPTIONAL if section not in method.sections)]
+    off = [*_switched_off(recipe), *_roles_not_asked(recipe, method)]
     return [
         field
         for field in field_values(recipe)
-        if _within(field.name, read) or not _within(field.name, (*idle, *foreign))
+        if (_within(field.name, read) or not _within(field.name, (*idle, *foreign))) and not _within(field.name, off)
     ]
+
+
+def _switched_off(recipe: Recipe) -> Iterator[str]:
+    """Yield the fields and sections that are not read, because of what other fields say."""
+    for role, model in recipe.own_models().items():
+        section = "model" if role == "actor" else f"models.{role}"
+        yield from (f"{section}.{name}" for name, backends in _OF_BACKENDS.items() if model.backend not in backends)
+    switches = {
+        "evaluation.revision_test": recipe.evaluation.revision_test.enabled,
+        "eto.expert.thoughts": recipe.eto.expert.thoughts.enabled,
+    }
+    for section, on in switches.items():
+        fields = [] if on else [one.name for one in field_values(recipe) if _within(one.name, [section])]
+        yield from (name for name in fields if name != f"{section}.enabled")
+    conditions = {
+        "splice.continuation": recipe.splice.mode == "continued",
+        "data.general.file": recipe.data.general.share > 0,
+        "teacher_iterations": recipe.models.teacher is not None,
+        "environment.prompt.examples_file": recipe.environment.prompt.examples > 0,
+        **dict.fromkeys(("scale.address", "scale.workers"), recipe.scale.runner != "local"),
+        **dict.fromkeys(_OF_LORA, recipe.training.lora_r > 0),
+    }
+    yield from (name for name, on in conditions.items() if not on)
+
+
+def _roles_not_asked(recipe: Recipe, method: Method) -> list[str]:
+    """Return the sections of the models that neither a stage nor a world asks; none of a
+    comparison, whose arms have stages of their own.
+    """
+    if method.flow == "compare":
+        return []
+    stages = [*method.before, *(stage for plan in plans_of(recipe) for stage in plan.stages)]
+    asked = {role for stage in stages for role in stage.roles}
+    if any(registry.asks_models(world.environment.name) for world in recipe.worlds().values()):
+        asked |= {"judge", "summariser"}
+    return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in asked]
 
 
 def _within(field: str, sections: Iterable[str]) -> bool:
     return any(field == section or field.startswith(f"{section}.") for section in sections)
 
 
-def _of_fields(fields: Sequence[FieldValue]) -> list[str]:
-    """Return fields as lines: one for each that has been changed; the others share lines, by
-    section.
+def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) -> list[str]:
+    """Return fields as lines: one for each that has been changed, also of those in `idle`, which
+    the run does not read; the others share lines, by section.
     """
     lines = [
         "fields that differ from their defaults",
         *(f"  {one.name} = {json.dumps(one.value)}" for one in fields if not one.usual),
     ]
+    if idle:
+        lines += ["", "fields that differ from their defaults and that this run does not read"]
+        lines += (f"  {one.name} = {json.dumps(one.value)}" for one in idle)
     lines += ["", "fields at their defaults"]
     usual = sorted((one for one in fields if one.usual), key=_section_of)
     for section, same in groupby(usual, _section_of):

@@ -15,14 +15,23 @@ from agentr_core.store.care.pruning import prune
 from agentr_core.store.care.rewriting import Rewritten, compact
 from agentr_core.store.care.sizes import sizes
 from agentr_core.store.queries.soundness import contradictions, dangling_references
-from agentr_core.texts import counted
+from agentr_core.texts import counted, placed
+from agentr_core.writing import writing
 from tasks.runs import all_locked
-from tasks.workspaces import find_run, open_store
+from tasks.workspaces import STORE_FILE, find_run, open_store
 
 
-def back_up(workspace: Path, file: Path) -> str:
-    """Write the store of a workspace to one file and say how large it is. Raises `StoreError`."""
-    open_store(workspace, must_exist=True).backup(file)
+def back_up(workspace: Path, target: str) -> str:
+    """Write the store of a workspace to one file, or under its usual name into a folder, and say
+    how large it is. Raises `StoreError`, and `DiskError` if the folder cannot be made.
+    """
+    store, file = open_store(workspace, must_exist=True), Path(target)
+    if target.endswith("/"):
+        with writing(file):
+            file.mkdir(parents=True, exist_ok=True)
+    if file.is_dir():
+        file = file / STORE_FILE
+    store.backup(file)
     return f"{file}: {file.stat().st_size / 2**20:.1f} MiB, the whole store of {workspace}"
 
 
@@ -90,7 +99,7 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
 def _named(place: Path) -> Store:
     store = open_store(place) if place.is_dir() else Store(place)
     if not store.path.exists():
-        raise StoreError(f"there is no store at {store.path}; name a workspace, or the file of a store")
+        raise StoreError(f"there is no store at {placed(store.path)}; name a workspace, or the file of a store")
     return store
 
 

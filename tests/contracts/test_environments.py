@@ -83,5 +83,7 @@ def test_a_world_is_compared_as_far_as_it_says_that_it_repeats_itself(
 def test_unknown_environment_and_option() -> None:
     with pytest.raises(ConfigError, match=r"no environment 'nope'.*textcraft"):
         registry.make("nope", {})
-    with pytest.raises(ConfigError, match="no option recipe_dir; it has recipes_dir, expert"):
+    with pytest.raises(ConfigError, match=r"no environment 'textcarft' \(did you mean textcraft\?\); installed are"):
+        registry.make("textcarft", {})
+    with pytest.raises(ConfigError, match=r"no option recipe_dir \(did you mean recipes_dir\?\); it has recipes_dir"):
         registry.make("textcraft", {"recipe_dir": "x"})

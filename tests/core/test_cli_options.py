@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import flows.cli
+from agentr_core.errors import StoreError, UserError
 from agentr_core.recipes import load
 from agentr_core.store import Store
 from agentr_core.store.codec import run_rows
@@ -28,6 +29,42 @@ def test_an_id_has_some_characters(value: str, said: str) -> None:
     with pytest.raises(click.BadParameter, match=said):
         IdPrefix(6).convert(value, None, None)
     assert IdPrefix(3).convert(" 3d5 ", None, None) == "3d5"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("copy.duckdb", "copy.duckdb"), ("there", "there/store.duckdb"), ("new/one/", "new/one/store.duckdb")],
+)
+def test_a_backup_is_a_file_or_goes_into_a_folder(target: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    workspace = tmp_path / "runs"
+    with Store(workspace / "store.duckdb").transaction():
+        pass
+    command = ["store", "backup", f"{tmp_path}/{target}", "-w", str(workspace)]
+    done = RUNNER.invoke(cli, command, catch_exceptions=False)
+    assert done.output.startswith(f"{tmp_path / file}: ")
+    assert Store(tmp_path / file).rows("select count(*) from run") == [(0,)]
+    with pytest.raises(StoreError, match=rf"^{tmp_path / file} exists already; name another"):
+        RUNNER.invoke(cli, command, catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_a_relative_path_is_told_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("{name: r, model: {path: m}}", encoding="utf-8")
+    world, here = "environment={{name: {}, options: {}}}", f" in {tmp_path} "
+    for command in (
+        ["store", "check", "-w", "here"],
+        ["plan", "r.yaml"],
+        ["plan", "r.yaml", "-o", world.format("webshop", "{data_dir: shop}")],
+        ["plan", "r.yaml", "-o", world.format("textcraft", "{recipes_dir: made}")],
+        ["plan", "r.yaml", "-o", world.format("reasoning", "{questions: [q.jsonl]}")],
+        ["plan", "r.yaml", "-o", world.format("gateway", "{url: http://127.0.0.1:1, splits: {train: t.jsonl}}")],
+    ):
+        with pytest.raises(UserError) as raised:
+            RUNNER.invoke(cli, command, catch_exceptions=False)
+        assert here in f"{raised.value} ".replace(";", " ;").replace(":", " :"), raised.value
 
 
 def test_a_report_links_to_the_web_alone(tmp_path: Path) -> None:

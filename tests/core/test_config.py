@@ -91,6 +91,37 @@ def test_an_unknown_field_names_the_known_one_that_was_meant(override: str, said
     assert str(raised.value).endswith(f": {said}")
 
 
+def test_an_unknown_method_is_reported_with_the_other_faults() -> None:
+    said = "method: there is no method 'agentr' (did you mean agent-r?); installed are agent-r"
+    wrong_field = faults({**LEAST, "method": "agentr", "sede": 1, "search": {"width": 0}})
+    assert said in wrong_field
+    assert "sede: unknown field (did you mean seed?)" in wrong_field
+    assert "search.width: " in wrong_field
+    parts = faults({"name": "r", "method": "agentr", "pairs": {"alpha": []}})
+    assert said in parts
+    assert "pairs.alpha: give at least one threshold" in parts
+    assert "model.path: name the directory" in parts
+    assert faults({**LEAST, "method": 7}).count("method: ") == 1
+
+
+def test_a_recipe_that_is_not_there_names_its_folder_and_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "doors.yaml").write_text("name: doors", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        load(Path("mine/door.yaml"))
+    assert str(raised.value) == (
+        f"recipe mine/door.yaml in {tmp_path} does not exist (did you mean doors.yaml?); `ls deployments/recipes` "
+        "shows the shipped ones"
+    )
+    with pytest.raises(ConfigError, match=rf"^recipe {tmp_path}/other.yaml does not exist; `ls"):
+        load(tmp_path / "other.yaml")
+    with pytest.raises(ConfigError, match=rf"^recipe mine in {tmp_path} is a folder; name"):
+        load(Path("mine"))
+
+
 def test_a_base_recipe_needs_an_output_and_no_model() -> None:
     assert "base.output: " in faults({"name": "b", "method": "base"})
     least: dict[str, object] = {"name": "b", "method": "base", "base": {"output": "o"}}

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,3 +147,57 @@ def test_the_doctor_tells_each_broken_rule_once(monkeypatch: pytest.MonkeyPatch)
     (found,) = environments.diagnose("world", {})
     assert found["detail"].startswith("expert: ")
     assert found["detail"].endswith("(and 5 more)")
+
+
+class Mapped(CombinationLock):
+    """A world that reads files of its user: a map, and what it once made of that."""
+
+    def __init__(self, *, map_file: str = "", cache_dir: str = "cache") -> None:
+        super().__init__()
+        Path(cache_dir, "made").read_text(encoding="utf-8")
+        Path(map_file).read_text(encoding="utf-8")
+        with Path(map_file).with_name("log").open("a+") as log:
+            log.seek(0)
+            log.read()
+        os.close(os.open(map_file, os.O_RDONLY))
+
+
+class Declared(Mapped):
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        return (options["map_file"],)
+
+
+class Launching(Mapped):
+    def __init__(self, *, map_file: str = "", cache_dir: str = "cache") -> None:
+        super().__init__(map_file=map_file, cache_dir=cache_dir)
+        subprocess.run([sys.executable, "-c", ""], check=True)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname()).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Mapped, "; it read {file}, which files_of does not name: with another content there, a run would go on"),
+        (Declared, ""),
+        (Launching, r"a run would go on; it started {python}, .* cannot be seen; it asked 127\.0\.0\.1:\d+,.*"),
+    ],
+)
+def test_the_doctor_says_what_a_world_reads_and_does_not_name(
+    kind: type[CombinationLock], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("map", "cache/made"):
+        tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
+        tmp_path.joinpath(name).write_text("a", encoding="utf-8")
+    # Temporary files are nobody's data, and a test has no others.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
+    monkeypatch.setitem(registry._KINDS, "mapped", kind)
+    monkeypatch.setattr(registry, "names", lambda: ("mapped",))
+    options = {"map_file": str(tmp_path / "map"), "cache_dir": str(tmp_path / "cache")}
+    (found,) = environments.diagnose("mapped", options)
+    assert found["status"] == "ok"
+    expected = said.format(file=tmp_path / "map", python=Path(sys.executable).name)
+    assert re.fullmatch(rf"keeps the contract.*{expected}", found["detail"])
+    assert ("files_of" in found["detail"]) == bool(said)

@@ -32,14 +32,64 @@ def shown(recipe: Recipe) -> tuple[list[str], list[str]]:
 def test_every_field_that_a_run_reads_is_there_once_and_no_stage_that_it_does_not_have() -> None:
     fields, stages = shown(load(RECIPES / "textcraft-agent-r.yaml"))
     assert len(set(fields)) == len(fields)
-    assert {"seed", "promote", "agent_r.phases", "model.vllm.replicas", "search.dives"} <= set(fields)
-    assert not [name for name in fields if name.startswith(("grpo.", "eto.", "base.", "compare."))]
+    assert {"seed", "promote", "agent_r.phases", "model.workers", "models.judge", "search.dives"} <= set(fields)
+    others = (
+        "grpo.",
+        "eto.",
+        "base.",
+        "compare.",
+        "model.vllm",
+        "model.server",
+        "models.editor",
+        "splice.continuation",
+    )
+    assert not [name for name in fields if name.startswith(others)]
     assert stages == ["collect", "critique", "splice", "dataset", "train", "evaluate"]
 
     fields, stages = shown(parse({"name": "r", "model": {"path": "m"}, "agent_r": {"phases": ["rl"]}}))
     assert "grpo.steps" in fields
     assert not [name for name in fields if name.startswith(("search.", "splice."))]
     assert stages == ["reinforce", "evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "read", "unread"),
+    [
+        (["model.backend=vllm"], ["model.vllm.gpus", "model.dtype"], ["model.workers", "model.server.model"]),
+        (["models.judge={backend: openai, server: {model: m}}"], ["models.judge.server.model"], ["models.judge.dtype"]),
+        (["splice.mode=continued"], ["splice.continuation.samples"], []),
+        ([], ["evaluation.revision_test.cuts"], ["training.lora_alpha", "data.general.file", "teacher_iterations"]),
+        (["training.lora_r=4"], ["training.lora_alpha"], []),
+        (["data.general={file: f, share: 0.1}"], ["data.general.file"], []),
+        (["models.teacher={path: t}"], ["teacher_iterations", "models.teacher.path"], ["models.summariser"]),
+        (
+            ["evaluation.revision_test.enabled=false"],
+            ["evaluation.revision_test.enabled"],
+            ["evaluation.revision_test.cuts"],
+        ),
+        (["environment.name=reasoning"], ["models.summariser"], ["models.editor"]),
+        (
+            ["method=eto"],
+            ["eto.expert.thoughts.enabled"],
+            ["eto.expert.thoughts.tries", "models.editor", "models.judge"],
+        ),
+    ],
+)
+def test_a_plan_has_no_field_that_another_one_switches_off(
+    changes: list[str], read: list[str], unread: list[str]
+) -> None:
+    fields, _ = shown(parse({"name": "r", "model": {"path": "m"}}, changes))
+    assert set(read) <= set(fields)
+    assert not set(unread) & set(fields)
+
+
+def test_a_changed_field_that_is_not_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(RECIPES.parents[1])
+    changes = ["evaluation.revision_test={enabled: false, cuts: 3}", f"workspace={tmp_path}"]
+    told = plan.describe(RECIPES / "textcraft-tiny.yaml", changes)
+    assert (
+        "fields that differ from their defaults and that this run does not read\n  evaluation.revision_test.cuts = 3\n"
+    ) in told
 
 
 def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_section() -> None:

@@ -13,8 +13,8 @@ import pytest
 from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes import Recipe, parse
-from agentr_core.runtime.inputs import input_ids
-from agentr_core.runtime.start import asked_for, input_files, run_id_of
+from agentr_core.runtime.inputs import input_files, input_ids
+from agentr_core.runtime.start import asked_for, run_id_of
 from tasks.wiring import load_recipe
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}

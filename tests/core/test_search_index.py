@@ -163,7 +163,7 @@ def test_a_malformed_line_is_named_and_nothing_is_left(tmp_path: Path, line: Any
     path = corpus(tmp_path, record(DOCUMENTS[0]), line)
     with pytest.raises(DataFileError, match=said):
         open_retriever(path, tmp_path / "cache")
-    assert {each.name for each in (tmp_path / "cache").iterdir()} == {"hashes"}
+    assert not any((tmp_path / "cache").iterdir())
 
 
 def test_a_missing_and_an_empty_corpus_are_named(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ async def test_a_run_of_an_earlier_version_goes_on_with_its_seeds_and_shares_not
     with old.place.store.transaction() as con:
         con.execute("delete from stage_input")
     await make_data(old)
-    assert old.count("select count(*) from stage_input") == 0
+    assert old.count("select count(*) from stage_input where stage <> 'files'") == 0
     pairs = old.place.store.rows("select tree_id, good_leaf, bad_leaf from pair order by all")
 
     new = site(RATE)

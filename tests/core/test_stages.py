@@ -40,7 +40,7 @@ from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.records import Counts
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, check_files, run_id_of, start
 from agentr_core.stages.dataset import dataset, dataset_file, stored_tokens
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
@@ -303,6 +303,31 @@ async def test_general_data_that_changed_under_a_run_are_told(site: Callable[...
     with one.place.store.transaction() as con:
         con.execute("delete from stage_input where stage <> 'dataset'")
     assert not knows_inputs(one.place.store, one.place.run_id), "no reply depends on general data"
+
+
+@pytest.mark.slow
+async def test_no_stage_goes_on_with_files_that_changed(site: Callable[..., Site], tmp_path: Path) -> None:
+    demonstrations, chats = tmp_path / "expert.jsonl", tmp_path / "chat.jsonl"
+    turns = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n'
+    for file in (demonstrations, chats):
+        file.write_text(turns)
+    mixed = (f"data.general.file={chats}", "data.general.share=0.5")
+    one = site("method=eto", "search={}", f"eto.expert.file={demonstrations}", *mixed)
+    place, (playing, training) = one.place, (one.place.plan(1).stage(name) for name in ("demonstrate", "dataset"))
+    check_files(place, playing)
+    await start(place)
+    check_files(place, playing)
+    check_files(place, training)
+
+    chats.write_text(turns * 2)
+    check_files(place, playing)
+    with pytest.raises(ConfigError, match=r"^data.general.file: .*chat.jsonl is not what it was"):
+        check_files(place, training)
+    demonstrations.write_text(turns * 2)
+    with pytest.raises(ConfigError, match=rf"^run {place.run_id} cannot go on: {demonstrations} are not what they"):
+        check_files(place, playing)
+    demonstrations.write_text(turns)
+    check_files(place, playing)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from agentr_core.answers import shown
 from agentr_core.environments.agentgym.connection import Connection, connection
-from agentr_core.environments.agentgym.ids import check_apart, read_ids
+from agentr_core.environments.agentgym.ids import check_apart, names_file, read_ids
 from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire
 from agentr_core.environments.instances import Instances
 from agentr_core.environments.opaque import Opaque
@@ -117,6 +117,11 @@ class AgentGymWorld(Opaque, ABC):
         self._lock = threading.Lock()
         self._busy = False
         self._closed = False
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the data files of AgentGym that say which instances a split has."""
+        return tuple(given for split in ("train", "test") if names_file(given := str(options.get(split, ""))))
 
     def reach(self) -> None:
         """Return once the server answers, and the instances of `probes` begin as expected.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.texts import placed
 
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _ITEM = re.compile(r".*_(\d+)")
@@ -21,9 +22,9 @@ def read_ids(given: str, what: str) -> Sequence[int]:
     backwards, and `DataFileError` for a file that is missing, malformed, empty, or has an instance
     twice.
     """
-    spaceless = str(given).replace(" ", "")
-    if not _RANGES.fullmatch(spaceless):
+    if names_file(given):
         return _file(Path(given), what)
+    spaceless = str(given).replace(" ", "")
     ids: list[int] = []
     for part in spaceless.split(","):
         first, _, last = part.partition("-")
@@ -33,6 +34,12 @@ def read_ids(given: str, what: str) -> Sequence[int]:
     if len(set(ids)) != len(ids):
         raise ConfigError(f"{what}: the ranges {given} overlap")
     return ids
+
+
+def names_file(given: str) -> bool:
+    """Return whether an option is the path of a data file; if not, it is empty or has ranges."""
+    spaceless = str(given).replace(" ", "")
+    return bool(spaceless) and not _RANGES.fullmatch(spaceless)
 
 
 def check_apart(train: Sequence[int], test: Sequence[int], what: str) -> None:
@@ -46,7 +53,9 @@ def _file(path: Path, what: str) -> Sequence[int]:
         items = [entry["item_id"] for entry in json.loads(path.read_text(encoding="utf-8"))]
         ids = [int(found[1]) for item in items if (found := _ITEM.fullmatch(item))]
     except FileNotFoundError:
-        raise DataFileError(f"{what}: {path} is neither ranges such as 0-99,120 nor a file that exists") from None
+        raise DataFileError(
+            f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataFileError(
             f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"

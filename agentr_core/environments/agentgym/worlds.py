@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from agentr_core.environments import replies
 from agentr_core.environments.agentgym import texts
@@ -41,6 +42,11 @@ class TextCraft(_LabelledWorld, world="textcraft"):
     # Which useless commands are listed depends on the hash seed of the server's process, and on the
     # resets of other clients.
     repeatability = Repeatability.NEVER
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the data files of AgentGym, and what the native TextCraft reads."""
+        return *AgentGymWorld.files_of(options), *textcraft.TextCraft.files_of({})
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
         """Return the published splits."""

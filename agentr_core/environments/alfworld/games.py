@@ -2,8 +2,7 @@
 
 A split is a folder of tasks, a task a folder of trials, a trial a folder with `traj_data.json` and
 `game.tw-pddl`. Finding out which games count means reading thousands of files, so the list of a
-split is kept under the names and modification times of its task folders; a start looks only at
-these folders.
+split is kept under the hash of its files.
 
 Source: ALFWorld (arXiv 2010.03768), its public data and the rules of its text environment for which
 games count.
@@ -11,6 +10,7 @@ games count.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,8 +22,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.texts import placed
+from agentr_core.writing import content_sha256
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same folders would give a different list."""
 
 KINDS = (
@@ -43,15 +45,14 @@ AGAIN = "get it again with `alfworld-download`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A game: its task and trial, which are the names of its folders, its kind, and the size and
-    modification time of its file.
+    """A game: its task and trial, which are the names of its folders, its kind, and the SHA-256 of
+    its file.
     """
 
     task: str
     trial: str
     kind: str
-    size: int
-    changed_ns: int
+    sha256: str
 
 
 _GAMES = TypeAdapter(tuple[Game, ...])
@@ -65,8 +66,8 @@ def find_root(folder: Path) -> Path:
         if (root / "train").is_dir():
             return root
     raise ConfigError(
-        f"environment.options.data_dir: {folder} has no folder train, nor json_2.1.1/train; name the folder that "
-        "`alfworld-download` filled"
+        f"environment.options.data_dir: {placed(folder)} has no folder train, nor json_2.1.1/train; name the folder "
+        "that `alfworld-download` filled"
     )
 
 
@@ -77,16 +78,17 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
     Raises:
         ConfigError: there is no such split, or the cache folder cannot be made.
         DataFileError: a file is cut off or malformed, or no game counts.
+        DiskError: the cache folder cannot be written.
     """
     folder = root / split
     try:
-        with os.scandir(folder) as entries:
-            tasks = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_dir())
+        tasks = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        content = content_sha256(folder, cache)
     except OSError as error:
         raise ConfigError(f"environment.options.data_dir: {folder} cannot be read ({error.strerror})") from error
-    known = cache / f"{fingerprint('alfworld', VERSION, str(folder.resolve()), tasks)}.json"
+    known = cache / f"{fingerprint('alfworld', VERSION, content)}.json"
     if not known.is_file():
-        _write(known, _read_all(folder, [name for name, _ in tasks]))
+        _write(known, _read_all(folder, tasks))
     try:
         return _GAMES.validate_json(known.read_bytes())
     except (OSError, ValidationError) as error:
@@ -117,14 +119,12 @@ def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
     the listed one.
     """
     try:
-        state = path.stat()
-        content = _object(path)
-    except (OSError, DataFileError) as error:
+        content, sha256 = _object(path)
+    except DataFileError as error:
         raise EnvironmentFault(f"{error}") from error
-    if (state.st_size, state.st_mtime_ns) != (listed.size, listed.changed_ns):
+    if sha256 != listed.sha256:
         raise EnvironmentFault(
-            f"game file {path} changed since the games were listed; delete environment.options.cache_dir to list "
-            "them again"
+            f"game file {path} changed since the games were listed; bring it back, or run the recipe anew"
         )
     missing = [key for key in ("pddl_domain", "pddl_problem", "grammar") if not isinstance(content.get(key), str)]
     if missing:
@@ -142,25 +142,29 @@ def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
             place = folder / task / trial
             if any(word in f"{task}/{trial}" for word in _UNSUPPORTED) or not (place / GAME_FILE).is_file():
                 continue
-            kind = _object(place / "traj_data.json").get("task_type")
-            if kind in KINDS and _object(place / GAME_FILE).get("solvable"):
-                state = (place / GAME_FILE).stat()
-                games.append(Game(task=task, trial=trial, kind=kind, size=state.st_size, changed_ns=state.st_mtime_ns))
+            kind = _object(place / "traj_data.json")[0].get("task_type")
+            if kind not in KINDS:
+                continue
+            content, sha256 = _object(place / GAME_FILE)
+            if content.get("solvable"):
+                games.append(Game(task=task, trial=trial, kind=kind, sha256=sha256))
     if not games:
         raise DataFileError(f"{folder} has no game that can be played: no {GAME_FILE} that is solvable; {AGAIN}")
     return tuple(games)
 
 
-def _object(path: Path) -> Mapping[str, Any]:
+def _object(path: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the object in a file, and the file's SHA-256. Raises `DataFileError`."""
     try:
-        content = json.loads(path.read_bytes())
+        written = path.read_bytes()
+        content = json.loads(written)
     except OSError as error:
         raise DataFileError(f"game file {path} cannot be read ({error.strerror}); {AGAIN}") from error
     except ValueError as error:
         raise DataFileError(f"game file {path} is cut off or not JSON ({error}); {AGAIN}") from error
     if not isinstance(content, dict):
         raise DataFileError(f"game file {path} is not a JSON object; {AGAIN}")
-    return content
+    return content, hashlib.sha256(written).hexdigest()
 
 
 def _write(known: Path, games: tuple[Game, ...]) -> None:

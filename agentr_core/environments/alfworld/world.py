@@ -141,6 +141,18 @@ class AlfWorld:
         self._start: Mark | None = None
         self._actions: tuple[str, ...] = ()
 
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the folders of the splits, and AgentGym's files of `ids_dir`. Raises `ConfigError`
+        when there are no games.
+        """
+        if not options.get("data_dir"):
+            return ()
+        root, ids = find_root(Path(options["data_dir"])), options.get("ids_dir")
+        folders = _AGENTGYM_FOLDERS if ids else _FOLDERS
+        splits = (root / folder for folder in folders.values() if (root / folder).is_dir())
+        return tuple(map(str, (*splits, *(_listed_in(ids, split) for split in folders if ids))))
+
     @cached_property
     def instruction(self) -> str:
         """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move
@@ -277,8 +289,12 @@ class AlfWorld:
 @lru_cache(maxsize=8)
 def _list(root: Path, ids_dir: str, cache: Path, split: str) -> Mapping[int, Game]:
     if ids_dir:
-        return listed_games(root, _AGENTGYM_FOLDERS[split], Path(ids_dir) / f"mappings_{split}.json", cache)
+        return listed_games(root, _AGENTGYM_FOLDERS[split], _listed_in(ids_dir, split), cache)
     return dict(enumerate(list_games(root, _FOLDERS[split], cache)))
+
+
+def _listed_in(ids_dir: str, split: str) -> Path:
+    return Path(ids_dir) / f"mappings_{split}.json"
 
 
 def _check_packages() -> None:

@@ -20,8 +20,11 @@ from typing import Any
 
 from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, DataFileError
+from agentr_core.texts import placed
 
 NAMESPACE = "minecraft"
+RECIPES, SPLIT = ("textcraft", "recipes.json"), ("textcraft", "split.json")
+"""The shipped files."""
 SHAPED = "minecraft:crafting_shaped"
 SHAPELESS = "minecraft:crafting_shapeless"
 
@@ -172,7 +175,7 @@ def load_shipped() -> RecipeBook:
     """Return the shipped recipes of Minecraft 1.16, equal to the published graph. Raises
     `DataFileError`.
     """
-    path = data_path("textcraft", "recipes.json")
+    path = data_path(*RECIPES)
     rows = _read(path)
     try:
         recipes = [_from_row(*row) for row in rows]
@@ -192,7 +195,9 @@ def load_folder(folder: Path) -> RecipeBook:
         DataFileError: the folder is missing or has no crafting recipe, or a file is malformed.
     """
     if not folder.is_dir():
-        raise DataFileError(f"recipe folder {folder} does not exist; point recipes_dir to the game's recipe JSON files")
+        raise DataFileError(
+            f"recipe folder {placed(folder)} does not exist; point recipes_dir to the game's recipe JSON files"
+        )
     recipes = []
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
         raw = _read(path)
@@ -212,7 +217,7 @@ def load_split() -> dict[str, tuple[int, ...]]:
 
     Raises `DataFileError` when the file is missing or malformed.
     """
-    path = data_path("textcraft", "split.json")
+    path = data_path(*SPLIT)
     raw = _read(path)
     try:
         train, test = (

@@ -13,12 +13,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentr_core.data_files import data_path
 from agentr_core.environments.crafting import oracle, text
 from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.listing import Distractors, listed_commands
 from agentr_core.environments.crafting.planner import CraftingProblem, chain, plan
 from agentr_core.environments.crafting.procedural import ProceduralWorlds
-from agentr_core.environments.crafting.recipes import RecipeBook, build_book, load_folder, load_shipped, load_split
+from agentr_core.environments.crafting.recipes import (
+    RECIPES,
+    SPLIT,
+    RecipeBook,
+    build_book,
+    load_folder,
+    load_shipped,
+    load_split,
+)
 from agentr_core.environments.crafting.renaming import free_names, rename
 from agentr_core.environments.crafting.shaped import ShapedWorlds
 from agentr_core.environments.instances import Instances
@@ -90,6 +99,12 @@ class TextCraft:
         self._world: RecipeBook = self.book
         self._goal = ""
         self._game = CraftingGame(self._world)
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the recipes and the list of splits."""
+        recipes = options.get("recipes_dir") or str(data_path(*RECIPES))
+        return recipes, str(data_path(*SPLIT))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""

@@ -154,6 +154,11 @@ class Gateway(Opaque):
         self._drawn: dict[str, Any] = {}
         self._refused: tuple[str, str] | None = None
 
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the files of tasks."""
+        return tuple(given for given in (options.get("splits") or {}).values() if isinstance(given, str))
+
     def reach(self) -> None:
         """Return once the gateway answers. Raises `EnvironmentServerError` when it does not, or
         wants another token.

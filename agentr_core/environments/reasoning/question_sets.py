@@ -16,6 +16,7 @@ from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.problems import Problem, problem_of
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.samples.json_lines import records
+from agentr_core.texts import placed
 
 SHIPPED = ("numbers", "encyclopaedia")
 _SETTING = "environment.options.questions"
@@ -51,9 +52,14 @@ def load(sets: tuple[str, ...]) -> QuestionSet:
     return {split: tuple(problems) for split, problems in found.items()}
 
 
+def place_of(name: str) -> Path:
+    """Return the file or folder of a question set."""
+    return data_path("reasoning", name) if name in SHIPPED else Path(name)
+
+
 def _rows(name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield split, row and place of each row of a set."""
-    path = data_path("reasoning", name) if name in SHIPPED else Path(name)
+    path = place_of(name)
     if path.is_file():
         for row, where in _file_rows(path):
             yield _split(row, where), row, where
@@ -65,8 +71,8 @@ def _rows(name: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
                 yield file.stem, row, where
     else:
         raise ConfigError(
-            f"{_SETTING}: there are no questions at {name}; name a {' or '.join(_SUFFIXES)} file, a folder of such "
-            f"files, a folder that `datasets` saved, or one of {', '.join(SHIPPED)}"
+            f"{_SETTING}: there are no questions at {placed(path)}; name a {' or '.join(_SUFFIXES)} file, a folder of "
+            f"such files, a folder that `datasets` saved, or one of {', '.join(SHIPPED)}"
         )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.judge import Judged
 from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load
+from agentr_core.environments.reasoning.question_sets import SHIPPED, load, place_of
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.protocols import Kept
 from agentr_core.tools.search import Serper
@@ -102,9 +103,13 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the question sets and the corpus that are not shipped."""
-        named = (*options.get("questions", SHIPPED), options.get("corpus", ""))
-        return tuple(file for file in named if file and file not in SHIPPED)
+        """Return the question sets, and the corpus if it is searched in this process."""
+        sets = [str(place_of(name)) if name in SHIPPED else name for name in options.get("questions", SHIPPED)]
+        searches = "search" in options.get("tools", ("search",))
+        elsewhere = options.get("search_url") or options.get("searched") == "web"
+        own = options.get("corpus", "")
+        shipped = searches and not own and not elsewhere
+        return (*sets, *([own] if own else [str(data_path("reasoning", "corpus.jsonl"))] if shipped else []))
 
     def keep_answers(self, kept: Kept) -> None:
         """Keep the answers of search servers; see `protocols.Keeping`."""

@@ -151,6 +151,12 @@ class SciWorld:
         """
         return 2 if options.get("setting") == "eto" else 1
 
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return AgentGym's files of `ids_dir`."""
+        folder = options.get("ids_dir")
+        return tuple(str(_listed_in(FilePath(folder), split)) for split in ("train", "test") if folder)
+
     @cached_property
     def _simulators(self) -> SharedSimulators:
         return simulators(self._java, self._limit)
@@ -315,6 +321,10 @@ class SciWorld:
         return self._episode
 
 
+def _listed_in(folder: FilePath, split: str) -> FilePath:
+    return folder / f"sciworld_{split}.json"
+
+
 def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
     """Return the numbers in AgentGym's files.
 
@@ -322,7 +332,7 @@ def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[in
     numbering lacks.
     """
     what = "environment.options.ids_dir"
-    found = {split: read_ids(str(folder / f"sciworld_{split}.json"), what) for split in ("train", "test")}
+    found = {split: read_ids(str(_listed_in(folder, split)), what) for split in ("train", "test")}
     check_apart(found["train"], found["test"], what)
     for number in (*found["train"], *found["test"]):
         if locate(numbering, number) is None:

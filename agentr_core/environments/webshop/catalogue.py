@@ -21,7 +21,7 @@ from agentr_core.environments.webshop.files import CatalogueFiles, Product, read
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.tools.search.bm25 import Bm25
-from agentr_core.writing import publish, remembered_sha256
+from agentr_core.writing import content_sha256, publish
 
 VERSION = 1
 """Raise it when the same files would give a different catalogue or index."""
@@ -90,7 +90,7 @@ def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
     except OSError as error:
         raise ConfigError(f"environment.options.cache_dir: {cache} cannot be made ({error}); name another") from error
     paths = [files.products, files.attributes, *([files.wishes] if files.wishes else [])]
-    folder = cache / fingerprint("webshop", VERSION, limit, [remembered_sha256(path, cache) for path in paths])
+    folder = cache / fingerprint("webshop", VERSION, limit, [content_sha256(path, cache) for path in paths])
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as draft:
             _build(files, limit, Path(draft) / "catalogue")

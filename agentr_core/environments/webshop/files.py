@@ -20,6 +20,7 @@ from typing import Any
 import ijson
 
 from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.texts import placed
 
 NO_PRICE = 100.0
 NO_ATTRIBUTE = "DUMMY_ATTR"
@@ -82,7 +83,7 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"environment.options.data_dir: there is no folder {folder}; name the one with WebShop's files"
+            f"environment.options.data_dir: there is no folder {placed(folder)}; name the one with WebShop's files"
         )
     products, attributes = folder / f"items_shuffle{suffix}.json", folder / f"items_ins_v2{suffix}.json"
     human = folder / "items_human_ins.json"

@@ -32,6 +32,8 @@ _BOUNDS = [10.0 * step for step in range(1, 100)]
 _ORDER_SEED = 233
 _TEST, _DEV = range(500), range(500, 1500)
 _TEST_SHARE, _DEV_SHARE = 0.2, 0.1
+LISTED = ("test", "train")
+"""The splits that AgentGym lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +147,23 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     return found
 
 
+def listed_in(folder: Path, split: str) -> Path:
+    """Return AgentGym's file with the goals of a split."""
+    return folder / f"webshop_{split}.json"
+
+
 def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int, ...]]:
     """Return the splits `train` and `test` as AgentGym lists them: `webshop_train.json` and
     `webshop_test.json`.
 
     Raises `DataFileError` when a file is missing or malformed, or lists a goal that does not exist.
     """
-    listed = {name: _listed(folder / f"webshop_{name}.json") for name in ("test", "train")}
+    listed = {name: _listed(listed_in(folder, name)) for name in LISTED}
     for name, indices in listed.items():
         beyond = [index for index in indices if not 0 <= index < len(goals)]
         if beyond:
             raise DataFileError(
-                f"{folder / f'webshop_{name}.json'} lists goal {beyond[0]}, but there are {len(goals)} goals; "
+                f"{listed_in(folder, name)} lists goal {beyond[0]}, but there are {len(goals)} goals; "
                 "its ids are for the synthetic goals of the first 1000 products (suffix _1000)"
             )
     return _without_twins(goals, listed)

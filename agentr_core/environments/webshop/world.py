@@ -19,10 +19,12 @@ from agentr_core.environments.webshop import expert, pages
 from agentr_core.environments.webshop.catalogue import Catalogue, open_catalogue
 from agentr_core.environments.webshop.files import CatalogueFiles, find_files
 from agentr_core.environments.webshop.goals import (
+    LISTED,
     Goal,
     GoalKind,
     SplitRule,
     listed_goals,
+    listed_in,
     make_goals,
     price,
     split_goals,
@@ -107,8 +109,7 @@ class WebShop:
         for option, number in (("limit", limit), ("price_seed", price_seed)):
             if type(number) is not int or number < 0:
                 raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
-        folder = Path(data_dir) if data_dir else data_path("webshop")
-        self._files = find_files(folder, suffix, wishes=goals == "human")
+        self._files = _catalogue(data_dir, suffix, goals)
         self._settings = (limit, goals, split, ids_dir, price_seed, cache_dir)
         self._price_seed = price_seed
         self._nouns_name = nouns
@@ -116,6 +117,16 @@ class WebShop:
         self._goal: Goal | None = None
         self._visit = Visit()
         self._reward = 0.0
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the files of the catalogue, and those of `ids_dir`. Raises `ConfigError` when one
+        of the catalogue is missing.
+        """
+        files = _catalogue(options.get("data_dir", ""), options.get("suffix", ""), options.get("goals", "synthetic"))
+        ids = Path(options["ids_dir"]) if options.get("ids_dir") else None
+        paths = (files.products, files.attributes, files.wishes, *(listed_in(ids, name) for name in LISTED if ids))
+        return tuple(str(path) for path in paths if path)
 
     @cached_property
     def shop(self) -> Shop:
@@ -229,6 +240,10 @@ class WebShop:
 def _one_of(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
+
+
+def _catalogue(data_dir: str, suffix: str, goals: GoalKind) -> CatalogueFiles:
+    return find_files(Path(data_dir) if data_dir else data_path("webshop"), suffix, wishes=goals == "human")
 
 
 # A run has hundreds of environments, and each would hold all goals otherwise.

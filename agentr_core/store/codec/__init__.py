@@ -7,6 +7,7 @@ from agentr_core.store.codec.calls import answer_rows, load_answers
 from agentr_core.store.codec.choices import PlannedRollout, chosen_rows, load_chosen, load_planned, planned_rows
 from agentr_core.store.codec.copies import (
     OF_DATASETS,
+    OF_FILES,
     copy_judgements,
     copy_rollouts,
     copy_trees,
@@ -84,6 +85,7 @@ from agentr_core.store.codec.trees import (
 __all__ = [
     "FLYWHEEL",
     "OF_DATASETS",
+    "OF_FILES",
     "VALIDATION",
     "Draw",
     "Episode",

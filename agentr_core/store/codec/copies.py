@@ -12,6 +12,8 @@ from agentr_core.store.tables import Rows
 
 OF_DATASETS = "dataset"
 """The stage whose input is the contents of the general data; no reply depends on them."""
+OF_FILES = "files"
+"""What stands as a stage for the contents of all files that a run reads."""
 
 
 def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
@@ -25,7 +27,8 @@ def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
 
 def knows_inputs(store: Store, run_id: str) -> bool:
     """Return whether a run was begun by a version that stores what its replies depend on."""
-    return bool(store.rows("select true from stage_input where run_id = ? and stage <> ? limit 1", run_id, OF_DATASETS))
+    others = "select true from stage_input where run_id = ? and stage not in (?, ?) limit 1"
+    return bool(store.rows(others, run_id, OF_DATASETS, OF_FILES))
 
 
 def known_input(store: Store, run_id: str, stage: str) -> str | None:

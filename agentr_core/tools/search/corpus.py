@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentr_core.errors import DataFileError
-from agentr_core.texts import lone_surrogate
+from agentr_core.texts import lone_surrogate, placed
 
 Starts = NDArray[np.int64]
 
@@ -83,7 +83,7 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
                     yield start, _document(line, f"{path}:{number}")
                 start += len(line)
     except OSError as error:
-        raise DataFileError(f"corpus {path} cannot be read ({error.strerror}); name a JSONL file") from error
+        raise DataFileError(f"corpus {placed(path)} cannot be read ({error.strerror}); name a JSONL file") from error
     if not found:
         raise DataFileError(f'corpus {path} has no document; write {{"id", "title", "contents"}} on each line')
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
+from agentr_core.texts import placed
 from agentr_core.tools.search import bm25, dense
 from agentr_core.tools.search.bm25 import Bm25
 from agentr_core.tools.search.corpus import CorpusFile, Document, scan
 from agentr_core.tools.search.dense import Dense
 from agentr_core.tools.search.encoder import Encoder
 from agentr_core.tools.search.ranking import Ranker
-from agentr_core.writing import publish, remembered_sha256, writing
+from agentr_core.writing import content_sha256, publish, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,15 @@ def open_retriever(
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if not corpus.is_file():
-        raise DataFileError(f"corpus {corpus} does not exist; name a JSONL file")
-    content = remembered_sha256(corpus, cache)
+        raise DataFileError(f"corpus {placed(corpus)} does not exist; name a JSONL file")
+    content = content_sha256(corpus, cache)
     documents = CorpusFile(corpus, np.load(_made(cache, ("starts", content), lambda file: _save_starts(corpus, file))))
     texts = (document.text for document in documents)
     if encoder is None:
         made = _made(cache, ("bm25", bm25.VERSION, content), lambda folder: Bm25.build(texts).save(folder))
         return Retriever(documents, Bm25.load(made), corpus=content)
     if vectors is not None:
-        told = fingerprint(content, remembered_sha256(vectors, cache) if vectors.is_file() else "")
+        told = fingerprint(content, content_sha256(vectors, cache) if vectors.is_file() else "")
         return Retriever(documents, Dense.load(vectors, encoder, rows=len(documents)), corpus=told)
     made = _made(
         cache, ("dense", dense.VERSION, encoder.settings, content), lambda file: Dense.build(texts, encoder).save(file)
