@@ -22,6 +22,7 @@ from agentr_core.runtime import start as starting
 from agentr_core.runtime.experience import has_begun, settled
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.trained_on import check_run
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
 from agentr_core.store.snapshot import snapshot
@@ -73,8 +74,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     an arm was trained on.
 
     Raises `ConfigError` when the iteration has no such stage, or a later one is its first, or a
-    file that the run reads has changed, and `DataFault` when the iteration before has no
-    checkpoint.
+    file that the run reads has changed, `DataFault` when the iteration before has no checkpoint,
+    and `StoreError` when weights that the stage goes on from were not made of the rows of the
+    store.
 
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
@@ -86,6 +88,8 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     starting.check_files(place, stage)
     if iteration > 1:
         place.trained(iteration - 1)
+    # Any earlier iteration may have made the best weights.
+    check_run(place, *((iteration - 1, iteration) if recipe.promote == "last" else ()))
     if iteration and stage is plan.stages[0]:
         await begin(run, iteration)
     with snapshot(place.store) as state:

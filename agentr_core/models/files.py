@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from agentr_core.errors import ModelDirectoryError
-from agentr_core.fingerprint import file_sha256
+from agentr_core.fingerprint import file_sha256, fingerprint
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -20,6 +21,8 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINTS = "checkpoints"
 """The folder of a workspace that has a folder for each checkpoint trained in it."""
+SHARED_MEMORY = Path("/dev/shm")
+_RECORDS = ("manifest.json", "job.json")
 _YOUNG_SECONDS = 2.0
 """A file of this age may be written again within the grain of its times, which then stay the same.
 """
@@ -28,6 +31,42 @@ _YOUNG_SECONDS = 2.0
 def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
     """Return the folder of a checkpoint that was trained in a workspace."""
     return workspace / CHECKPOINTS / checkpoint_id
+
+
+def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
+    """Return what trainings left in a workspace, by the id of the checkpoint: its folder, that of
+    its logs, and those of unfinished work.
+    """
+    found: dict[str, list[Path]] = {}
+    for entry in sorted((workspace / CHECKPOINTS).glob("*")):
+        found.setdefault(entry.name.removeprefix(".").partition(".")[0], []).append(entry)
+    return found
+
+
+def iteration_of(folder: Path) -> str:
+    """Return the id of the iteration that a training in a folder, finished or not, belongs to;
+    empty if the folder does not say.
+    """
+    for name in _RECORDS:
+        if (folder / name).is_file():
+            with suppress(OSError, ValueError, AttributeError):
+                return str(json.loads((folder / name).read_bytes()).get("iteration", ""))
+    return ""
+
+
+def shared_weights(workspace: Path, checkpoint_id: str) -> list[Path]:
+    """Return the folder in memory in which the weights of a training are shared with its samplers,
+    if it is there: a process that was killed leaves it.
+    """
+    folder = SHARED_MEMORY / shared_name(checkpoint_folder(workspace, checkpoint_id))
+    return [folder] if folder.is_dir() else []
+
+
+def shared_name(output_dir: Path) -> str:
+    """Return the name of the folder in which the weights of a training are shared: it depends only
+    on the folder of the checkpoint, so that a rerun finds what a killed process left.
+    """
+    return f"agentr-weights-{fingerprint(str(output_dir.absolute()))}"
 
 
 def adapter_base(path: Path) -> Path | None:

@@ -22,6 +22,7 @@ from agentr_core.runtime.inputs import contents, input_files, input_ids
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.prompts import prompt_files
+from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
 from agentr_core.store.codec import (
     OF_DATASETS,
@@ -99,7 +100,9 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     Raises:
         ModelDirectoryError: the model is unsound.
         ConfigError: the general data are not those with which the run began to train.
+        StoreError: weights that the run has made were not made of the rows of the store.
     """
+    check_run(place)
     model = place.recipe.model
     if model.backend != "openai":
         check_model_directory(Path(model.path))

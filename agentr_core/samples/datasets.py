@@ -183,7 +183,12 @@ def _why_none(rejections: Sequence[Rejection], max_length: int) -> str:
 
 def dataset_hash(rows: Iterable[TokenRow]) -> str:
     """Return the hash of a dataset: over the token ids and labels of its rows, in their order."""
-    return fingerprint([fingerprint(row.input_ids, row.labels) for row in rows])
+    return hash_of((row.input_ids, row.labels) for row in rows)
+
+
+def hash_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
+    """Return the hash of a dataset whose rows are given as token ids and labels."""
+    return fingerprint([fingerprint(input_ids, labels) for input_ids, labels in rows])
 
 
 def _by_id(samples: Iterable[Sample]) -> tuple[Sample, ...]:

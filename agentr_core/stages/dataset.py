@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentr_core.errors import ConfigError, DataFault
+from agentr_core.errors import ConfigError, DataFault, StoreError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import own_context_length
 from agentr_core.recipes import DataConfig
@@ -22,7 +22,7 @@ from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.control import exchanged
-from agentr_core.samples.datasets import Dataset, build_dataset
+from agentr_core.samples.datasets import Dataset, build_dataset, hash_of
 from agentr_core.samples.filters import Filtered
 from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.pair_dataset import build_pairs
@@ -36,13 +36,15 @@ from agentr_core.store.codec import (
     sample_rows,
     store_dataset,
 )
-from agentr_core.store.queries.datasets import stored_dataset
+from agentr_core.store.queries.datasets import stored_dataset, whole_datasets
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Rejection, Sample
 from agentr_core.writing import writing
 
 STAGE = "dataset"
+_HASH = b"agentr.dataset_hash"
+"""The field of a file's metadata that has the hash of its rows."""
 
 
 def dataset_id(place: Workplace, iteration: int) -> str:
@@ -80,15 +82,47 @@ async def dataset(place: Workplace, iteration: int) -> dict[str, Any]:
         return await asyncio.to_thread(_build, place, iteration)
 
 
+def check_dataset(place: Workplace, iteration: int, content_hash: str) -> None:
+    """Check that the dataset of an iteration has all its rows in the store, and that its file is
+    the one that is stored with this hash.
+
+    Raises `StoreError` or `DataFault` otherwise.
+    """
+    file = dataset_file(place, iteration)
+    if content_hash not in whole_datasets(place.store, place.iteration_id(iteration)):
+        raise StoreError(
+            f"{place.store.path} lacks rows of the dataset of iteration {iteration} of run {place.run_id}; put back a "
+            "store that has them, or take the run out with `agentr store prune` and run it again"
+        )
+    if file.exists() and _hash_of(file) != content_hash:
+        raise DataFault(f"{file} is not the dataset that is stored; move it away, and build it again")
+
+
+def _hash_of(file: Path) -> str:
+    """Return the hash of the dataset in a file, in which earlier versions did not write it; empty
+    if the file has no dataset.
+    """
+    try:
+        known = (pq.read_schema(file).metadata or {}).get(_HASH)
+        if known is not None:
+            return str(known.decode())
+        columns = pq.read_table(file).to_pydict()
+        sides = [""] if "input_ids" in columns else ["chosen_", "rejected_"]
+        rows = [zip(columns[f"{side}input_ids"], columns[f"{side}labels"], strict=True) for side in sides]
+    except (OSError, pa.ArrowInvalid, KeyError):
+        return ""
+    return hash_of(chain.from_iterable(zip(*rows, strict=True)))
+
+
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
     stored = stored_dataset(place.store, key)
-    if stored is not None and file.exists():
+    if stored is not None and file.exists() and _hash_of(file) == stored.hash:
         return {"dataset_hash": stored.hash, **stored.counts}
     renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
     made = _make_pairs(place, iteration, renderer) if place.plan(iteration).pairs else _make(place, iteration, renderer)
     _check(place, iteration, made.dataset, stored.hash if stored is not None else None)
-    _write_file(made.sides, file)
+    _write_file(made.sides, file, made.dataset.manifest.dataset_hash)
     used = {row.sample_id for row in made.dataset.rows}
     counts = _counts(made.dataset) | _tokenised_anew(made.samples, used, renderer)
     iteration_id = place.iteration_id(iteration)
@@ -215,7 +249,7 @@ def _seed(place: Workplace, iteration: int) -> int:
 
 def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str | None) -> None:
     """Raise `DataFault` for a dataset that is empty, or that differs from the stored one."""
-    key, content = dataset_id(place, iteration), dataset.manifest.dataset_hash
+    key, content, file = dataset_id(place, iteration), dataset.manifest.dataset_hash, dataset_file(place, iteration)
     if not dataset.rows:
         plan = place.plan(iteration)
         wanted = f" for {place.recipe.name} ({plan.phase})" if plan.takes else ""
@@ -226,7 +260,7 @@ def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str 
     if stored_hash is not None and stored_hash != content:
         raise DataFault(
             f"dataset {key} was stored with hash {stored_hash} and is {content} now, and its file "
-            f"{dataset_file(place, iteration)} is gone; bring the file back, or begin a new run"
+            f"{file} is {'another one' if file.exists() else 'gone'}; bring the file back, or begin a new run"
         )
 
 
@@ -264,13 +298,14 @@ def _earlier(place: Workplace, iteration: int) -> list[Sample]:
     ]
 
 
-def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path) -> None:
+def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path, content_hash: str) -> None:
     table = pa.table(
         {
             f"{side}{name}": pa.array([list(getattr(row, name)) for row in rows], pa.list_(pa.int32()))
             for side, rows in sides.items()
             for name in ("input_ids", "labels")
-        }
+        },
+        metadata={_HASH: content_hash.encode()},
     )
     draft = path.with_suffix(".new")
     with writing(path):

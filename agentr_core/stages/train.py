@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -10,11 +11,12 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import checkpoint_folder
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.dataset import dataset_file, dataset_id
+from agentr_core.runtime.trained_on import check_weights
+from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
 from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import Manifest, TrainingJob, TrainingStep, read_history
+from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complete, read_history
 from agentr_core.training import train as fine_tune
 from agentr_core.training.checkpoints import from_here
 from agentr_core.training.job import Job
@@ -31,8 +33,13 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for
             the next try.
         DataFault: the dataset is missing.
+        StoreError: the store lacks rows that made the checkpoint, or that are to be trained on.
     """
     job = job_of(place, iteration)
+    if is_complete(job.output_dir):
+        check_weights(place, iteration, job.output_dir, parent_weights=job.parent_weights)
+    else:
+        await asyncio.to_thread(check_dataset, place, iteration, job.dataset_hash)
 
     def show(step: TrainingStep) -> None:
         place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
@@ -76,6 +83,8 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         num_train_epochs=epochs,
         seed=seed,
         parent=parent.id,
+        parent_weights=parent.weights_sha256,
+        iteration=place.iteration_id(iteration),
         dataset_hash=built.hash,
         checkpoint_every=config.save_steps,
         objective=cast("Trainable", objective),

@@ -32,6 +32,10 @@ class Manifest:
     time spent in training. `ended_by` is the setting that decided when training ended, empty in
     checkpoints of earlier versions. `files` has the size of every other file of the directory in
     bytes.
+
+    `dataset_hash` and `rows` say what it was trained on: a dataset, or the steps of reinforcement
+    learning, whose rows in the store have the hash `rows`. `parent_weights` and `iteration` are
+    those of its job. `rows` and these are empty in checkpoints of earlier versions.
     """
 
     job: str
@@ -46,6 +50,9 @@ class Manifest:
     seconds: float
     versions: Mapping[str, str]
     ended_by: str = ""
+    rows: str = ""
+    parent_weights: str = ""
+    iteration: str = ""
     weights_sha256: str = ""
     files: Mapping[str, int] = field(default_factory=dict)
 

@@ -29,7 +29,9 @@ class Job(ABC):
     checkpoint.
 
     `output_dir` is where the finished checkpoint appears, all at once. `seed` is in [0, 2**31).
-    `parent` identifies `model_dir` by its content.
+    `parent` identifies `model_dir` by its content or, if that was trained on what it sampled
+    itself, by what it was asked for; `parent_weights` is the hash of its weights. `iteration` is
+    the id of the iteration that trains.
     """
 
     model_dir: Path
@@ -37,6 +39,8 @@ class Job(ABC):
     config: TrainingConfig
     seed: int
     parent: str
+    parent_weights: str = ""
+    iteration: str = ""
 
     @property
     @abstractmethod

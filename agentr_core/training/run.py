@@ -126,6 +126,8 @@ def _manifest(
         steps=len(history),
         epochs=epochs,
         ended_by=ended_by or job.config.ended_by,
+        parent_weights=job.parent_weights,
+        iteration=job.iteration,
         trained_tokens=history[-1].trained_tokens,
         final_loss=history[-1].loss,
         seconds=history[-1].seconds,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+
+from pydantic import ValidationError
 
 from agentr_core.errors import DataFault, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
@@ -39,6 +42,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     if job.output_dir.exists():
         return _finished(job)
     _check_inputs(job)
+    _leave_foreign_work(job)
     process = TrainerProcess(
         module=WORKER,
         work=job.work,
@@ -58,6 +62,19 @@ def _check_inputs(job: TrainingJob) -> None:
         raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
     if not job.dataset_file.is_file():
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
+
+
+def _leave_foreign_work(job: TrainingJob) -> None:
+    """Remove unfinished work of the same job that began with other weights: a parent that is
+    trained on what it samples may come out otherwise under the same id.
+    """
+    if not job.work.job_file.exists():
+        return
+    with suppress(ValidationError):
+        before = JOB.validate_json(job.work.job_file.read_bytes()).parent_weights
+        if before in ("", job.parent_weights):
+            return
+    shutil.rmtree(job.work.root)
 
 
 def _finished(job: TrainingJob) -> Manifest:

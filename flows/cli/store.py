@@ -93,8 +93,8 @@ def prune(runs: tuple[str, ...], dry_run: bool, workspace: Path) -> None:
     What other runs were made from stays, however far back. RUN is the beginning of a run's id, at
     least 6 characters of it.
 
-    Weights, datasets and reports stay where they are; folders of weights that nothing in the store
-    names any longer are listed.
+    Weights, datasets and reports stay where they are; those that nothing in the store names any
+    longer are listed, with logs and unfinished trainings.
     """
     from flows.commands.stores import pruned
 

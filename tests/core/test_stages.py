@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from door import Door
 
@@ -24,6 +25,7 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
     ErrorBudgetSpent,
     ModelFault,
+    StoreError,
 )
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
@@ -41,11 +43,12 @@ from agentr_core.reports.records import Counts
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, check_files, run_id_of, start
-from agentr_core.stages.dataset import dataset, dataset_file, stored_tokens
+from agentr_core.stages.dataset import check_dataset, dataset, dataset_file, stored_tokens
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import Scoreboard
+from agentr_core.stages.train import train
 from agentr_core.store import Store, database
 from agentr_core.store.codec import iteration_rows, knows_inputs, load_episodes, load_samples
 from agentr_core.store.connection import connected
@@ -281,6 +284,30 @@ async def test_a_dataset_is_not_changed_behind_its_hash(site: Callable[..., Site
     dataset_file(mended.place, 1).unlink()
     with pytest.raises(DataFault, match="is gone; bring the file back"):
         await dataset(mended.place, 1)
+
+
+@pytest.mark.slow
+async def test_a_file_of_other_rows_is_not_taken_for_the_dataset(site: Callable[..., Site]) -> None:
+    one = site()
+    made = await make_data(one.place)
+    file = dataset_file(one.place, 1)
+    written, key = file.read_bytes(), made["dataset_hash"]
+    check_dataset(one.place, 1, key)
+    # As an earlier version wrote it, without its hash.
+    pq.write_table(pq.read_table(file).replace_schema_metadata(), file)
+    check_dataset(one.place, 1, key)
+
+    pq.write_table(pq.read_table(file).slice(1), file)
+    with pytest.raises(DataFault, match="is not the dataset that is stored"):
+        check_dataset(one.place, 1, key)
+    assert await dataset(one.place, 1) == made
+    assert file.read_bytes() == written
+
+    with one.place.store.transaction() as con:
+        con.execute("delete from message where position = 1 and sample_id = (select min(sample_id) from dataset_row)")
+        con.execute("delete from dataset_row where position = 0")
+    with pytest.raises(StoreError, match=r"lacks rows of the dataset of iteration 1 of run .* put back a store"):
+        await train(one.place, 1)
 
 
 @pytest.mark.slow

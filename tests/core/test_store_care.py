@@ -20,6 +20,7 @@ import gallery
 import pytest
 
 from agentr_core.errors import StoreError
+from agentr_core.models.files import SHARED_MEMORY, shared_name
 from agentr_core.store import Store, migrations
 from agentr_core.store.care.merging import merge_stores
 from agentr_core.store.care.pruning import CONDITIONS, prune
@@ -146,6 +147,33 @@ def test_pruning_a_copied_workspace_names_the_weights_in_the_copy(store: Store) 
     here = store.path.parent / "checkpoints" / gallery.TRAINED
     here.mkdir(parents=True)
     assert prune(store, [gallery.RUN, LATER], keep=False).unnamed == (str(here),)
+
+
+def test_pruning_names_every_folder_that_trainings_left(store: Store) -> None:
+    root = store.path.parent
+    trained, alone = f"{gallery.TRAINED}", "dddd000000000001"
+    left = [
+        *(f"checkpoints/{name}" for name in (trained, f"{trained}.logs", f".{trained}.ffff")),
+        # Published or begun by an iteration that goes, and killed before a row named it.
+        *(f"checkpoints/{name}" for name in (alone, ".eeee000000000001.ffff")),
+        "datasets/aaaa00000000d000.parquet",
+        f"reports/{gallery.RUN}",
+    ]
+    others = ["checkpoints/.ffff000000000001.ffff", "checkpoints/.1111000000000001.ffff", "datasets/other.parquet"]
+    for name in (*left, *others):
+        (root / name).mkdir(parents=True)
+    shared = shared_name(root / "checkpoints" / trained)
+    (SHARED_MEMORY / shared).mkdir()
+    gone = json.dumps({"iteration": gallery.ITERATION})
+    (root / "checkpoints" / alone / "manifest.json").write_text(gone)
+    (root / "checkpoints" / ".eeee000000000001.ffff" / "job.json").write_text(gone)
+    (root / "checkpoints" / ".1111000000000001.ffff" / "job.json").write_text(json.dumps({"iteration": f"{ALONE}-1"}))
+    add_run(store, ALONE, base="cccc-base", word="alone")
+    try:
+        found = prune(store, [gallery.RUN, LATER])
+    finally:
+        (SHARED_MEMORY / shared).rmdir()
+    assert found.unnamed == tuple(sorted([*(str(root / name) for name in left), str(SHARED_MEMORY / shared)]))
 
 
 def test_a_dry_run_changes_nothing(store: Store) -> None:

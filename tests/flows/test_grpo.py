@@ -5,12 +5,15 @@ again, and the weights come out the same.
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import groups
 import pyarrow.parquet as pq
@@ -18,16 +21,21 @@ import pytest
 from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
-from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.errors import ConfigError, EnvironmentFault, StoreError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.grpo import rollouts
+from agentr_core.methods.grpo import rollouts, train
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.recipes import load
 from agentr_core.runtime.place import Checkpoint
+from agentr_core.runtime.start import start
+from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
+from agentr_core.store.care.pruning import prune
+from agentr_core.store.codec import load_groups
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
 from flows.preflight.checks import check
+from tasks.wiring import RunRef, quiet_workplace, reference
 
 pytestmark = pytest.mark.slow
 STEPS, SIZE = 4, 4
@@ -174,6 +182,88 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     assert not list((tmp_path / "runs" / "checkpoints").glob(".*"))
     # What the killed process left in memory is freed.
     assert not left or not left[0].exists()
+
+
+SAMPLED = (
+    "select g.* exclude (created_at), r.* exclude (created_at) from rl_group g join rl_rollout r "
+    "using (iteration_id, step, number) order by all",
+    "select * exclude (created_at) from step order by all",
+    "select owner_id, position, draw, token_ids from generation order by all",
+    "select iteration_id, step, reward, loss, trained_tokens from rl_step order by all",
+    "select checkpoint_id, weights_sha256 from checkpoint order by all",
+)
+
+
+def test_weights_whose_rows_are_gone_are_not_gone_on_from(
+    calm: Path, tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, backup, update = groups.write(tmp_path, door_model), tmp_path / "backup.duckdb", train._update
+    store = store_of(file)
+
+    def interrupted(learner: Any, rows: Any, job: Any, step: int) -> Any:
+        if step == 1:
+            store.backup(backup)
+        if step == 3:
+            raise KeyboardInterrupt
+        return update(learner, rows, job, step)
+
+    monkeypatch.setattr(train, "_update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(groups.trained(file))
+    monkeypatch.undo()
+    (work,) = (tmp_path / "runs" / "checkpoints").glob(".*")
+    assert list(work.glob("checkpoints/step-000002.pt"))
+
+    # The backup has the groups of step 1 and nothing of step 2.
+    put_back(backup, store)
+    asyncio.run(groups.trained(file))
+    assert "the state of training after step 2 was not made of the rows of" in caplog.text
+    for question in SAMPLED:
+        assert store.rows(question) == store_of(calm).rows(question), question
+
+    put_back(backup, store)
+    with pytest.raises(StoreError, match=r"was trained on rows that .* lacks or has otherwise .*move that folder away"):
+        asyncio.run(groups.trained(file))
+    (weights,) = (tmp_path / "runs" / "checkpoints").glob("*")
+    manifest = json.loads((weights / "manifest.json").read_bytes())
+    (run_id,) = store.query("select run_id from run")["run_id"]
+    assert str(weights) in prune(store, [run_id]).unnamed
+    with pytest.raises(StoreError, match="was trained on rows that"):
+        asyncio.run(groups.trained(file))
+    # As an earlier version left them, without a hash: the store must have as many steps.
+    (weights / "manifest.json").write_text(json.dumps(manifest | {"rows": "", "parent_weights": ""}))
+    with pytest.raises(StoreError, match="was trained on rows that"):
+        asyncio.run(groups.trained(file))
+
+
+def put_back(backup: Path, store: Store) -> None:
+    """Put a copy of a backup in the place of a store."""
+    store.path.with_name(f"{store.path.name}.wal").unlink(missing_ok=True)
+    shutil.copyfile(backup, store.path)
+
+
+def test_a_run_does_not_go_on_from_weights_that_its_store_does_not_account_for(calm: Path, tmp_path: Path) -> None:
+    shutil.copytree(calm.parent, tmp_path / "site")
+    recipe = load(calm)
+    root = tmp_path / "site" / "runs"
+    place = quiet_workplace(RunRef(workspace=str(root), run_id=reference(recipe).run_id), recipe)
+    check_run(place)
+    weights = Path(place.trained(1).path)
+    assert weights.is_relative_to(root)
+    record = json.loads((weights / "manifest.json").read_bytes())
+
+    (weights / "manifest.json").write_text(json.dumps(record | {"weights_sha256": "other"}))
+    with pytest.raises(StoreError, match=r"are not those that iteration 1 of run .* made according to"):
+        asyncio.run(start(place))
+    # Of an earlier version, with all steps in the store.
+    (weights / "manifest.json").write_text(json.dumps(record | {"rows": "", "parent_weights": "", "iteration": ""}))
+    check_run(place)
+    (weights / "manifest.json").write_text(json.dumps(record))
+    with place.store.transaction() as con:
+        con.execute("delete from rl_rollout where step = 2 and number = 0 and episode = 0")
+    with pytest.raises(StoreError, match=r"was trained on rows that .* lacks or has otherwise"):
+        asyncio.run(start(place))
+    assert not load_groups(place.store, place.iteration_id(1), 2), "a step without all its episodes is not whole"
 
 
 @pytest.mark.usefixtures("door_installed")

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.models.files import adapter_base, checkpoint_folder, weight_files
+from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.runtime.place import Workplace
 from agentr_core.training import Manifest, TrainingStep, publish
 from agentr_core.training.group.policy import Policy
@@ -21,7 +21,6 @@ from agentr_core.training.objectives import GroupRelative
 from agentr_core.training.result import write_result
 
 _PACKAGES = ("torch", "transformers")
-_SHARED_MEMORY = Path("/dev/shm")
 _COPIES = 8
 """An upper limit on the copies of the weights that are shared at once: the weights of two steps,
 and weights and gradients for helpers, each in up to twice the stored bytes.
@@ -48,14 +47,21 @@ def job_of(place: Workplace, iteration: int) -> OnlineJob:
         config=training.config,
         seed=seed,
         parent=parent.id,
+        parent_weights=parent.weights_sha256,
+        iteration=experience,
         objective=objective,
         experience=experience,
     )
 
 
-def publish_policy(job: OnlineJob, policy: Policy, history: list[TrainingStep], config: dict[str, Any]) -> None:
-    """Publish a policy as the checkpoint of a job; `config` is the section `training` of its recipe
-    as plain data.
+def publish_policy(
+    job: OnlineJob, policy: Policy, history: list[TrainingStep], rows: str, config: dict[str, Any]
+) -> None:
+    """Publish a policy as the checkpoint of a job.
+
+    Args:
+        rows: the hash of what its steps sampled, by `runtime.trained_on`.
+        config: the section `training` of the recipe as plain data.
     """
     write_result(job, policy.model, history, policy.dtype)
     publish(
@@ -73,6 +79,9 @@ def publish_policy(job: OnlineJob, policy: Policy, history: list[TrainingStep], 
             final_loss=history[-1].loss,
             seconds=history[-1].seconds,
             ended_by="steps",
+            rows=rows,
+            parent_weights=job.parent_weights,
+            iteration=job.iteration,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         ),
     )
@@ -87,9 +96,8 @@ def shared_folder(job: OnlineJob) -> Iterator[Path]:
     memory that nothing else would ever free.
     """
     stored = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
-    in_memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > _COPIES * stored
-    root = _SHARED_MEMORY if in_memory else job.work.root
-    folder = root / f"agentr-weights-{fingerprint(str(job.output_dir.absolute()))}"
+    in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _COPIES * stored
+    folder = (SHARED_MEMORY if in_memory else job.work.root) / shared_name(job.output_dir)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     try:

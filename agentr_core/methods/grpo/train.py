@@ -9,6 +9,7 @@ the store, to the same weights.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import torch
 
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, TrainingFault
-from agentr_core.fingerprint import derive_seed
+from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
 from agentr_core.methods.grpo.measures import measures
@@ -32,12 +33,13 @@ from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.place import Checkpoint, Clock, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.threads import check_wanted, in_thread
+from agentr_core.runtime.trained_on import check_weights, rows_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
 from agentr_core.store import Writer
 from agentr_core.store.codec import Group, group_rows, load_groups, load_outcomes, rl_step_rows
-from agentr_core.store.queries.groups import validation_of
+from agentr_core.store.queries.groups import step_hashes, validation_of
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.training import TrainingStep, is_complete, read_manifest
@@ -48,8 +50,10 @@ from agentr_core.training.group.learner import Learner
 from agentr_core.training.group.loggers import reporting
 from agentr_core.training.group.policy import Totals
 from agentr_core.training.group.rows import PolicyRow, policy_row
-from agentr_core.training.job import OnlineJob
+from agentr_core.training.job import OnlineJob, write_whole
 from agentr_core.types import Instance
+
+_log = logging.getLogger(__name__)
 
 
 async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -60,6 +64,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
         DataFault: training and test instances overlap, or the policy is missing.
+        StoreError: the store lacks rows that made the checkpoint.
     """
     instances = await trained_instances(place, iteration)
     job = job_of(place, iteration)
@@ -68,6 +73,8 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
             if job.output_dir.exists():
                 raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it")
             await _train(place, iteration, instances, job, clock)
+        else:
+            check_weights(place, iteration, job.output_dir, parent_weights=job.parent_weights)
     if job.work.root.exists():
         shutil.rmtree(job.work.root)
     manifest = read_manifest(job.output_dir)
@@ -123,6 +130,8 @@ class _Training:
         """Do all steps that are left, and publish the checkpoint."""
         place, job, grpo = self.rollouts.place, self.job, self.job.objective.grpo
         job.work.root.mkdir(parents=True, exist_ok=True)
+        # By this, pruning knows whose work it is.
+        write_whole(job.work.job_file, canonical({"iteration": job.iteration}).encode())
         learner = await asyncio.to_thread(
             Learner,
             job.model_dir,
@@ -134,11 +143,7 @@ class _Training:
             seed=job.seed,
         )
         try:
-            first = 1
-            if found := snapshots.load(job.work.checkpoints):
-                done, state, self.history = found
-                learner.restore(state)
-                first = done + 1
+            first = 1 + self._resume(learner)
             with place.worlds() as worlds, reporting(job, learner.policy.model) as tell:
                 for step in range(first, grpo.steps + 1):
                     measured = await self._step(step, learner, worlds)
@@ -146,11 +151,39 @@ class _Training:
                         measured |= await self._validate(step, learner)
                     tell(step, measured)
                     if step % grpo.save_steps == 0 and step < grpo.steps:
-                        snapshots.save(job.work.checkpoints, step, learner.state(), self.history)
+                        snapshots.save(job.work.checkpoints, step, learner.state(), self.history, self._made_of(step))
             config = resolved(replace(place.recipe, training=job.config))["training"]
-            await asyncio.to_thread(publish_policy, job, learner.policy, self.history, config)
+            rows = rows_of(place, job.iteration)
+            await asyncio.to_thread(publish_policy, job, learner.policy, self.history, rows, config)
         finally:
             await asyncio.to_thread(learner.close)
+
+    def _resume(self, learner: Learner) -> int:
+        """Go on from the last saved state, and return its step; 0 if there is none, or if the store
+        has not the rows that made it: then all steps are trained again, and those that are missing
+        are sampled again.
+        """
+        folder = self.job.work.checkpoints
+        if (found := snapshots.load(folder)) is None:
+            return 0
+        if found.made_of != self._made_of(found.step):
+            _log.warning(
+                "the state of training after step %s was not made of the rows of %s; its steps are trained again",
+                found.step,
+                self.rollouts.place.store.path,
+            )
+            snapshots.remove(folder)
+            return 0
+        learner.restore(found.learner)
+        self.history = found.history
+        return found.step
+
+    def _made_of(self, step: int) -> list[str]:
+        """Return hashes of what the weights after a step are made of: the weights that the training
+        starts from, and the rows of each step.
+        """
+        rows = step_hashes(self.rollouts.place.store, self.job.iteration)
+        return [self.job.parent_weights, *(rows.get(number, "") for number in range(1, step + 1))]
 
     async def _step(self, step: int, learner: Learner, worlds: Worlds) -> dict[str, float | None]:
         """Sample and train a step, and return its measures."""

@@ -7,10 +7,12 @@ stays with all its rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from agentr_core.models.files import checkpoint_entries, iteration_of, shared_weights
 from agentr_core.store.care.rewriting import Rewritten, copy_rows, rewrite
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
@@ -21,7 +23,8 @@ class Pruned(NamedTuple):
     """The changes that pruning made.
 
     `needed` are the iterations of the pruned runs that stay because other runs need them, as run
-    and number; `unnamed` are the folders of weights that no row names any longer.
+    and number; `unnamed` are the folders and files of the workspace that no row names any longer:
+    weights, finished or not, with their logs, datasets, reports, and weights that samplers shared.
     """
 
     rewritten: Rewritten
@@ -52,14 +55,26 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
             con.execute(_ADD_POINTED_AT.format(table=table, key=TABLES[table].key[0], named=named))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
-        return con.execute(_NEEDED, [list(run_ids)]).fetchall(), con.execute(_UNNAMED).fetchall()
+        needed = con.execute(_NEEDED, [list(run_ids)]).fetchall()
+        return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
-    rewritten, (needed, unnamed) = rewrite(store, fill, keep=keep)
-    return Pruned(rewritten, tuple((run, number) for run, number in needed), _places(store, unnamed))
+    rewritten, (needed, (weights, files, kept)) = rewrite(store, fill, keep=keep)
+    found = {weights_now(store, key, path) for key, path in weights}
+    root = store.path.parent
+    found |= {str(root / name) for (name,) in files if (root / name).exists()}
+    found |= {str(path) for path in _trainings(root, {key for key, _ in weights}, {key for (key,) in kept})}
+    return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(found)))
 
 
-def _places(store: Store, checkpoints: list[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(sorted({weights_now(store, key, path) for key, path in checkpoints}))
+def _trainings(root: Path, gone: Collection[str], kept: Collection[str]) -> Iterator[Path]:
+    """Yield what trainings of a workspace left whose checkpoint is gone, or whose iteration is not
+    kept. Unfinished work in which an earlier version named no iteration is left out.
+    """
+    for key, entries in checkpoint_entries(root).items():
+        origins = {origin for entry in entries if (origin := iteration_of(entry))}
+        if key not in kept and (key in gone or (origins and not origins & set(kept))):
+            yield from entries
+            yield from shared_weights(root, key)
 
 
 _EDGES = """
@@ -207,3 +222,8 @@ _UNNAMED = """
 select checkpoint_id, path from old.checkpoint
 where iteration_id is not null and path not in (select path from store.checkpoint)
 """
+_GONE_FILES = """
+select 'datasets/' || dataset_id || '.parquet' from old.dataset anti join store.dataset using (dataset_id)
+union all select 'reports/' || run_id from old.run anti join store.run using (run_id)
+"""
+_KEPT_IDS = "select checkpoint_id from store.checkpoint union all select iteration_id from store.iteration"

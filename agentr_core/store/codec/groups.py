@@ -130,19 +130,23 @@ def rl_step_rows(iteration_id: str, step: int, measures: Mapping[str, float | No
 
 
 def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
-    """Return the groups of a step in their order; none before all of them are stored."""
+    """Return the groups of a step in their order; none before all of them are stored, with all
+    their episodes.
+    """
     rows = store.rows(
-        "select g.number, g.draw, g.policy, g.prefix, r.trajectory_id, r.shaped, d.position, d.operator "
-        "from rl_group g join rl_rollout r using (iteration_id, step, number) "
+        "select g.number, g.draw, g.policy, g.prefix, g.episodes, r.trajectory_id, r.shaped, d.position, d.operator "
+        "from rl_group g left join rl_rollout r using (iteration_id, step, number) "
         "left join derivation d on d.child_id = r.trajectory_id where g.iteration_id = ? and g.step = ? "
         "order by g.number, r.episode",
         iteration_id,
         step,
     )
-    played = load_trajectories(store, [row[4] for row in rows])
+    played = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
     found = []
-    for (number, draw, policy, prefix), members in groupby(rows, key=itemgetter(0, 1, 2, 3)):
+    for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
         *_, keys, worths, given, operators = zip(*members, strict=True)
+        if len(played.keys() & {*keys}) != size:
+            return []
         episodes = {key: played[key] for key in keys}
         found.append(
             Group(

@@ -109,6 +109,13 @@ def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
     return _dataset(rows)
 
 
+def whole_datasets(store: Store, iteration_id: str) -> list[str]:
+    """Return the hashes of those datasets of an iteration that have all their rows in the store,
+    with their samples, turns and texts.
+    """
+    return [digest for (digest,) in store.rows(_WHOLE, iteration_id)]
+
+
 def trained_revisions(store: Store, iteration_id: str) -> list[tuple[str, str | None]]:
     """Return the ids of the revision samples in an iteration's dataset, each with the id of its
     pair, sorted.
@@ -160,4 +167,20 @@ select d.dataset_id, d.hash, d.counts, r.run_id, r.recipe, r.method, i.iteration
 from dataset d join iteration i using (iteration_id) join run r using (run_id)
 where starts_with(d.dataset_id, $1) or starts_with(i.iteration_id, $1) or starts_with(r.run_id, $1)
 order by r.started_at, r.run_id, i.iteration, d.created_at
+"""
+_WHOLE = """
+with wanted as (
+    select distinct sample_id from dataset join dataset_row using (dataset_id) where iteration_id = $1
+), broken as (
+    select sample_id from message semi join wanted using (sample_id) anti join text using (text_id)
+    union
+    select sample_id from message_span semi join wanted using (sample_id) anti join text using (text_id)
+), whole as (
+    select sample_id from wanted semi join sample using (sample_id) semi join message using (sample_id)
+    anti join broken using (sample_id)
+)
+select d.hash from dataset d join dataset_row w using (dataset_id) join whole using (sample_id)
+where d.iteration_id = $1
+group by d.dataset_id, d.hash, d.counts
+having count(*) = coalesce((d.counts->>'$.rows')::bigint, count(*))
 """

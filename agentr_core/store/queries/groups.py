@@ -102,6 +102,15 @@ def group_steps(store: Store, iteration_id: str) -> list[GroupStep]:
     return [GroupStep(*row) for row in store.rows(_STEPS, iteration_id)]
 
 
+def step_hashes(store: Store, iteration_id: str) -> dict[int, str]:
+    """Return a hash of all that each finished step of an iteration sampled, by step: its groups
+    with their episodes, replies and advantages, and its validation.
+
+    Rows that are missing change it, and so do texts that are missing.
+    """
+    return dict(store.rows(_STEP_HASHES, iteration_id))
+
+
 def validation_of(store: Store, iteration_id: str, step: int) -> Validation | None:
     """Return the validation after a step; None if there is none."""
     return next((one for one in validations(store, iteration_id) if one.step == step), None)
@@ -143,5 +152,63 @@ select step, reward, pass_at_1, pass_at_n, mixed_share, episode_tokens, cut_shar
     sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered
 from rl_step
 where iteration_id = ?
+order by step
+"""
+# Hashes of hashes, since one string of all tokens would not fit into memory. Log-probabilities are
+# only counted: computed again, they differ in their last digits with what else is in the batch.
+_STEP_HASHES = """
+with member as (
+    select step, 'group' as part, number, episode, trajectory_id,
+        json_array(instance_id, policy, draw, prefix, episodes, advantage, shaped) as about
+    from rl_group left join rl_rollout using (iteration_id, step, number)
+    where iteration_id = $1
+    union all
+    select step, 'validation', null, null, trajectory_id, null from rl_validation where iteration_id = $1
+), wanted as (
+    select distinct trajectory_id from member
+), played as (
+    select trajectory_id, sha256(string_agg(json_array(
+        position, r.text_id, action, o.text_id, reward, terminated, success, disaster, draw, matched, valid, dropped
+    )::varchar, ' ' order by position)) as hash
+    from step semi join wanted using (trajectory_id)
+    left join text r on r.text_id = reply_id
+    left join text o on o.text_id = observation_id
+    group by all
+), sampled as (
+    select owner_id as trajectory_id, sha256(string_agg(
+        sha256(json_array(position, draw, len(logprobs))::varchar || token_ids::varchar), ' '
+        order by position, draw
+    )) as hash
+    from generation semi join wanted on owner_id = trajectory_id
+    where kind = 'step'
+    group by all
+), origin as (
+    select child_id as trajectory_id,
+        string_agg(json_array(parent_id, operator, position)::varchar, ' ' order by parent_id) as words
+    from derivation semi join wanted on child_id = trajectory_id
+    group by all
+), credit as (
+    select trajectory_id, string_agg(json_array(position, advantage)::varchar, ' ' order by position) as words
+    from rl_credit semi join wanted using (trajectory_id)
+    group by all
+), episode_of_step as (
+    select step, part, number, episode, trajectory_id, sha256(json_array(
+        about, t.instance_id, f.text_id, t.reward, t.success, t.stop, t.num_steps, played.hash, sampled.hash,
+        origin.words, credit.words
+    )::varchar) as hash
+    from member
+    left join trajectory t using (trajectory_id)
+    left join text f on f.text_id = t.first_observation_id
+    left join played using (trajectory_id)
+    left join sampled using (trajectory_id)
+    left join origin using (trajectory_id)
+    left join credit using (trajectory_id)
+)
+select step, sha256(coalesce(string_agg(
+    concat_ws(' ', part, number, episode, trajectory_id, hash), ' ' order by part, number, episode, trajectory_id
+), ''))
+from rl_step left join episode_of_step using (step)
+where iteration_id = $1
+group by step
 order by step
 """

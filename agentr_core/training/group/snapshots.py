@@ -5,8 +5,10 @@ They contain no state of a random generator, because each draw has its own seed.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,13 +16,25 @@ from agentr_core.training.job import STEP, TrainingStep
 from agentr_core.writing import sync, writing
 
 
-def save(folder: Path, step: int, learner: dict[str, Any], history: list[TrainingStep]) -> None:
+class Snapshot(NamedTuple):
+    """The state after a step: that of the learner, the history up to it, and the hashes of what it
+    was made of; none in a state of an earlier version.
+    """
+
+    step: int
+    learner: dict[str, Any]
+    history: list[TrainingStep]
+    made_of: list[str]
+
+
+def save(folder: Path, step: int, learner: dict[str, Any], history: list[TrainingStep], made_of: Sequence[str]) -> None:
     """Write the state after a step, and remove earlier ones. Raises `DiskError`."""
     file = folder / f"step-{step:06d}.pt"
     draft = file.with_suffix(".new")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        state = {"step": step, "learner": learner, "history": [STEP.dump_json(one).decode() for one in history]}
+        lines = [STEP.dump_json(one).decode() for one in history]
+        state = {"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}
         with draft.open("wb") as stream:
             torch.save(state, stream)
         # Before the earlier states go, this one must outlast a loss of power.
@@ -31,12 +45,16 @@ def save(folder: Path, step: int, learner: dict[str, Any], history: list[Trainin
             old.unlink()
 
 
-def load(folder: Path) -> tuple[int, dict[str, Any], list[TrainingStep]] | None:
-    """Return the newest saved step, the learner's state after it and the history up to it; None if
-    there is none.
-    """
+def load(folder: Path) -> Snapshot | None:
+    """Return the newest saved state; None if there is none."""
     files = sorted(folder.glob("step-*.pt"))
     if not files:
         return None
     state = torch.load(files[-1], weights_only=True, map_location="cpu")
-    return state["step"], state["learner"], [STEP.validate_json(line) for line in state["history"]]
+    history = [STEP.validate_json(line) for line in state["history"]]
+    return Snapshot(state["step"], state["learner"], history, state.get("made_of", []))
+
+
+def remove(folder: Path) -> None:
+    """Remove all saved states."""
+    shutil.rmtree(folder, ignore_errors=True)
