@@ -18,6 +18,7 @@ from agentr_core.protocols.abilities import (
     Oracle,
     Relaying,
     Resuming,
+    Sandboxed,
     Served,
     Stateful,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Relaying",
     "Reloading",
     "Resuming",
+    "Sandboxed",
     "Served",
     "Starting",
     "Stateful",

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from agentr_core.errors import ConfigError
+from flows.commands.plan import describe
 from flows.flywheel import flywheel
 
 Answer = Callable[..., str]
@@ -96,6 +97,23 @@ def test_no_policy_judges_its_own_answers(refusal: Answer, tmp_path: Path, recip
     judged = ["-o", f"workspace={tmp_path / 'runs'}", "-o", "environment.options.judged=math"]
     said = refusal("plan", Path("deployments/recipes") / f"{recipe_file}.yaml", *judged)
     assert "models.judge: environment reasoning asks it whether answers are right" in said
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "collect", "eval", "headroom"])
+def test_a_sandbox_that_leaves_files_open_must_be_named(
+    refusal: Answer, open_files: None, tmp_path: Path, command: str
+) -> None:
+    recipe = Path("deployments/recipes/reasoning-grpo-tiny.yaml")
+    said = refusal(command, recipe, "-o", f"workspace={tmp_path / 'runs'}")
+    assert "what holds is seccomp, where code can use your files; to run code there, name that level" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_says_how_far_code_is_confined(open_files: None, tmp_path: Path) -> None:
+    recipe, workspace = Path("deployments/recipes/reasoning-grpo-tiny.yaml"), f"workspace={tmp_path / 'runs'}"
+    planned = describe(recipe, [workspace, "environment.options.sandbox=seccomp"])
+    assert "\nreasoning: code of the model runs at sandbox level seccomp, where code can use your files\n" in planned
+    assert "sandbox level" not in describe(recipe, [workspace, "environment.options.tools=[search]"])
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
