@@ -23,9 +23,10 @@ from agentr_core.protocols.abilities import (
     Stateful,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
-from agentr_core.protocols.model import Caching, ChatModel, Estimating, Reloading, Starting
+from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Estimating, Reloading, Starting
 
 __all__ = [
+    "Abandoning",
     "Asking",
     "Caching",
     "Calling",

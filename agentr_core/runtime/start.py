@@ -76,7 +76,8 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data.
 
     Left out are how far the run goes and where, the numbers of machines and processes, the GPUs,
-    the size of the prefix cache, the prices, and the comparison that the run belongs to.
+    the size of the prefix cache, the patience with workers, the prices, and the comparison that the
+    run belongs to.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -85,6 +86,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]
         section["vllm"].pop("gpus", None)
+        section.pop("worker_timeout", None)
     return plain
 
 

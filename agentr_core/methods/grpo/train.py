@@ -31,7 +31,6 @@ from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.place import Checkpoint, Clock, Workplace
 from agentr_core.runtime.shards import Effort
-from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
@@ -40,6 +39,7 @@ from agentr_core.store.codec import Group, group_rows, load_groups, load_outcome
 from agentr_core.store.queries.groups import validation_of
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
+from agentr_core.threads import check_wanted, in_thread
 from agentr_core.training import TrainingStep, is_complete, read_manifest
 from agentr_core.training.cpu_threads import threads
 from agentr_core.training.group import snapshots
