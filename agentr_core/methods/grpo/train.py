@@ -23,7 +23,7 @@ from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
-from agentr_core.methods.grpo.measures import measures
+from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
 from agentr_core.protocols import Reloading
 from agentr_core.recipes import replace, resolved
@@ -36,7 +36,7 @@ from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
 from agentr_core.store import Writer
 from agentr_core.store.codec import Group, group_rows, load_groups, load_outcomes, rl_step_rows
-from agentr_core.store.queries.groups import validation_of
+from agentr_core.store.queries.groups import group_counts, validation_of
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.threads import check_wanted, in_thread
@@ -58,6 +58,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Raises:
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
+        TrainingFault: all replies of a step are empty.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
         DataFault: training and test instances overlap, or the policy is missing.
     """
@@ -72,7 +73,9 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
         shutil.rmtree(job.work.root)
     manifest = read_manifest(job.output_dir)
     store_checkpoint(place, iteration, job, job.objective.settings, manifest)
+    note = untrained(group_counts(place.store, place.iteration_id(iteration)))
     return {
+        **({"note": note} if note else {}),
         "checkpoint": job.output_dir.name,
         "steps": manifest.steps,
         "loss": manifest.final_loss,
@@ -160,6 +163,7 @@ class _Training:
         fresh = not groups
         if fresh:
             groups, effort = await self._sample(step, learner, worlds)
+        check_answers(step, groups)
         sampled = time.perf_counter()
         rows = [row for group in groups for row in self._rows(group, worlds)]
         rate = learner.learning_rate
