@@ -121,6 +121,9 @@ def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], 
         async with _workplace(run, name, iteration) as whole:
             place = replace(whole, limit=limit)
             stage = place.plan(iteration).stage(name)
-            return await stage.work(with_workers(place) if stage.spreads else place, iteration)
+            summary = await stage.work(with_workers(place) if stage.spreads else place, iteration)
+        if isinstance(summary, dict) and (note := summary.get("note")):
+            tell(f"{name} of iteration {iteration}: {note}")
+        return summary
 
     return task(name=name, task_run_name=f"{name}-{{iteration}}", tags=needs, **OPTIONS)(work)

@@ -201,6 +201,7 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
             at=at,
         ),
         workers=model.workers,
+        patience=model.worker_timeout,
     )
 
 

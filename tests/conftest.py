@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,27 @@ def save_tiny_model() -> Callable[..., Path]:
 def make_tiny_tokenizer() -> Callable[..., Any]:
     """Return `make_tokenizer`, for tests that need another chat template."""
     return make_tokenizer
+
+
+@pytest.fixture
+def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On this machine no level of the Python tool keeps code from files, and none is known yet."""
+    from agentr_core.environments.reasoning import open_tools
+    from agentr_core.errors import SandboxError
+    from agentr_core.tools.python.levels import Level
+    from agentr_core.tools.python.process import KeeperProcess
+
+    start = KeeperProcess.start
+
+    async def weak(level: Level, *others: Any) -> KeeperProcess:
+        if level.includes(Level.LANDLOCK):
+            raise SandboxError(f"level {level} is not here")
+        return await start(level, *others)
+
+    monkeypatch.setattr(KeeperProcess, "start", weak)
+    open_tools._python.cache_clear()
+    yield
+    open_tools._python.cache_clear()
 
 
 def tier_of(item: pytest.Item) -> str:

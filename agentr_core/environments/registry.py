@@ -140,6 +140,11 @@ def asks_models(name: str) -> bool:
     return any(hasattr(kind, attribute) for attribute in ("grader", "answer"))
 
 
+def runs_code(name: str) -> bool:
+    """Return whether an environment may run code of a model, in a sandbox."""
+    return hasattr(_kind(name), "sandbox")
+
+
 _KINDS: dict[str, Any] = {}
 
 

@@ -18,14 +18,16 @@ from agentr_core.protocols.abilities import (
     Oracle,
     Relaying,
     Resuming,
+    Sandboxed,
     Served,
     Stateful,
     Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
-from agentr_core.protocols.model import Caching, ChatModel, Estimating, Reloading, Starting
+from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Estimating, Reloading, Starting
 
 __all__ = [
+    "Abandoning",
     "Asking",
     "Caching",
     "Calling",
@@ -47,6 +49,7 @@ __all__ = [
     "Relaying",
     "Reloading",
     "Resuming",
+    "Sandboxed",
     "Served",
     "Starting",
     "Stateful",

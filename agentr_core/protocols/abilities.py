@@ -244,6 +244,17 @@ class Listening(Protocol):
 
 
 @runtime_checkable
+class Sandboxed(Protocol):
+    """An optional ability of an environment: a sandbox in which it runs code of the model."""
+
+    def sandbox(self) -> str:
+        """Return how far code is confined on this machine, for a person, once that has been tested;
+        the empty string if none is run. Raises `SandboxError` where it does not hold.
+        """
+        ...
+
+
+@runtime_checkable
 class Served(Protocol):
     """An optional ability of an environment: a server that it runs on."""
 

@@ -74,6 +74,17 @@ class Reloading(Protocol):
 
 
 @runtime_checkable
+class Abandoning(Protocol):
+    """An optional ability of a model: work under way that can be given up."""
+
+    def abandon(self) -> None:
+        """Give up the work under way and all that comes after it, so that `close` need not wait.
+        Any thread may call this.
+        """
+        ...
+
+
+@runtime_checkable
 class Starting(Protocol):
     """An optional ability of a model: a backend that takes long to start, and can be interrupted
     meanwhile.

@@ -157,6 +157,10 @@ class ModelConfig:
     one thread each, or one for each GPU. Small models gain from this, since threads of one process
     wait for each other at every operation. A model whose matrix products keep all processors busy
     does not, and each process holds all weights. Not part of a run's identity."""
+    worker_timeout: Annotated[float, Field(ge=1)] = later(600.0)
+    """Seconds after which a worker that begins no forward pass counts as hung. It is then replaced,
+    as one that dies is, and what it was asked is asked again. Loading its weights must take less,
+    too. Not part of a run's identity."""
     context_length: Natural = 0
     """0: as the model's own configuration, or its server, says. A server's context is never
     exceeded.
@@ -212,6 +216,10 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         faults.append(
             f"{section}.workers: only backend transformers has workers; leave it out, or set {section}.backend"
             + (" (vllm has vllm.replicas)" if model.backend == "vllm" else "")
+        )
+    if model.backend != "transformers" and model.worker_timeout != ModelConfig().worker_timeout:
+        faults.append(
+            f"{section}.worker_timeout: only backend transformers has workers; leave it out, or set {section}.backend"
         )
     if model.backend != "openai":
         if not (model.path or model.from_run):

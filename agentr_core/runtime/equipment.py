@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, replace
@@ -15,11 +14,12 @@ from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler, sampler_of
-from agentr_core.protocols import Caching, ChatModel, Starting
+from agentr_core.protocols import Abandoning, Caching, ChatModel, Starting
 from agentr_core.recipes import ModelRole, Recipe
 from agentr_core.runtime.worlds import MakeEnvironment, Worlds
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.tables import Rows
+from agentr_core.threads import in_thread
 from agentr_core.types import Generation, Message, Request, Sampling
 
 Progress = Callable[[int, int, str], None]
@@ -98,12 +98,18 @@ class Equipment:
         """Yield a sampler for the model of a role, which is closed after the block; `path` is that
         of the acting policy.
         """
-        model = await asyncio.to_thread(self.load_model, role, path)
+        model = await in_thread(self.load_model, role, path)
         batcher = sampler_of(model, self.recipe.model_of(role))
         try:
             if isinstance(model, Starting):
                 await model.ready()
             yield batcher
+        except BaseException:
+            # Nobody waits for what is under way: a batch may take minutes, and a worker that hangs
+            # never answers.
+            if isinstance(model, Abandoning):
+                model.abandon()
+            raise
         finally:
             await batcher.close()
             await model.close()

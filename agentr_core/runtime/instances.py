@@ -15,9 +15,9 @@ from agentr_core.protocols import Deriving, Environment
 from agentr_core.recipes import EvaluationSetConfig, InstancesConfig, Recipe
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.store.codec import chosen_rows, instance_row, load_chosen
 from agentr_core.store.tables import Row, Rows
+from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance
 
 MOST_INSTANCES = 1_000_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import platform
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +17,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
+from agentr_core.protocols import Sandboxed
 from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
 from agentr_core.runtime.description import Stage
 from agentr_core.runtime.identity import identity, teacher_of
@@ -79,7 +82,8 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe asks for as plain data.
 
     Left out are how far the run goes and where, the numbers of machines and processes, the GPUs,
-    the size of the prefix cache, the prices, and the comparison that the run belongs to.
+    the size of the prefix cache, the patience with workers, the prices, and the comparison that the
+    run belongs to.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
@@ -88,6 +92,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]
         section["vllm"].pop("gpus", None)
+        section.pop("worker_timeout", None)
     return plain
 
 
@@ -101,6 +106,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         ModelDirectoryError: the model is unsound.
         ConfigError: the general data are not those with which the run began to train.
         StoreError: weights that the run has made were not made of the rows of the store.
+        SandboxError: code of a model cannot be confined here as the recipe says.
     """
     check_run(place)
     model = place.recipe.model
@@ -116,12 +122,14 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
+    # A run that is known keeps what it began with.
+    confined = {} if run_state(place.store, place.run_id) else await asyncio.to_thread(_sandboxes, place)
     own = run_rows(
         place.run_id,
         recipe=place.recipe.name,
         method=place.recipe.method,
         config=config,
-        versions={**versions(), "bfloat16": bfloat16() or "not fast here"},
+        versions={**versions(), "bfloat16": bfloat16() or "not fast here", **confined},
         workspace=str(place.root),
         status=status,
         started_at=now,
@@ -208,6 +216,17 @@ async def finish(place: Workplace, status: Literal["finished", "failed"], *, eva
     if evaluates and known is not None and known.status != "evaluating":
         return
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
+
+
+def _sandboxes(place: Workplace) -> dict[str, str]:
+    """Return how far each world confines code of a model here, by a name for it."""
+    found = {}
+    for name, world in place.recipe.worlds().items():
+        if registry.runs_code(world.environment.name):
+            with closing(place.make_environment(name)) as env:
+                if isinstance(env, Sandboxed) and (level := env.sandbox()):
+                    found[f"sandbox of {env.name}"] = level
+    return found
 
 
 def _teacher(place: Workplace) -> list[Rows]:

@@ -23,13 +23,13 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.samples.expert_file import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
 from agentr_core.stages.thoughts import check_thoughts, labelled
 from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
+from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
 
 STAGE = "expert"

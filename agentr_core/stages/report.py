@@ -29,6 +29,7 @@ from agentr_core.store.queries.datasets import dataset_of
 from agentr_core.store.queries.iterations import checkpoint_made, iteration_state, promotion_of
 from agentr_core.store.queries.overview import iteration_lines
 from agentr_core.store.queries.runs import run_versions
+from agentr_core.store.queries.tool_calls import providers
 from agentr_core.store.queries.worlds import made_by_world
 
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
@@ -81,7 +82,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         time=_time(place, iteration),
         tokens=_tokens(place, iteration),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
-        versions=run_versions(place.store, place.run_id),
+        versions=run_versions(place.store, place.run_id) | _tools(place),
         viewer=viewer,
         rows=_rows(place, iteration),
     )
@@ -141,6 +142,13 @@ def finished_at(place: Workplace, iteration: int) -> str:
     state = iteration_state(place.store, place.iteration_id(iteration))
     ended = state.finished_at if state else None
     return wording.moment(ended or datetime.now(UTC))
+
+
+def _tools(place: Workplace) -> dict[str, str]:
+    """Return who answered the calls of each tool in the run: for Python, how far code was
+    confined.
+    """
+    return {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
 
 
 def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:

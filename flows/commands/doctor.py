@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from agentr_core.runtime.machine import bfloat16, bfloat16_speed
-from agentr_core.tools.python.tool import PythonTool
+from agentr_core.tools.python.levels import Level
+from agentr_core.tools.python.tool import PythonTool, named
 
 
 def sandbox(*, attempts: bool) -> list[str]:
@@ -23,10 +24,15 @@ def numbers() -> str:
 
 
 async def _sandbox(attempts: bool) -> list[str]:
-    async with PythonTool(concurrency=1) as tool:
+    async with PythonTool(concurrency=1, weaker=True) as tool:
         count = len(tool.findings)
         lines = [f"python tool: level {tool.level} holds, as {count} attempts show"]
         lines += [f"python tool: {reason}" for reason in tool.refused]
+        if not tool.level.includes(Level.LANDLOCK):
+            lines.append(
+                f"python tool: at {tool.level.told()}; no run takes that level unless its recipe names it: "
+                f"{named(tool.level)}"
+            )
         if attempts:
             lines += [f"  {finding.level}: {finding.attempt}: held" for finding in tool.findings]
         return lines

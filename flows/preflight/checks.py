@@ -11,9 +11,9 @@ from agentr_core import answers
 from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
-from agentr_core.errors import ConfigError, DataFault, StoreError
+from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.protocols import Environment, Graded, Served
+from agentr_core.protocols import Environment, Graded, Sandboxed, Served
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
 from agentr_core.runtime.prompts import example_ids, opening_of
@@ -70,7 +70,7 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     sound = not faults.found
     for world in recipe.worlds().values():
         with faults.noted():
-            _check_environment(world, trains=trains, asks=asks, prompts=sound)
+            _check_environment(world, faults, trains=trains, asks=asks, prompts=sound)
     with faults.noted():
         store = open_store(Path(recipe.workspace))
         _check_workspace(Path(recipe.workspace))
@@ -80,13 +80,15 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     return faults
 
 
-def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: bool) -> None:
+def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool, prompts: bool) -> None:
     """Raise `UserError` when the environment of a recipe of one world lacks something, or its
-    splits or files do; with `prompts`, also when the model cannot read its first prompt.
+    splits or files do; with `prompts`, also when the model cannot read its first prompt. The level
+    of its sandbox is noted.
     """
     env = make_environment(recipe)
     try:
         answers.text(env.instruction, f"{env.name}: its instruction")
+        _check_sandbox(env, faults)
         if asks and isinstance(env, Served):
             env.reach()
         if recipe.evaluation.repeats:
@@ -118,6 +120,19 @@ def _check_environment(recipe: Recipe, *, trains: bool, asks: bool, prompts: boo
                 raise ConfigError("; ".join(silent))
     finally:
         env.close()
+
+
+def _check_sandbox(env: Environment, faults: Faults) -> None:
+    """Note the level at which an environment runs code of the model, or collect, as a fault of this
+    machine, that it would not hold.
+    """
+    if not isinstance(env, Sandboxed):
+        return
+    try:
+        if level := env.sandbox():
+            faults.notes.append(f"{env.name}: code of the model runs at sandbox level {level}")
+    except SandboxError as error:
+        faults.machine.append(str(error))
 
 
 def _check_judge(env: Environment, recipe: Recipe) -> None:

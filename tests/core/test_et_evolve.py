@@ -21,6 +21,7 @@ from agentr_core.methods.et_agent.report import family_sections, funnel
 from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.et_agent.stages.select_rft import select_rft
 from agentr_core.runtime.shards import Batch, Shard, work_through
+from agentr_core.stages.report import build_report
 from agentr_core.stages.report_costs import bills
 from agentr_core.store.codec import load_samples
 from agentr_core.store.queries.lineage import ancestry
@@ -95,6 +96,7 @@ async def test_calls_of_a_beginning_that_was_taken_over_are_not_made_again_and_n
     made = place.store.count("select sum(calls) from v_tool_calls")
     assert made == len(bench.calls)
     assert made == place.store.count("select sum(calls_made) from v_families")
+    assert build_report(place, 1).versions["tool python"] == "bench"
     rows = place.store.count("select count(*) from tool_call")
     assert rows == place.store.count("select sum(calls) from v_families") > made, "what a trajectory costs"
     by_operator = dict(place.store.rows("select operator, sum(calls_made) from v_families group by all"))

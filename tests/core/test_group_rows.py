@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import multiprocessing
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import GrpoConfig, LaunchConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import Renderer, load_renderer
+from agentr_core.threads import in_thread
 from agentr_core.training.group import snapshots
 from agentr_core.training.group.helpers import shared_out
 from agentr_core.training.group.learner import Learner
@@ -225,14 +229,26 @@ def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir
 
 
 @pytest.mark.slow
-def test_a_process_that_died_while_it_waited_is_reported_in_a_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
+async def test_a_process_that_hangs_holds_up_no_end_and_one_that_died_is_reported_in_a_sentence(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
     made = Learner(tiny_model_dir, two, GrpoConfig(), updates=4, most=100, folder=tmp_path)
     try:
         made.update(rows())
         (helper,) = multiprocessing.active_children()
-        helper.kill()
-        helper.join()
+        assert helper.pid is not None
+        os.kill(helper.pid, signal.SIGSTOP)
+        working = asyncio.create_task(in_thread(made.update, rows()))
+        await asyncio.sleep(0.5)
+        assert not working.done()
+        working.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await working
+        # Stopped as it is.
+        made.close()
+        assert not multiprocessing.active_children()
         for work in (made.update, made.settled):
             with pytest.raises(TrainingFault, match="shares the gradient ended, probably because memory ran out"):
                 work(rows())
@@ -326,6 +342,12 @@ def test_a_schedule_goes_its_way_though_updates_have_nothing_to_train_on(tiny_mo
     made.update(rows())
     made.skip(2)
     assert made.learning_rate == pytest.approx(0.25)
+    # Warnings are errors: that of PyTorch about a schedule without its optimizer, too.
+    other = learner(tiny_model_dir, decaying)
+    before = {name: weight.clone() for name, weight in other.policy.model.state_dict().items()}
+    other.skip(3)
+    assert other.learning_rate == pytest.approx(0.25)
+    assert all(torch.equal(weight, before[name]) for name, weight in other.policy.model.state_dict().items())
 
 
 @pytest.mark.slow

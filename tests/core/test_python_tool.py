@@ -192,6 +192,19 @@ async def test_the_default_is_the_strictest_level_that_holds() -> None:
         assert len(tool.refused) == CANDIDATES.index(tool.level)
 
 
+async def test_a_level_that_leaves_files_open_must_be_named(open_files: None) -> None:
+    with pytest.raises(SandboxError) as caught:
+        await PythonTool(LIMITS, packages=(), concurrency=1).__aenter__()
+    assert str(caught.value) == (
+        "level bubblewrap is not here; level landlock is not here; what holds is seccomp, where code can use your "
+        "files; to run code there, name that level: environment.options.sandbox=seccomp"
+    )
+    async with PythonTool(LIMITS, "seccomp", packages=(), concurrency=1) as tool:
+        assert (await tool.run("6 * 7")).stdout == "42\n"
+    async with PythonTool(LIMITS, packages=(), concurrency=1, weaker=True) as tool:
+        assert tool.level is Level.SECCOMP
+
+
 async def test_a_fork_bomb_is_refused_and_without_the_filter_killed(tool: PythonTool, limited: PythonTool) -> None:
     bomb = "import os, time\nfor _ in range(6): os.fork()\ntime.sleep(50)"
     refused = await tool.run(bomb)

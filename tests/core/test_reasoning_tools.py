@@ -12,7 +12,7 @@ from agentr_core.environments.reasoning import Reasoning
 from agentr_core.environments.reasoning.grammar import strict_fault
 from agentr_core.environments.registry import make
 from agentr_core.episodes.replay import play
-from agentr_core.errors import ConfigError, SandboxError
+from agentr_core.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -67,5 +67,5 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         Reasoning(document_chars=0)
     with pytest.raises(ConfigError, match=r"environment\.options\.top_k: give a whole number"):
         make("reasoning", {"top_k": "3"})
-    with pytest.raises(SandboxError, match="no level 'steel'"):
-        Reasoning(tools=["python"], sandbox="steel").reach()
+    with pytest.raises(ConfigError, match="sandbox is 'steel'; the Python tool has strictest, none, limits"):
+        Reasoning(tools=["python"], sandbox="steel")

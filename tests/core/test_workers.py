@@ -9,22 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from toy import Line
 from transformers import AutoTokenizer
 
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, ModelFault, ModelUnavailable
+from agentr_core.models.local import worker
 from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.worker_messages import Loading, Working
 from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
 from agentr_core.recipes import ModelConfig, parse
+from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.start import asked_for
-from agentr_core.types import Message, Request, Sampling
+from agentr_core.types import Generation, Message, Request, Sampling
 
 
 def loading(path: Path, *, max_batch: int = 128) -> Loading:
@@ -47,7 +51,7 @@ def ask(seed: int, session: str = "") -> Request:
 def children() -> set[int]:
     """Return the worker processes of this one."""
     shown = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return {int(line.split()[0]) for line in shown.stdout.splitlines() if "agentr_core.models.local.worker" in line}
+    return {int(line.split()[0]) for line in shown.stdout.splitlines() if f" -m {module._WORKER} " in line}
 
 
 @pytest.fixture
@@ -97,6 +101,124 @@ async def test_a_worker_that_dies_again_and_again_is_given_up(model: Workers, mo
         await worker.generate([ask(0)])
 
 
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that has worker processes die or hang: the first alone, or each."""
+    monkeypatch.setattr(module, "_WORKER", "stalling")
+    monkeypatch.setenv("PYTHONPATH", f"tests/support{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    def stall(where: str, *, each: bool = False) -> None:
+        monkeypatch.setenv("STALLING", where)
+        monkeypatch.setenv("STALLING_ONCE", "" if each else str(tmp_path / "stalled"))
+
+    return stall
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["die", "hang"])
+async def test_a_worker_that_is_lost_is_replaced_whatever_it_does(
+    tiny_model_dir: Path, stalled: Callable[..., None], tmp_path: Path, how: str
+) -> None:
+    patience = 3.0 if how == "hang" else 60.0
+    stalled(f"{how} load")
+    model = await asyncio.to_thread(load_local, loading(tiny_model_dir), workers=2, patience=patience)
+    assert isinstance(model, Workers)
+    assert (model.name, sum(worker._deaths for worker in model.members)) == ("echo", 1)
+    await model.close()
+
+    for place in ("reload", "ask") if how == "die" else ("ask",):
+        (tmp_path / "stalled").unlink()
+        stalled(f"{how} {place}")
+        model = await asyncio.to_thread(load_local, loading(tiny_model_dir), workers=2, patience=patience)
+        await model.reload(tmp_path / "weights")
+        asked = asyncio.gather(*(model.generate([ask(seed)]) for seed in range(4)), return_exceptions=True)
+        lost = [one for one in await asked if isinstance(one, Exception)]
+        assert (bool(lost), {type(one) for one in lost} <= {ModelUnavailable}) == (place == "ask", True)
+        said = "was silent for 3 seconds and was ended (if it only was slow, raise" if how == "hang" else "status 7"
+        assert all(said in str(one) and str(one).endswith("; it was restarted") for one in lost)
+        assert await model.generate([ask(seed) for seed in range(4)])
+        await model.close()
+    assert not children()
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_loaded_without_dying_is_given_up(
+    tiny_model_dir: Path, stalled: Callable[..., None]
+) -> None:
+    stalled("die load", each=True)
+    with pytest.raises(ModelFault, match=r"ended with status 7 while it loaded the model; it has died 4 times and is"):
+        load_local(loading(tiny_model_dir), workers=2)
+    assert not children()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["load", "ask"])
+async def test_a_run_that_is_cancelled_does_not_wait_for_a_hung_worker(
+    tiny_model_dir: Path, stalled: Callable[..., None], place: str
+) -> None:
+    stalled(f"hang {place}", each=True)
+    asked = loading(tiny_model_dir)
+    equipment = Equipment(
+        recipe=parse({"name": "r", "model": {"path": str(tiny_model_dir)}}),
+        run_id="run",
+        make_environment=lambda _: Line(),
+        load_model=lambda role, path: load_local(asked, workers=2),
+        progress=lambda done, total, note: None,
+    )
+
+    async def stage() -> None:
+        async with equipment.sampling(tiny_model_dir) as sampler:
+            await asyncio.gather(*(sampler.sample(ask(seed)) for seed in range(8)))
+
+    running = asyncio.create_task(stage())
+    await asyncio.sleep(1)
+    assert not running.done()
+    running.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not await asyncio.to_thread(children)
+
+
+class Counting:
+    """A model in a worker whose computing goes on for some signs, and then hangs for as many."""
+
+    def __init__(self, going: int) -> None:
+        self.going, self.looked = going, 0
+
+    def passes(self) -> int:
+        self.looked += 1
+        return min(self.looked, self.going)
+
+    async def generate(self, requests: object) -> list[list[Generation]]:
+        while self.looked < 4 * self.going:
+            await asyncio.sleep(0)
+        return []
+
+    def cached_share(self) -> float:
+        return 0.0
+
+
+async def test_a_worker_shows_that_it_computes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_SIGN_S", 0.001)
+    sent: list[object] = []
+    model, connection = Counting(5), SimpleNamespace(send=sent.append)
+    await worker._answer(model, (ask(0),), connection)  # type: ignore[arg-type]
+    assert 0 < len(sent) <= model.going
+    assert set(sent) == {Working()}
+
+
+async def test_a_model_in_this_process_gives_up_at_its_next_pass(tiny_model_dir: Path) -> None:
+    model = load_local(loading(tiny_model_dir), workers=1)
+    await model.generate([ask(0)])
+    assert isinstance(model, TransformersModel)
+    assert model.passes() > 1
+    model.abandon()
+    with pytest.raises(ModelFault, match="the work under way was given up"):
+        await model.generate([ask(0)])
+    await model.close()
+
+
 @pytest.mark.slow
 async def test_a_request_that_breaks_the_computation_fails_alone(model: Workers) -> None:
     sampler, before = sampler_of(model, ModelConfig(path="m")), children()
@@ -128,7 +250,7 @@ async def test_a_token_that_the_model_cannot_read_is_named(tiny_model_dir: Path,
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tiny_model_dir: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; sys.path.insert(0, 'tests/core')\n"
+        "import sys, time; from pathlib import Path; sys.path[:0] = ['tests/core', 'tests/support']\n"
         "from test_workers import loading, load_local, children\n"
         f"model = load_local(loading(Path({str(tiny_model_dir)!r})), workers=2)\n"
         "print(*children(), flush=True); time.sleep(60)"
@@ -191,10 +313,12 @@ def test_workers_are_placed(
 
 def test_workers_are_no_part_of_what_a_recipe_asks_for() -> None:
     least = {"name": "r", "model": {"path": "m"}}
-    assert asked_for(parse(least)) == asked_for(parse(least, ["model.workers=auto"]))
+    assert asked_for(parse(least)) == asked_for(parse(least, ["model.workers=auto", "model.worker_timeout=60"]))
     assert parse(least, ["model.workers=3"]).model.workers == 3
     for wrong in ("0", "many", "true"):
         with pytest.raises(ConfigError, match=r"model\.workers"):
             parse(least, [f"model.workers={wrong}"])
     with pytest.raises(ConfigError, match="only backend transformers has workers"):
         parse({"name": "r", "model": {"path": "m", "backend": "vllm"}}, ["model.workers=2"])
+    with pytest.raises(ConfigError, match=r"worker_timeout: only backend transformers has workers"):
+        parse({"name": "r", "model": {"path": "m", "backend": "vllm"}}, ["model.worker_timeout=20"])

@@ -20,6 +20,18 @@ def test_it_says_which_level_holds_and_why_none_above_does() -> None:
         assert others[0].startswith("python tool: level bubblewrap does not hold: ")
 
 
+def test_it_says_that_a_level_which_leaves_files_open_must_be_named(open_files: None) -> None:
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        lines = CliRunner().invoke(cli, ["doctor"], catch_exceptions=False).output.splitlines()
+    assert lines[0].startswith("python tool: level seccomp holds, as ")
+    assert lines[1:4] == [
+        "python tool: level bubblewrap is not here",
+        "python tool: level landlock is not here",
+        "python tool: at seccomp, where code can use your files; no run takes that level unless its recipe names it: "
+        "environment.options.sandbox=seccomp",
+    ]
+
+
 def test_a_machine_on_which_nothing_holds_is_the_users_to_mend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

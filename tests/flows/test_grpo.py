@@ -11,20 +11,24 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import door
 import groups
 import pyarrow.parquet as pq
 import pytest
 from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
-from agentr_core.errors import ConfigError, EnvironmentFault, StoreError
+from agentr_core.errors import ConfigError, EnvironmentFault, StoreError, TrainingFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.grpo import rollouts, train
 from agentr_core.methods.grpo.rollouts import Rollouts
+from agentr_core.methods.grpo.train import reinforce
+from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import load
 from agentr_core.runtime.place import Checkpoint
 from agentr_core.runtime.start import start
@@ -32,6 +36,7 @@ from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
 from agentr_core.store.care.pruning import prune
 from agentr_core.store.codec import load_groups
+from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
 from flows.preflight.checks import check
@@ -379,6 +384,54 @@ def test_an_expert_that_fails_an_instance_is_told_and_the_training_goes_on(
     told = store_of(file).query("select distinct stage, reason from rejection")
     assert told.to_numpy().tolist() == [["reinforce", "failed-replay"]]
     assert (store_of(file).query("select prefix from rl_group")["prefix"] == 0).all()
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_groups_without_contrast_say_that_nothing_was_trained_and_why(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(door.Door, "parse", lambda self, reply: "wrong")
+    file = groups.write(tmp_path, door_model, more="grpo: {steps: 2, resample: 0, max_steps: 1}")
+    why = (
+        "othing was trained, and the weights are those that the iteration began with: in each of the 6 groups all "
+        "episodes have the same reward, so none is better than another (6 groups without a win, 0 with wins)"
+    )
+    done = asyncio.run(turn(file))
+    assert f"N{why}" in done.report.read_text(encoding="utf-8")
+    assert why in asyncio.run(again(file))["note"], "a training that is over says it, too"
+    assert len(set(weights_of(file))) == 1
+    assert "Warning" not in capfd.readouterr().err
+
+
+async def again(file: Path) -> dict[str, Any]:
+    """Train the first iteration, and return the summary."""
+    return await reinforce(await groups.begun(file), 1)
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_a_policy_that_answers_nothing_ends_the_training_in_a_sentence(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, mute = TransformersModel._generation, [False]
+
+    def said(self: TransformersModel, *others: Any) -> Generation:
+        found = whole(self, *others)
+        return replace(found, text="", token_ids=found.token_ids[-1:], logprobs=(0.0,)) if mute[0] else found
+
+    monkeypatch.setattr(TransformersModel, "_generation", said)
+    file = groups.write(tmp_path, door_model, more="grpo: {steps: 3, resample: 0, max_steps: 1}")
+    play = Rollouts.play
+
+    async def played(self: Rollouts, step: int, *others: Any) -> Any:
+        mute[0] = step == 2
+        return await play(self, step, *others)
+
+    monkeypatch.setattr(Rollouts, "play", played)
+    # The second time from the store.
+    for _ in range(2):
+        with pytest.raises(TrainingFault, match=r"^all 12 replies of step 2 are empty, so the policy answers nothing"):
+            asyncio.run(again(file))
+    assert store_of(file).query("select step from rl_step")["step"].tolist() == [1]
 
 
 @pytest.mark.usefixtures("door_installed")

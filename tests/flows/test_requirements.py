@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, SandboxError
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import start
+from agentr_core.stages.report import build_report
+from flows.commands.plan import describe
 from flows.flywheel import flywheel
+from tasks.wiring import load_recipe, quiet_workplace, reference
 
 Answer = Callable[..., str]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -96,6 +101,39 @@ def test_no_policy_judges_its_own_answers(refusal: Answer, tmp_path: Path, recip
     judged = ["-o", f"workspace={tmp_path / 'runs'}", "-o", "environment.options.judged=math"]
     said = refusal("plan", Path("deployments/recipes") / f"{recipe_file}.yaml", *judged)
     assert "models.judge: environment reasoning asks it whether answers are right" in said
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "collect", "eval", "headroom"])
+def test_a_sandbox_that_leaves_files_open_must_be_named(
+    refusal: Answer, open_files: None, tmp_path: Path, command: str
+) -> None:
+    recipe = Path("deployments/recipes/reasoning-grpo-tiny.yaml")
+    said = refusal(command, recipe, "-o", f"workspace={tmp_path / 'runs'}")
+    assert "what holds is seccomp, where code can use your files; to run code there, name that level" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_says_how_far_code_is_confined(open_files: None, tmp_path: Path) -> None:
+    recipe, workspace = Path("deployments/recipes/reasoning-grpo-tiny.yaml"), f"workspace={tmp_path / 'runs'}"
+    planned = describe(recipe, [workspace, "environment.options.sandbox=seccomp"])
+    assert "\nreasoning: code of the model runs at sandbox level seccomp, where code can use your files\n" in planned
+    assert "sandbox level" not in describe(recipe, [workspace, "environment.options.tools=[search]"])
+
+
+def test_a_report_says_how_far_code_was_confined(open_files: None, tmp_path: Path) -> None:
+    def begun(*changes: str) -> Workplace:
+        recipe = load_recipe(
+            Path("deployments/recipes/reasoning-grpo-tiny.yaml"), [f"workspace={tmp_path / 'runs'}", *changes]
+        )
+        place = quiet_workplace(reference(recipe), recipe)
+        asyncio.run(start(place))
+        return place
+
+    weak = begun("environment.options.sandbox=seccomp")
+    versions = build_report(weak, 0).versions
+    assert versions["sandbox of reasoning"] == "seccomp, where code can use your files"
+    with pytest.raises(SandboxError, match="what holds is seccomp"):
+        begun()
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])

@@ -25,7 +25,7 @@ class Bench:
     def call(self, tool: str, query: str) -> ToolCall:
         self.calls.append((tool, query))
         status, output = self._search(query) if tool == "search" else ran(query)
-        return ToolCall(tool=tool, key=query, status=status, output=output, milliseconds=1.0)
+        return ToolCall(tool=tool, provider="bench", key=query, status=status, output=output, milliseconds=1.0)
 
     def _search(self, query: str) -> tuple[str, str]:
         found = [f"{title}\n{text}" for title, text in self._passages.items() if title.lower() in query.lower()]

@@ -19,7 +19,7 @@ from agentr_core.environments.reasoning.per_process import PerProcess
 from agentr_core.environments.reasoning.toolbox import LoopThread, Tools, python_function
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Kept
-from agentr_core.tools.python.levels import STRICTEST
+from agentr_core.tools.python.levels import STRICTEST, Level
 from agentr_core.tools.python.limits import Limits
 from agentr_core.tools.python.tool import PythonTool
 from agentr_core.tools.search import InProcess, Provider, RetrievalServer, SearchTool, Serper, open_retriever
@@ -39,7 +39,8 @@ class ToolSettings:
     server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
     encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
     account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
-    `sandbox` is a level of the Python tool, or `strictest`. A call of it may take
+    `sandbox` is a level of the Python tool, or `strictest`, which is never one at which code can
+    use the user's files. A call of it may take
     `python_timeout_s` seconds, and as many of processor time or, if they are more,
     `Limits.cpu_s`.
     """
@@ -59,14 +60,15 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTools:
-    """The tools, and a function that returns once all of them can be called.
-
-    `ready` raises `SandboxError` if the requested level of the sandbox does not hold here, and as
-    `SearchTool.reach` if the search does not answer.
+    """The tools, and functions that test them: `reach` returns once the search answers, and raises
+    as `SearchTool.reach`; `sandbox` starts the Python tool and returns its level, for a person. It
+    raises `SandboxError` if the requested level does not hold here; without the tool it returns the
+    empty string.
     """
 
     toolbox: Tools
-    ready: Callable[[], object]
+    reach: Callable[[], object]
+    sandbox: Callable[[], str]
 
 
 def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
@@ -78,24 +80,26 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
             which answers faster than any store.
 
     Raises:
-        ConfigError: there is no such tool, the address of the server is invalid, the key for the
-            web is missing, or the settings name two things to search.
+        ConfigError: there is no such tool or level of the sandbox, the address of the server is
+            invalid, the key for the web is missing, or the settings name two things to search.
         DataFileError: the corpus is missing or malformed.
     """
     _check(settings)
     functions: dict[str, Callable[[str], ToolCall]] = {}
-    ready: list[Callable[[], object]] = []
+    reach: Callable[[], object] = str
+    sandbox: Callable[[], str] = str
     if SEARCH in settings.tools:
         outside = settings.searched == "web" or settings.search_url
         search = _search(settings, kept if outside else None)
         search.get()
         functions[SEARCH] = lambda query: search.get().call(query)
-        ready.append(lambda: search.get().reach())
+        reach = lambda: search.get().reach()  # noqa: E731
     if PYTHON in settings.tools:
         python = _python(settings.sandbox, settings.python_timeout_s)
-        functions[PYTHON] = lambda code: python.get()(code)
-        ready.append(python.get)
-    return OpenTools(toolbox=Tools(functions, blocking=bool(functions)), ready=lambda: [one() for one in ready])
+        functions[PYTHON] = lambda code: python.get().run(code)
+        sandbox = lambda: python.get().level.told()  # noqa: E731
+    toolbox = Tools(functions, blocking=bool(functions))
+    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
 
 
 def _check(settings: ToolSettings) -> None:
@@ -103,6 +107,9 @@ def _check(settings: ToolSettings) -> None:
         raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
     if settings.searched not in _SEARCHED:
         raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
+    if settings.sandbox not in (STRICTEST, *Level):
+        known = ", ".join((STRICTEST, *Level))
+        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {known}")
     if len(set(settings.tools)) < len(settings.tools):
         raise ConfigError("environment.options.tools names a tool twice; name each once")
     if not 0 < settings.python_timeout_s < math.inf:
@@ -124,8 +131,14 @@ def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]
     return PerProcess(lambda: SearchTool(_provider(settings), once=Once(kept), document_chars=settings.document_chars))
 
 
+@dataclass(frozen=True, slots=True)
+class _Python:
+    run: Callable[[str], ToolCall]
+    level: Level
+
+
 @lru_cache(maxsize=4)
-def _python(sandbox: str, timeout_s: float) -> PerProcess[Callable[[str], ToolCall]]:
+def _python(sandbox: str, timeout_s: float) -> PerProcess[_Python]:
     return PerProcess(
         lambda: _started(sandbox, Limits(timeout_s=timeout_s, cpu_s=max(Limits.cpu_s, math.ceil(timeout_s))))
     )
@@ -141,7 +154,7 @@ def _provider(settings: ToolSettings) -> Provider:
     return InProcess(open_retriever(corpus, Path(settings.cache_dir)), top_k=top_k)
 
 
-def _started(sandbox: str, limits: Limits) -> Callable[[str], ToolCall]:
+def _started(sandbox: str, limits: Limits) -> _Python:
     """Return the Python tool once it has tested itself. Raises `SandboxError`."""
     loop, process = LoopThread(), os.getpid()
     tool = PythonTool(limits, sandbox)
@@ -158,4 +171,5 @@ def _started(sandbox: str, limits: Limits) -> Callable[[str], ToolCall]:
             loop.close()
 
     atexit.register(end)
-    return python_function(tool, loop, provider=str(tool.level), parameters=asdict(limits))
+    run = python_function(tool, loop, provider=str(tool.level), parameters=asdict(limits))
+    return _Python(run, tool.level)

@@ -89,7 +89,7 @@ class Reasoning(ReasoningWorld):
             success_from=success_from,
             answers=answers,
         )
-        self._ready = opened.ready
+        self._reach, self._sandbox = opened.reach, opened.sandbox
         super().__init__(load(tuple(questions)), opened.toolbox, rules)
 
     @staticmethod
@@ -116,7 +116,11 @@ class Reasoning(ReasoningWorld):
         self._toolbox = open_tools(self._settings, kept).toolbox
 
     def reach(self) -> None:
-        """Return once the tools can be called. Raises `SandboxError` if the requested level of the
-        sandbox does not hold, and `EnvironmentFault` or `UserError` if the search does not answer.
+        """Return once the search answers. Raises `EnvironmentFault` or `UserError` if it does
+        not.
         """
-        self._ready()
+        self._reach()
+
+    def sandbox(self) -> str:
+        """Return the level at which code of the model runs here; see `protocols.Sandboxed`."""
+        return self._sandbox()

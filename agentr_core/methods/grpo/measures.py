@@ -1,12 +1,16 @@
-"""Measures of a training step, as columns of table rl_step."""
+"""Measures of a training step, as columns of table rl_step, and what is said where there is nothing
+to train on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
+from agentr_core.errors import TrainingFault
 from agentr_core.recipes import GrpoConfig
 from agentr_core.store.codec import Group
+from agentr_core.store.queries.groups import GroupCounts
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.group.policy import Totals
 
@@ -40,6 +44,34 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "trained_tokens": totals.tokens,
         **_updates(totals, grpo),
     }
+
+
+def check_answers(step: int, groups: Sequence[Group]) -> None:
+    """Raise `TrainingFault` when all replies of a step are empty: no further step would change
+    that.
+    """
+    replies = [reply for group in groups for steps in group.sampled for reply in steps]
+    if replies and not any(reply.reply.strip() for reply in replies):
+        raise TrainingFault(
+            f"all {len(replies)} replies of step {step} are empty, so the policy answers nothing and cannot be "
+            "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else look "
+            "at the chat template and the weights of its directory"
+        )
+
+
+def untrained(counts: GroupCounts) -> str:
+    """Return why the groups of an iteration trained nothing, as a sentence; the empty string if
+    some did.
+    """
+    if counts.mixed:
+        return ""
+    lost = counts.groups - counts.alike_with_wins
+    return (
+        f"nothing was trained, and the weights are those that the iteration began with: in each of the "
+        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({lost} groups "
+        f"without a win, {counts.alike_with_wins} with wins); take easier or harder instances, or raise "
+        "grpo.num_generations"
+    )
 
 
 def _updates(totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:

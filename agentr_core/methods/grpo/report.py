@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from agentr_core.methods.grpo.measures import untrained
 from agentr_core.recipes import Recipe
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
@@ -51,7 +52,9 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             " Where nothing was ever won, some groups go on from the expert's first steps; they do not count in reward "
             "and pass@k either."
         )
-    training = Section("groups", TITLE, tuple(_blocks(steps, size)), note)
+    why = untrained(group_counts(place.store, place.iteration_id(iteration)))
+    blocks = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
+    training = Section("groups", TITLE, (*blocks, *_blocks(steps, size)), note)
     found = validations(place.store, place.iteration_id(iteration))
     return (training, *([_validations(place.recipe, found)] if found else []))
 

@@ -22,7 +22,6 @@ from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ung
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Checkpoint, Workplace
 from agentr_core.runtime.shards import Effort
-from agentr_core.runtime.threads import in_thread
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
 from agentr_core.stages.evaluate import limited
@@ -36,6 +35,7 @@ from agentr_core.store.codec import (
     rejection_rows,
     validation_rows,
 )
+from agentr_core.threads import in_thread
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.objectives import GroupReward
 from agentr_core.types import Derivation, Instance, Rejection, Trajectory

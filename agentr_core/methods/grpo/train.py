@@ -24,7 +24,7 @@ from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
-from agentr_core.methods.grpo.measures import measures
+from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
 from agentr_core.protocols import Reloading
 from agentr_core.recipes import replace, resolved
@@ -32,16 +32,16 @@ from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.place import Checkpoint, Clock, Workplace
 from agentr_core.runtime.shards import Effort
-from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.runtime.trained_on import check_weights, rows_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
 from agentr_core.store import Writer
 from agentr_core.store.codec import Group, group_rows, load_groups, load_outcomes, rl_step_rows
-from agentr_core.store.queries.groups import step_hashes, validation_of
+from agentr_core.store.queries.groups import group_counts, step_hashes, validation_of
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
+from agentr_core.threads import check_wanted, in_thread
 from agentr_core.training import TrainingStep, is_complete, read_manifest
 from agentr_core.training.cpu_threads import threads
 from agentr_core.training.group import snapshots
@@ -62,6 +62,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
 
     Raises:
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
+        TrainingFault: all replies of a step are empty.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
         DataFault: training and test instances overlap, or the policy is missing.
         StoreError: the store lacks rows that made the checkpoint.
@@ -79,7 +80,9 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
         shutil.rmtree(job.work.root)
     manifest = read_manifest(job.output_dir)
     store_checkpoint(place, iteration, job, job.objective.settings, manifest)
+    note = untrained(group_counts(place.store, place.iteration_id(iteration)))
     return {
+        **({"note": note} if note else {}),
         "checkpoint": job.output_dir.name,
         "steps": manifest.steps,
         "loss": manifest.final_loss,
@@ -193,6 +196,7 @@ class _Training:
         fresh = not groups
         if fresh:
             groups, effort = await self._sample(step, learner, worlds)
+        check_answers(step, groups)
         sampled = time.perf_counter()
         rows = [row for group in groups for row in self._rows(group, worlds)]
         rate = learner.learning_rate

@@ -42,6 +42,9 @@ class Decoder:
     store, `attention` how far they look back, `vocabulary` the number of token ids that may be
     sampled, and `ended(tokens, stops)` says whether the last token ends a reply. No prompt and its
     reply may have more than `context_length` tokens together.
+
+    `passes` counts the forward passes begun so far; once another thread sets `given_up`, none is
+    begun.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class Decoder:
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
         sizes = ON_CPU if shape.device.type == "cpu" else ON_GPU
-        self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes)
+        self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes, self._begin)
+        self.passes = 0
+        self.given_up = False
         self._spare: LayeredKV | None = None
 
     @torch.no_grad()
@@ -85,7 +90,7 @@ class Decoder:
     def decode(self, wave: Wave, prompts: Sequence[Sequence[int]], replies: Sequence[Reply]) -> None:
         """Complete the replies of a wave in place.
 
-        Raises `ModelFault` when the model's output is not a number.
+        Raises `ModelFault` when the model's output is not a number, or the work was given up.
         """
         # The last prompt token is fed by the first decode step, so that step is like all others.
         heads = [prompts[row.prompt][:-1] for row in wave.rows]
@@ -100,8 +105,14 @@ class Decoder:
         self._prefixes.trim()
         self._spare = buffer
 
+    def _begin(self) -> None:
+        if self.given_up:
+            raise ModelFault("the work under way was given up")
+        self.passes += 1
+
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
+            self._begin()
             start = grid.column
             if start + grid.width > buffer.columns:
                 more = _ahead(grid.width)

@@ -7,7 +7,7 @@ beginning is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,17 +67,24 @@ class Prefill:
     """Fills buffers with one model. Not thread-safe: one worker owns it.
 
     `prompt_tokens` counts the tokens of all rows filled so far; of these `cached_tokens` came from
-    the cache.
+    the cache. `before` is called before each forward pass.
     """
 
     def __init__(
-        self, model: Any, attention: Attention, prefixes: PrefixCache, last_position: int, sizes: PassSizes
+        self,
+        model: Any,
+        attention: Attention,
+        prefixes: PrefixCache,
+        last_position: int,
+        sizes: PassSizes,
+        before: Callable[[], None],
     ) -> None:
         self._model = model
         self._attention = attention
         self._prefixes = prefixes
         self._last_position = last_position
         self._sizes = sizes
+        self._before = before
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -135,6 +142,7 @@ class Prefill:
 
     def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
         """Compute up to `length` tokens of each row of a chunk."""
+        self._before()
         tokens = np.zeros((len(chunk), length), dtype=np.int64)
         for line, filling in enumerate(chunk):
             part = filling.head[filling.start : filling.start + length]

@@ -136,6 +136,19 @@ class TransformersModel:
         self._opened()
         await asyncio.get_running_loop().run_in_executor(self._worker, self._reload, weights)
 
+    def passes(self) -> int:
+        """Return the number of forward passes begun so far, from which another thread sees that
+        work goes on.
+        """
+        return self._decoder.passes if self._decoder else 0
+
+    def abandon(self) -> None:
+        """Give up the work under way at its next forward pass, and all that comes after it. Any
+        thread may call this.
+        """
+        if self._decoder is not None:
+            self._decoder.given_up = True
+
     async def close(self) -> None:
         """Free the model once the work under way is done; on CUDA, also release its memory to other
         processes.

@@ -1,7 +1,7 @@
 """A worker process: `python -m agentr_core.models.local.worker DESCRIPTOR`, started by `workers`.
 
-It loads one model and answers the batches that come through a socket, one after another. It ends
-when the process that started it ends or closes the socket.
+It loads one model and answers the batches that come through a socket, one after another, with signs
+that it is at work in between. It ends when the process that started it ends or closes the socket.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from agentr_core.errors import AgentrError, ModelFault
 from agentr_core.lifetime import end_with_parent, importing
 from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Replies
+from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Replies, Working
 from agentr_core.types import Request
+
+_SIGN_S = 0.25
+"""Seconds between two signs of work, at least."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +54,7 @@ async def serve(connection: Connection) -> int:
         except EOFError:
             return 0
         try:
-            connection.send(await _answer(model, message))
+            connection.send(await _answer(model, message, connection))
         except AgentrError as error:
             connection.send(error)
         except Exception as error:
@@ -60,11 +63,21 @@ async def serve(connection: Connection) -> int:
             connection.send(ModelFault(f"model {model.name} failed with {type(error).__name__}: {error}"))
 
 
-async def _answer(model: TransformersModel, message: tuple[Request, ...] | Reload) -> Replies | None:
+async def _answer(
+    model: TransformersModel, message: tuple[Request, ...] | Reload, connection: Connection
+) -> Replies | None:
     if isinstance(message, Reload):
         await model.reload(message.weights)
         return None
-    return Replies(replies=await model.generate(message), cached_share=model.cached_share())
+    asked = asyncio.ensure_future(model.generate(message))
+    seen = model.passes()
+    while not asked.done():
+        await asyncio.wait({asked}, timeout=_SIGN_S)
+        # No sign without a further forward pass: computing may hang while this thread goes on.
+        if not asked.done() and model.passes() > seen:
+            seen = model.passes()
+            connection.send(Working())
+    return Replies(replies=asked.result(), cached_share=model.cached_share())
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ class Reload:
     weights: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """A worker's sign that the work under way goes on; the answer is still to come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
     """The replies to a batch, and the share of all prompt tokens so far that came from the cache,

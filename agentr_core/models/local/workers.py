@@ -10,11 +10,13 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,32 +25,38 @@ from typing import Any, Literal
 from agentr_core.errors import AgentrError, ModelFault, ModelUnavailable
 from agentr_core.lifetime import python_path
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Replies
+from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Replies, Working
 from agentr_core.models.processors import processors
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.together import all_or_none
 from agentr_core.samples.rendering import Renderer, load_renderer
+from agentr_core.threads import check_wanted
 from agentr_core.types import Generation, Request
 
 _WORKER = "agentr_core.models.local.worker"
 _RESTARTS = 3
-"""The most times that a dead worker is restarted."""
+"""The most times that a worker which died or hung is restarted."""
 _ENDING_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+"""How often loading looks whether it is still wanted."""
 _LEAST_BATCH = 32
 """The fewest replies at once for which `auto` adds a worker."""
 
 
-def load_local(loading: Loading, *, workers: int | Literal["auto"]) -> TransformersModel | Workers:
+def load_local(
+    loading: Loading, *, workers: int | Literal["auto"], patience: float = 600.0
+) -> TransformersModel | Workers:
     """Return a model in this process or, if `workers` is more than one, in that many worker
     processes.
 
     `auto` means one for each GPU if the device is a GPU, otherwise one for each processor, as long
-    as each decodes at least 32 replies at once. Raises as `TransformersModel.load`.
+    as each decodes at least 32 replies at once. A worker process that is silent for `patience`
+    seconds is restarted. Raises as `TransformersModel.load` and `Workers.load`.
     """
     devices = _devices(loading, workers)
     if len(devices) == 1:
         return loading.load()
-    return Workers.load(loading, devices=devices, processors=processors())
+    return Workers.load(loading, devices=devices, processors=processors(), patience=patience)
 
 
 def _devices(loading: Loading, workers: int | Literal["auto"]) -> list[str]:
@@ -65,8 +73,8 @@ def _devices(loading: Loading, workers: int | Literal["auto"]) -> list[str]:
 
 
 class Worker:
-    """A ChatModel in a process of its own. A process that dies is restarted, and its batch raises
-    `ModelUnavailable`.
+    """A ChatModel in a process of its own. A process that dies or hangs is restarted, and its batch
+    raises `ModelUnavailable`.
 
     The process ends with this one, even if this one is killed. Use `Workers.load`.
 
@@ -74,33 +82,39 @@ class Worker:
         loading: The model that it loads.
         threads: The threads of its process on a CPU.
         renderer: The renderer of the model's directory, to count tokens with.
+        patience: The seconds after which a process that gives no sign of work counts as hung.
     """
 
-    def __init__(self, loading: Loading, *, threads: int, renderer: Renderer) -> None:
+    def __init__(self, loading: Loading, *, threads: int, renderer: Renderer, patience: float) -> None:
         self.name = loading.path.name
         self.fingerprint = ""
         self.context_length = 0
         self._loading = loading
         self._threads = threads
         self._renderer = renderer
+        self._patience = patience
         self._weights: Path | None = None
         self._cached_share = 0.0
         self._deaths = 0
+        self._given_up = ""
         self._closed = False
+        # Whoever starts or kills the process holds it, so that none is started after the last one
+        # was killed.
+        self._change = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         # Only this thread talks to the process.
         self._speaker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"worker-{self.name}")
         self._start()
 
-    def ready(self) -> None:
-        """Return once the model is loaded. Raises what loading it raises; `ModelFault` if the
-        process dies while it loads.
+    def begin(self) -> Future[None]:
+        """Have the model loaded, and return the future of that. It raises what loading raises, and
+        `ModelFault` if process after process dies or hangs while it loads.
         """
-        self._speaker.submit(self._greet).result()
+        return self._speaker.submit(self._load)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies. Raises as `TransformersModel.generate`, and `ModelUnavailable` if the
-        process died.
+        process died or hung.
         """
         self._must_be_open()
         return await asyncio.get_running_loop().run_in_executor(self._speaker, self._ask, tuple(requests))
@@ -108,7 +122,8 @@ class Worker:
     async def reload(self, weights: Path) -> None:
         """Have the process, and any that replaces it, take over the weights of a file.
 
-        Raises as `TransformersModel.reload`, and `ModelFault` if the process died.
+        Raises as `TransformersModel.reload`, and `ModelFault` if process after process died or
+        hung.
         """
         self._must_be_open()
         self._weights = weights
@@ -121,6 +136,14 @@ class Worker:
     def cached_share(self) -> float:
         """Return the share of all prompt tokens so far that came from the cache, in [0, 1]."""
         return self._cached_share
+
+    def abandon(self) -> None:
+        """Kill the process, whatever it does: the work under way fails. Any thread may call
+        this.
+        """
+        with self._change:
+            self._closed = True
+            self._process.kill()
 
     async def close(self) -> None:
         """End the process once the batch under way is done."""
@@ -139,22 +162,28 @@ class Worker:
             raise ModelFault(f"model {self.name} is closed; load it again")
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, str(theirs.fileno())],
-                # Never written to: the worker sees this pipe end when this process dies, however
-                # that happens.
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                env=self._environment(),
-                # An interrupt at the terminal is for this process, which then shuts the worker
-                # down.
-                start_new_session=True,
-            )
-        self._connection = Connection(ours.detach())
+        with self._change:
+            self._must_be_open()
+            ours, theirs = socket.socketpair()
+            # A read or a write that takes longer raises BlockingIOError.
+            limit = struct.pack("ll", int(self._patience), int(self._patience % 1 * 1e6))
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, direction, limit)
+            self._connection = Connection(ours.detach())
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+                    # Never written to: the worker sees this pipe end when this process dies,
+                    # however that happens.
+                    stdin=subprocess.PIPE,
+                    stdout=self._log,
+                    stderr=self._log,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment(),
+                    # An interrupt at the terminal is for this process, which then shuts the worker
+                    # down.
+                    start_new_session=True,
+                )
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
@@ -165,60 +194,87 @@ class Worker:
             "TOKENIZERS_PARALLELISM": "false",
         }
 
-    def _greet(self) -> None:
-        try:
-            loaded: Loaded = self._exchange(self._loading)
-        except (EOFError, OSError) as error:
-            raise ModelFault(
-                f"a worker of model {self.name} {self._end_of_process()} while it loaded the model"
-            ) from error
-        self.name, self.fingerprint, self.context_length = loaded.name, loaded.fingerprint, loaded.context_length
-        if self._weights is not None:
-            self._send_weights()
+    def _load(self) -> None:
+        """Have the process load the model, and the weights that replaced the model's own; one that
+        does not live through it is replaced.
+        """
+        while True:
+            what = "while it loaded the model"
+            try:
+                loaded: Loaded = self._exchange(self._loading)
+                if self._weights is not None:
+                    what = "while it took over weights"
+                    self._exchange(Reload(weights=self._weights))
+            except (EOFError, OSError) as error:
+                self._replace(f"{self._end_of_process(error)} {what}", error)
+            else:
+                self.name, self.fingerprint = loaded.name, loaded.fingerprint
+                self.context_length = loaded.context_length
+                return
 
     def _send_weights(self) -> None:
         assert self._weights is not None
         try:
             self._exchange(Reload(weights=self._weights))
         except (EOFError, OSError) as error:
-            raise ModelFault(
-                f"a worker of model {self.name} {self._end_of_process()} while it took over weights"
-            ) from error
+            self._replace(f"{self._end_of_process(error)} while it took over weights", error)
+            self._load()
 
     def _ask(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
         try:
             answer: Replies = self._exchange(requests)
         except (EOFError, OSError) as error:
-            how = f"a worker of model {self.name} {self._end_of_process()}"
-            # One that is not started again dies no more.
-            self._deaths = min(self._deaths, _RESTARTS) + 1
-            if self._deaths > _RESTARTS:
-                raise ModelFault(f"{how}; it has died {self._deaths} times and is not started again") from error
-            self._start()
-            self._greet()
+            how = self._end_of_process(error)
+            self._replace(how, error)
+            self._load()
             raise ModelUnavailable(f"{how}; it was restarted") from error
         self._cached_share = answer.cached_share
         return answer.replies
 
-    def _exchange(self, message: Any) -> Any:
-        """Return the process's answer. Raises the error that it sent, or EOFError or OSError if it
-        is gone.
+    def _replace(self, how: str, error: Exception) -> None:
+        """Start a process in the place of one that has ended. Raises `ModelFault` if that was done
+        too often, or nothing more is wanted.
         """
+        self._deaths += 1
+        if self._deaths > _RESTARTS:
+            self._given_up = f"{how}; it has died {self._deaths} times and is not started again"
+            raise ModelFault(self._given_up) from error
+        self._start()
+
+    def _exchange(self, message: Any) -> Any:
+        """Return the process's answer. Raises the error that it sent, BlockingIOError if it is
+        silent for too long, or EOFError or another OSError if it is gone.
+        """
+        if self._given_up:
+            raise ModelFault(self._given_up)
         self._connection.send(message)
-        answer = self._connection.recv()
+        while isinstance(answer := self._connection.recv(), Working):
+            pass
         if isinstance(answer, AgentrError):
             raise answer
         return answer
 
-    def _end_of_process(self) -> str:
-        """Return how the process ended, as the end of a sentence."""
+    def _end_of_process(self, error: Exception) -> str:
+        """End what is left of the process, and return how it ended, as a sentence without its
+        end.
+        """
+        hung = isinstance(error, BlockingIOError)
+        if hung:
+            self._process.kill()
         self._stop()
-        status = self._process.returncode
+        worker, status = f"a worker of model {self.name}", self._process.returncode
+        if hung:
+            return (
+                f"{worker} was silent for {self._patience:g} seconds and was ended (if it only was slow, raise "
+                "model.worker_timeout)"
+            )
         if status == -signal.SIGKILL:
-            return "was killed, probably because memory ran out (set model.workers=1 or lower model.max_batch)"
+            return (
+                f"{worker} was killed, probably because memory ran out (set model.workers=1 or lower model.max_batch)"
+            )
         self._log.seek(0)
         said = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return f"ended with status {status}{f' ({said[-1]})' if said else ''}"
+        return f"{worker} ended with status {status}{f' ({said[-1]})' if said else ''}"
 
     def _stop(self) -> None:
         self._connection.close()
@@ -245,11 +301,12 @@ class Workers:
         self.context_length = members[0].context_length
 
     @classmethod
-    def load(cls, loading: Loading, *, devices: Sequence[str], processors: int) -> Workers:
+    def load(cls, loading: Loading, *, devices: Sequence[str], processors: int, patience: float) -> Workers:
         """Return the model once it is loaded on each of the devices; processors, batch and cache
         are divided among the workers.
 
-        Raises as `TransformersModel.load`, and `ModelFault` if a worker dies while it loads.
+        Raises as `Worker.begin`; in a thread of `threads.in_thread` whose caller was cancelled, the
+        processes are killed.
         """
         count = len(devices)
         share = replace(
@@ -257,12 +314,20 @@ class Workers:
         )
         renderer = load_renderer(loading.path, at=loading.at)
         threads = max(1, processors // count)
-        members = [Worker(replace(share, device=d), threads=threads, renderer=renderer) for d in devices]
+        members = [
+            Worker(replace(share, device=d), threads=threads, renderer=renderer, patience=patience) for d in devices
+        ]
         try:
-            with ThreadPoolExecutor(count) as together:
-                list(together.map(Worker.ready, members))
+            loads = [member.begin() for member in members]
+            left = set(loads)
+            while left:
+                done, left = wait(left, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+                for load in done:
+                    load.result()
+                check_wanted()
         except BaseException:
             for member in members:
+                member.abandon()
                 member.end()
             raise
         return cls(members)
@@ -299,6 +364,11 @@ class Workers:
         workers.
         """
         return sum(member.cached_share() for member in self.members) / len(self.members)
+
+    def abandon(self) -> None:
+        """Kill all workers, whatever they do. Any thread may call this."""
+        for member in self.members:
+            member.abandon()
 
     async def close(self) -> None:
         """End all workers once their batches are done."""

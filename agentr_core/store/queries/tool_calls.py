@@ -29,6 +29,20 @@ def call_counts(store: Store, run_id: str, iteration: int) -> list[CallCount]:
     return [CallCount(*row) for row in store.rows(_CALLS, run_id, iteration)]
 
 
+def providers(store: Store, run_id: str) -> dict[str, str]:
+    """Return who answered the calls of each tool in a run, by the tool's name: for Python, the
+    levels of the sandbox.
+    """
+    return {tool: ", ".join(names) for tool, names in store.rows(_PROVIDERS, run_id)}
+
+
+_PROVIDERS = """
+select tool, list(distinct provider order by provider)
+from v_tool_calls
+where run_id = ? and provider is not null and provider <> ''
+group by tool
+order by tool
+"""
 _CALLS = """
 select tool, provider, status, sum(calls)::bigint as made, sum(cached)::bigint, sum(seconds)
 from v_tool_calls

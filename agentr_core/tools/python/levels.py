@@ -28,8 +28,14 @@ class Level(StrEnum):
         order = list(Level)
         return order.index(self) >= order.index(other)
 
+    def told(self) -> str:
+        """Return the level for a person; of one that leaves files open, also that it does."""
+        return self.value + ("" if self.includes(Level.LANDLOCK) else ", where code can use your files")
+
 
 STRICTEST = "strictest"
-"""The name for the strictest level that holds on this machine, but never `none`."""
+"""The name for the strictest level that holds on this machine and keeps code from the user's files;
+a weaker one must be named.
+"""
 CANDIDATES = tuple(level for level in reversed(Level) if level is not Level.NONE)
-"""The levels that `strictest` tries, in this order."""
+"""The levels that are tried for `strictest`, in this order: the weaker ones to say which holds."""

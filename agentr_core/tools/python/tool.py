@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 from types import TracebackType
@@ -15,7 +14,11 @@ from agentr_core.tools.python.process import KeeperLost, KeeperProcess
 from agentr_core.tools.python.selftest import Finding, tried
 
 _ATTEMPTS = 2
-_LOG = logging.getLogger(__name__)
+
+
+def named(level: Level) -> str:
+    """Return how a recipe names a level."""
+    return f"environment.options.sandbox={level}"
 
 
 class PythonTool:
@@ -42,22 +45,26 @@ class PythonTool:
         *,
         packages: Sequence[str] = PACKAGES,
         concurrency: int | None = None,
+        weaker: bool = False,
     ) -> None:
         """Store the settings; nothing is started yet.
 
         Args:
             limits: the most that a call may use.
-            level: a `Level`, or "strictest" for the strictest one that holds here.
+            level: a `Level`, or "strictest" for the strictest one that holds here, if code cannot
+                use the user's files there.
             packages: those that code may import besides the standard library, along with what they
                 need; each interpreter imports all of them once.
             concurrency: the number of calls at once, each with an interpreter; one for each core by
                 default.
+            weaker: whether "strictest" may mean a level at which it can; to find out what holds.
 
         Raises `SandboxError` for an unknown level.
         """
         if level not in (STRICTEST, *Level):
             known = ", ".join((STRICTEST, *Level))
             raise SandboxError(f"the Python tool has no level {level!r}; it has {known}")
+        self._open = weaker or level != STRICTEST
         self._levels = CANDIDATES if level == STRICTEST else (Level(level),)
         self._limits = limits or Limits()
         self._packages = tuple(packages)
@@ -65,7 +72,9 @@ class PythonTool:
         self._idle: list[KeeperProcess] = []
 
     async def __aenter__(self) -> PythonTool:
-        """Start and test the tool. Raises `SandboxError` if the level does not hold."""
+        """Start and test the tool. Raises `SandboxError` if the level does not hold; a level that
+        was not named must keep code from files.
+        """
         reasons = []
         for level in self._levels:
             self.level = level
@@ -75,10 +84,11 @@ class PythonTool:
                 reasons.append(str(error))
             else:
                 self.refused = tuple(reasons)
-                if reasons and not level.includes(Level.LANDLOCK):
-                    why = "; ".join(reasons)
-                    _LOG.warning("the Python tool falls to level %s, where code can use your files: %s", level, why)
-                return self
+                if self._open or level.includes(Level.LANDLOCK):
+                    return self
+                await self.__aexit__(None, None, None)
+                reasons.append(f"what holds is {level.told()}; to run code there, name that level: {named(level)}")
+                break
         raise SandboxError("; ".join(reasons))
 
     async def __aexit__(

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from agentr_core.errors import TrainingFault
 from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.threads import check_wanted
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.group.policy import Policy, Totals
 from agentr_core.training.group.rows import PolicyRow
@@ -32,6 +33,8 @@ T = TypeVar("T")
 Share = tuple[Sequence[PolicyRow], Sequence[float]]
 """Episodes, and for each of them the weight of any of its tokens."""
 
+_LOOK_SECONDS = 0.2
+"""How often it is looked whether what a process computes is still wanted."""
 _policies: list[Policy] = []
 """In a helper process, the one policy that it has loaded."""
 
@@ -89,8 +92,11 @@ class Helpers:
             yield totals
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, whatever they do: they have nothing to keep, and one may hang."""
         for process in self._processes:
+            # Python 3.14 has a method for this.
+            for worker in list((process._processes or {}).values()):
+                worker.kill()
             process.shutdown(cancel_futures=True)
 
     def _write(self, parameters: dict[str, Any]) -> Path:
@@ -103,7 +109,11 @@ class Helpers:
 
 
 def result(future: Future[T]) -> T:
-    """Return what a process computed. Raises `TrainingFault` if the process died before."""
+    """Return what a process computed. Raises `TrainingFault` if the process died before, and as
+    `check_wanted` while it computes.
+    """
+    while not wait([future], timeout=_LOOK_SECONDS).done:
+        check_wanted()
     try:
         return future.result()
     except BrokenProcessPool as error:

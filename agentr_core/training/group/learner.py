@@ -104,7 +104,11 @@ class Learner:
 
     def skip(self, updates: int) -> None:
         """Move on in the schedule by updates that were planned and had nothing to train on."""
+        self._optimizer.zero_grad(set_to_none=True)
         for _ in range(updates):
+            # Without a gradient no weight and no state changes, and PyTorch warns of a schedule
+            # that goes on without its optimizer.
+            self._optimizer.step()
             self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:

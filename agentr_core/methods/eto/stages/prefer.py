@@ -27,7 +27,6 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.threads import check_wanted, in_thread
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
@@ -47,6 +46,7 @@ from agentr_core.store.codec import (
 from agentr_core.store.queries.outcomes import failed_subjects
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.store.tables import merge
+from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance, Preference, Rejection, Sample, SampleKind, Tree
 
 
