@@ -49,6 +49,18 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
+@contextmanager
+def held_if_shared(path: Path, deadline: float) -> Iterator[None]:
+    """Hold the lock of the database at `path` for the body as a reader, if there is one; make none
+    for a file that no process of ours has opened where it is. Raises as `held` does.
+    """
+    if all(path.with_name(path.name + suffix).exists() for suffix in (".queue", ".lock")):
+        with held(path, exclusive=False, deadline=deadline):
+            yield
+    else:
+        yield
+
+
 def busy(path: Path, holder: int | None) -> StoreBusy:
     """Return the error that says who holds the database at `path`, if that is known."""
     if holder is None:

@@ -11,6 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from agentr_core.errors import ConfigError
+from agentr_core.store.connection import quoted
 
 _ASKS = ("SELECT", "EXPLAIN")
 _USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
@@ -24,8 +25,10 @@ def ask(
 ) -> pa.Table | None:
     """Return the answer of the last statement in `sql`, or None if there is no statement.
 
-    Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked,
-    and unless `files` is given it reaches no files except those it has open.
+    Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked.
+
+    Args:
+        files: whether the connection reaches other files, so that statements may name them.
 
     Raises:
         ConfigError: a statement does more than query, or there are several queries.
@@ -39,15 +42,13 @@ def ask(
     if not statements:
         return None
     _check(statements, store, files=files)
-    if not files:
-        con.execute("set enable_external_access = false")
     con.execute("set lock_configuration = true")
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
     names = _distinct(relation.columns)
     columns = [
-        f"{f'cast(#{position} as varchar)' if _lossy(kind) else f'#{position}'} as {_quoted(name)}"
+        f"{f'cast(#{position} as varchar)' if _lossy(kind) else f'#{position}'} as {quoted(name)}"
         for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1)
     ]
     return relation.project(", ".join(columns)).to_arrow_table()
@@ -114,10 +115,6 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
 
 def _lossy(kind: Any) -> bool:
     return any(word in str(kind) for word in _AS_TEXT)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

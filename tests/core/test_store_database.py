@@ -253,7 +253,8 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
             con.execute("create view v_of_before as select 1; create view v_orphans as from v_of_before")
             con.execute("create view mine as from text")
     assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
-    assert not store.count("select count(*) from duckdb_views() where view_name = 'v_of_before'")
+    # Views under other names are somebody's own, whatever the names begin with.
+    assert store.rows("from v_of_before") == [(1,)]
     assert store.count("select count(*) from mine") == 1
     numbers = [migration.number for migration in migrations.available()]
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
