@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def storage_faults(path: Path) -> Iterator[None]:
 
 
 def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
+    wait = lock.Wait(path)
     while True:
         try:
             con.execute(statement)
@@ -164,6 +166,7 @@ def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
                 raise
             if time.monotonic() >= deadline:
                 raise lock.busy(path, faults.holder(error)) from error
+            wait.tell(partial(faults.holder, error))
             time.sleep(_RETRY_S)
         else:
             return

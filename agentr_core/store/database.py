@@ -34,7 +34,9 @@ class Store:
     """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` are
     beside it.
 
-    `wait_s` is the longest wait for other processes, in seconds. Making a `Store` touches no file:
+    `wait_s` is the longest wait for other processes, in seconds; a run waits without end
+    (`math.inf`), since what it has sampled would be sampled again. Long waits are told to the log
+    of `agentr_core.store.lock`. Making a `Store` touches no file:
     the first write creates it, and reading a file that does not exist is an error. Several
     processes and threads may use stores on one file at once. A burst inside another burst on the
     same file would wait for itself: finish one first.
@@ -112,29 +114,47 @@ class Store:
         """
         return sum(int(number) for (number,) in self.rows(sql, *params))
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        files: bool = False,
+        seconds: float = questions.SECONDS,
+    ) -> pd.DataFrame:
         """Return the rows of a user's query as a frame with Arrow columns. Raises as `answer`
         does.
         """
         import pandas as pd
 
-        frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
+        frame: pd.DataFrame = self.answer(sql, params, files=files, seconds=seconds).to_pandas(
+            types_mapper=pd.ArrowDtype
+        )
         return frame
 
-    def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
+    def answer(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        files: bool = False,
+        seconds: float = questions.SECONDS,
+    ) -> pa.Table:
         """Return the exact rows of a user's query, which cannot change anything in the store.
 
         Integers keep 64 bits; intervals and other types that Arrow lacks become their text in SQL.
-        Other files are neither read nor written unless `files` is given.
+        Other files are neither read nor written unless `files` is given. Writers wait while a query
+        reads.
 
         Raises:
-            ConfigError: the SQL is wrong, or does more than query.
+            ConfigError: the SQL is wrong, or does more than query, or takes longer than `seconds`.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
-        with self._newest_state(files=files) as con:
+        with self._newest_state(files=True) if files else self.reading() as con:
             tell_runs_at_work(con, self.path.parent)
             try:
-                found = questions.ask(con, sql, params, self.path, files=files)
+                with questions.limited(con, seconds):
+                    found = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
                 raise questions.closed_door(error) or faults.query_fault(error, self.path) from error
         if found is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pyarrow as pa
 from agentr_core.errors import ConfigError
 from agentr_core.store.connection import quoted
 
+SECONDS = 300.0
+"""How long a question may take unless it is given more: who writes to the store waits meanwhile."""
 _ASKS = ("SELECT", "EXPLAIN")
 _USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
 """Kinds of statements that reach beyond the store, or are only useful to those that do."""
@@ -52,6 +56,37 @@ def ask(
         for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1)
     ]
     return relation.project(", ".join(columns)).to_arrow_table()
+
+
+@contextmanager
+def limited(con: Any, seconds: float) -> Iterator[None]:
+    """Interrupt what a connection does in the body once it has taken so many seconds.
+
+    Raises `ConfigError` then.
+    """
+    done, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not done.wait(min(seconds, threading.TIMEOUT_MAX)):
+            over.set()
+            # An interrupt between two statements has no effect.
+            while not done.wait(0.05):
+                con.interrupt()
+
+    watching = threading.Thread(target=watch, name="time limit of a query", daemon=True)
+    watching.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        if not over.is_set():
+            raise
+        raise ConfigError(
+            f"SQL: the query was stopped after {seconds:g} seconds, its time limit; ask for less, give it more with "
+            "--seconds N (Python: seconds=N), or ask a copy that `agentr store backup FILE` makes"
+        ) from error
+    finally:
+        done.set()
+        watching.join()
 
 
 def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
