@@ -78,8 +78,7 @@ def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
     Raises:
         StoreError: a row of somebody else's table refers to one that is not copied.
     """
-    # DuckDB would copy rows, too, but in the order of the names of tables, and fails where a table
-    # refers to a later one.
+    # DuckDB would copy rows, too, but not in the order that foreign keys ask for, and fails then.
     con.execute(f"copy from database {OLD} to store (schema)")
     left = []
     for schema, table, columns in stored_columns(con, OLD, "store"):
