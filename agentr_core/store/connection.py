@@ -53,7 +53,7 @@ def connected(
     deadline: float,
     *,
     read_only: bool,
-    idle: list[Any] | None = None,
+    idle: list[tuple[str, Any]] | None = None,
     files: bool = False,
     beside: Sequence[Path] = (),
 ) -> Iterator[Any]:
@@ -79,11 +79,12 @@ def connected(
     if not (read_only or path.exists()):
         options += f", storage_version '{_FORMAT}'"
     shared = idle if not (files or beside) else None
-    instance = _taken(shared) or _started(path, () if files else (path, *beside))
+    # An absolute path: DuckDB takes the text before a first colon for a kind of database.
+    name = str(path.absolute())
+    instance = _taken(shared, name) or _started(path, () if files else (path, *beside))
     reusable = False
     try:
-        # An absolute path: DuckDB takes the text before a first colon for a kind of database.
-        _attach(instance, f"attach {literal(str(path.absolute()))} as store ({options})", path, deadline)
+        _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
         # Each burst has a connection of its own, so that nothing but its settings remains.
         with closing(instance.cursor()) as con:
             con.execute("set enable_progress_bar = false; use store.main")
@@ -93,16 +94,20 @@ def connected(
         reusable = shared is not None and _emptied(instance)
     finally:
         if shared is not None and reusable:
-            shared.append(instance)
+            shared.append((name, instance))
         else:
             instance.close()
 
 
-def _taken(idle: list[Any] | None) -> Any:
+def _taken(idle: list[tuple[str, Any]] | None, name: str) -> Any:
     # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
         if idle is not None:
-            return idle.pop()
+            opens, instance = idle.pop()
+            if opens == name:
+                return instance
+            # The path is relative, and the program has gone to another folder.
+            instance.close()
     return None
 
 

@@ -47,7 +47,7 @@ class Store:
         self.wait_s = wait_s
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
-        self._idle: list[Any] = []
+        self._idle: list[tuple[str, Any]] = []
         # The file whose catalogue was looked at, as device and inode: it takes longer than a burst.
         self._known: tuple[int, int] | None = None
 

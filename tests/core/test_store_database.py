@@ -183,6 +183,15 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
     assert len(started) == 1
 
 
+def test_a_relative_path_follows_the_program_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(Path("store.duckdb"), wait_s=2)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        store.write({"text": [text(name)]})
+        assert store.rows("select text_id from text") == [(name,)]
+
+
 def test_reading_a_missing_store_creates_nothing(store: Store) -> None:
     with pytest.raises(StoreError, match="no store at"):
         store.query("select 1")
