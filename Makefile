@@ -56,8 +56,10 @@ test-ray: $(STAMP)
 	$(BIN)/python -m pytest tests/flows/test_clusters.py tests/flows/test_spread.py -k ray
 
 # Kills at random times, and stages that two processes ask for at once: 20 of each, where `make test` has a few.
+# And a reader beside a run for so many minutes.
+READER_MINUTES ?= 30
 test-kills: $(STAMP)
-	AGENTR_TEST_KILLS=20 $(BIN)/python -m pytest -s tests/flows/test_kills.py
+	AGENTR_TEST_KILLS=20 AGENTR_TEST_READER_MINUTES=$(READER_MINUTES) $(BIN)/python -m pytest -s tests/flows/test_kills.py
 
 # The manual as pages that need no network, in data/manual/site.
 manual: $(STAMP)

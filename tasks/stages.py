@@ -81,7 +81,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     Args:
         limit: the most trees, episodes or questions that a gathering stage begins; None: all.
     """
-    recipe = stored_recipe(Path(run.workspace), run.run_id)
+    recipe = stored_recipe(Path(run.workspace), run.run_id, patient=True)
     plan = plan_of(recipe, iteration)
     stage = plan.stage(name)
     place = quiet_workplace(run, recipe)

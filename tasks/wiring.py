@@ -103,7 +103,7 @@ def _after_its_run(recipe: Recipe) -> Recipe:
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
     """Return the workplace of a stage; its progress is not shown unless `progress` is given."""
     root = Path(run.workspace)
-    known, store = recipe or stored_recipe(root, run.run_id), open_store(root)
+    known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
         recipe=known,
         run_id=run.run_id,

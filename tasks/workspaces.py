@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from agentr_core.texts import placed
 STORE_FILE = "store.duckdb"
 
 
-def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
-    """Return the store of a workspace.
+def open_store(workspace: Path, *, must_exist: bool = False, patient: bool = False) -> Store:
+    """Return the store of a workspace; a `patient` one, as a run needs, waits for other processes
+    as long as they hold it.
 
     Raises `StoreError` if the store must exist and does not, or if the folder cannot be read or has
     an impossible name.
@@ -36,13 +38,13 @@ def open_store(workspace: Path, *, must_exist: bool = False) -> Store:
         raise StoreError(f"{workspace} is a file; a workspace is a folder with a file {STORE_FILE}")
     if must_exist and not there:
         raise StoreError(f"there is no store at {placed(path)}; run a recipe first, or name another --workspace")
-    return _store(path)
+    return _store(path, patient)
 
 
 # Each task of a run asks for it, and a store keeps an instance of DuckDB that takes long to start.
 @lru_cache(maxsize=4)
-def _store(path: Path) -> Store:
-    return Store(path)
+def _store(path: Path, patient: bool) -> Store:
+    return Store(path, wait_s=math.inf) if patient else Store(path)
 
 
 def find_run(workspace: Path, prefix: str) -> str:
@@ -56,9 +58,12 @@ def find_run(workspace: Path, prefix: str) -> str:
     return found[0]
 
 
-def stored_recipe(workspace: Path, run_id: str) -> Recipe:
-    """Return the resolved recipe of a run. Raises `ConfigError` for an unknown run."""
-    config = run_config(open_store(workspace, must_exist=True), run_id)
+def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Recipe:
+    """Return the resolved recipe of a run; `patient` as for `open_store`.
+
+    Raises `ConfigError` for an unknown run.
+    """
+    config = run_config(open_store(workspace, must_exist=True, patient=patient), run_id)
     if config is None:
         raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
     return _parsed(config, f"recipe of run {run_id}")

@@ -1,10 +1,15 @@
-"""Opening the database file for one burst. The caller holds the lock."""
+"""Opening the database file for one burst. The caller holds the lock.
+
+A file of a store may come from anywhere. Whatever its views, macros and names hold, DuckDB reaches
+no other file while it is open, unless a user's own query asks for that.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +33,30 @@ _FORMAT = "v1.2.0"
 # opening such a file.
 _READING_THREADS = 4
 _LARGE_BYTES = 32 << 20
+_BESIDE = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+"""The endings of the files that DuckDB itself makes of a database."""
+
+
+def quoted(name: str) -> str:
+    """Return a name as an identifier in SQL, whatever characters it has."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as a string in SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 @contextmanager
-def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] | None = None) -> Iterator[Any]:
+def connected(
+    path: Path,
+    deadline: float,
+    *,
+    read_only: bool,
+    idle: list[tuple[str, Any]] | None = None,
+    files: bool = False,
+    beside: Sequence[Path] = (),
+) -> Iterator[Any]:
     """Return a connection whose default database is the file at `path`, closed after the body.
 
     Programs that have the file open without our lock, such as the duckdb shell, are waited for
@@ -43,6 +68,8 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
         read_only: whether the body only reads.
         idle: instances of DuckDB without a file, from earlier bursts on this path; one is taken and
             given back. Starting an instance costs more than opening the file.
+        files: whether the body may read and write any file.
+        beside: other database files that the body may attach.
 
     Raises:
         StoreBusy: such a program kept the file for longer.
@@ -51,31 +78,41 @@ def connected(path: Path, deadline: float, *, read_only: bool, idle: list[Any] |
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
     if not (read_only or path.exists()):
         options += f", storage_version '{_FORMAT}'"
+    shared = idle if not (files or beside) else None
     # An absolute path: DuckDB takes the text before a first colon for a kind of database.
-    name = str(path.absolute()).replace("'", "''")
-    instance = _taken(idle, path)
+    name = str(path.absolute())
+    instance = _taken(shared, name) or _started(path, () if files else (path, *beside))
     reusable = False
     try:
-        _attach(instance, f"attach '{name}' as store ({options})", path, deadline)
+        _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
         # Each burst has a connection of its own, so that nothing but its settings remains.
         with closing(instance.cursor()) as con:
-            con.execute("set enable_progress_bar = false; use store")
+            con.execute("set enable_progress_bar = false; use store.main")
             if read_only and path.stat().st_size >= _LARGE_BYTES:
                 con.execute(f"set threads = {_READING_THREADS}")
             yield con
-        reusable = idle is not None and _emptied(instance)
+        reusable = shared is not None and _emptied(instance)
     finally:
-        if idle is not None and reusable:
-            idle.append(instance)
+        if shared is not None and reusable:
+            shared.append((name, instance))
         else:
             instance.close()
 
 
-def _taken(idle: list[Any] | None, path: Path) -> Any:
+def _taken(idle: list[tuple[str, Any]] | None, name: str) -> Any:
     # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
         if idle is not None:
-            return idle.pop()
+            opens, instance = idle.pop()
+            if opens == name:
+                return instance
+            # The path is relative, and the program has gone to another folder.
+            instance.close()
+    return None
+
+
+def _started(path: Path, databases: Sequence[Path]) -> Any:
+    """Return a new instance, which opens no files but those databases; any, if there are none."""
     instance = duckdb.connect(
         config={
             "threads": 1,
@@ -88,6 +125,10 @@ def _taken(idle: list[Any] | None, path: Path) -> Any:
         }
     )
     instance.execute("pragma disable_checkpoint_on_shutdown")
+    if databases:
+        names = (literal(f"{database.absolute()}{ending}") for database in databases for ending in _BESIDE)
+        # No statement can take the second one back while the instance runs.
+        instance.execute(f"set allowed_paths = [{', '.join(names)}]; set enable_external_access = false")
     return instance
 
 
@@ -121,6 +162,7 @@ def storage_faults(path: Path) -> Iterator[None]:
 
 
 def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
+    wait = lock.Wait(path)
     while True:
         try:
             con.execute(statement)
@@ -129,6 +171,7 @@ def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
                 raise
             if time.monotonic() >= deadline:
                 raise lock.busy(path, faults.holder(error)) from error
+            wait.tell(partial(faults.holder, error))
             time.sleep(_RETRY_S)
         else:
             return

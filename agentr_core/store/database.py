@@ -23,7 +23,7 @@ import pyarrow as pa
 from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreError
 from agentr_core.store import copies, faults, lock, migrations, questions
 from agentr_core.store.at_work import tell_runs_at_work
-from agentr_core.store.connection import connected, storage_faults
+from agentr_core.store.connection import connected, quoted, storage_faults
 from agentr_core.store.tables import TABLES, Row, Rows, settled
 from agentr_core.texts import placed
 
@@ -35,7 +35,9 @@ class Store:
     """The trajectory store in the DuckDB file at `path`; `<path>.wal`, `.lock` and `.queue` are
     beside it.
 
-    `wait_s` is the longest wait for other processes, in seconds. Making a `Store` touches no file:
+    `wait_s` is the longest wait for other processes, in seconds; a run waits without end
+    (`math.inf`), since what it has sampled would be sampled again. Long waits are told to the log
+    of `agentr_core.store.lock`. Making a `Store` touches no file:
     the first write creates it, and reading a file that does not exist is an error. Several
     processes and threads may use stores on one file at once. A burst inside another burst on the
     same file would wait for itself: finish one first.
@@ -46,7 +48,9 @@ class Store:
         self.wait_s = wait_s
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
-        self._idle: list[Any] = []
+        self._idle: list[tuple[str, Any]] = []
+        # The file whose catalogue was looked at, as device and inode: it takes longer than a burst.
+        self._known: tuple[int, int] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -70,7 +74,7 @@ class Store:
         with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
             self._create()
             with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
-                migrations.migrate(con, self.path, self._migrations)
+                self._migrate(con)
                 con.begin()
                 try:
                     yield con
@@ -90,15 +94,7 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `transaction`; also when there is no store at
                 the path yet.
         """
-        deadline = time.monotonic() + self.wait_s
-        self._must_exist()
-        with self._read(deadline) as con:
-            if migrations.check(con, self.path, self._newest):
-                yield con
-                return
-        with self.transaction():
-            pass
-        with self._read(deadline) as con:
+        with self._newest_state() as con:
             yield con
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
@@ -119,29 +115,47 @@ class Store:
         """
         return sum(int(number) for (number,) in self.rows(sql, *params))
 
-    def query(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pd.DataFrame:
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        files: bool = False,
+        seconds: float = questions.SECONDS,
+    ) -> pd.DataFrame:
         """Return the rows of a user's query as a frame with Arrow columns. Raises as `answer`
         does.
         """
         import pandas as pd
 
-        frame: pd.DataFrame = self.answer(sql, params, files=files).to_pandas(types_mapper=pd.ArrowDtype)
+        frame: pd.DataFrame = self.answer(sql, params, files=files, seconds=seconds).to_pandas(
+            types_mapper=pd.ArrowDtype
+        )
         return frame
 
-    def answer(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = (), *, files: bool = False) -> pa.Table:
+    def answer(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        files: bool = False,
+        seconds: float = questions.SECONDS,
+    ) -> pa.Table:
         """Return the exact rows of a user's query, which cannot change anything in the store.
 
         Integers keep 64 bits; intervals and other types that Arrow lacks become their text in SQL.
-        Other files are neither read nor written unless `files` is given.
+        Other files are neither read nor written unless `files` is given. Writers wait while a query
+        reads.
 
         Raises:
-            ConfigError: the SQL is wrong, or does more than query.
+            ConfigError: the SQL is wrong, or does more than query, or takes longer than `seconds`.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
-        with self.reading() as con:
+        with self._newest_state(files=True) if files else self.reading() as con:
             tell_runs_at_work(con, self.path.parent)
             try:
-                found = questions.ask(con, sql, params, self.path, files=files)
+                with questions.limited(con, seconds):
+                    found = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
                 raise questions.closed_door(error) or faults.query_fault(error, self.path) from error
         if found is None:
@@ -173,8 +187,8 @@ class Store:
         key = TABLES[table].key
         changes = [column for column in row if column not in key]
         sql = (
-            f"update {table} set {', '.join(f'{column} = ${column}' for column in changes)} "
-            f"where {' and '.join(f'{column} = ${column}' for column in key)} returning true"
+            f"update {quoted(table)} set {', '.join(f'{quoted(column)} = ${column}' for column in changes)} "
+            f"where {' and '.join(f'{quoted(column)} = ${column}' for column in key)} returning true"
         )
         with self.transaction() as con:
             if not con.execute(sql, dict(row)).fetchall():
@@ -189,7 +203,9 @@ class Store:
         (column,) = TABLES[table].key
         if not ids:
             return []
-        known = self.rows(f"select {column} from {table} where {column} in (select unnest(?))", list(ids))
+        known = self.rows(
+            f"select {quoted(column)} from {quoted(table)} where {quoted(column)} in (select unnest(?))", list(ids)
+        )
         present = {identifier for (identifier,) in known}
         return [identifier for identifier in ids if identifier not in present]
 
@@ -212,7 +228,7 @@ class Store:
                 storage_faults(self.path),
                 connected(self.path, deadline, read_only=False, idle=self._idle) as con,
             ):
-                migrations.migrate(con, self.path, self._migrations)
+                self._migrate(con)
                 con.execute("checkpoint")
 
     def backup(self, target: Path) -> None:
@@ -243,14 +259,39 @@ class Store:
             )
 
     @contextmanager
-    def _read(self, deadline: float) -> Iterator[Any]:
+    def _newest_state(self, *, files: bool = False) -> Iterator[Any]:
+        """Return a connection as `reading` does, which with `files` reaches other files, too."""
+        deadline = time.monotonic() + self.wait_s
+        self._must_exist()
+        with self._read(deadline, files=files) as con:
+            file = self._file()
+            if migrations.check(con, self.path, self._newest, known=self._known == file):
+                self._known = file
+                yield con
+                return
+        with self.transaction():
+            pass
+        with self._read(deadline, files=files) as con:
+            yield con
+
+    @contextmanager
+    def _read(self, deadline: float, *, files: bool = False) -> Iterator[Any]:
         with (
             lock.held(self.path, exclusive=False, deadline=deadline),
             storage_faults(self.path),
-            connected(self.path, deadline, read_only=True, idle=self._idle) as con,
+            connected(self.path, deadline, read_only=True, idle=self._idle, files=files) as con,
         ):
             con.begin()
             yield con
+
+    def _migrate(self, con: Any) -> None:
+        file = self._file()
+        migrations.migrate(con, self.path, self._migrations, known=self._known == file)
+        self._known = file
+
+    def _file(self) -> tuple[int, int]:
+        state = self.path.stat()
+        return state.st_dev, state.st_ino
 
     def _create(self) -> None:
         """Make the file with all tables under another name first, because a half-made database
@@ -309,14 +350,15 @@ def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) 
     distinct = settled(table, rows, changed) if changed else rows
     data = pa.table({column: pa.array([row[column] for row in distinct]) for column in columns})
     if changed:
-        key = ", ".join(TABLES[table].key)
-        action = f"on conflict ({key}) do update set {', '.join(f'{column} = excluded.{column}' for column in changed)}"
+        key = ", ".join(map(quoted, TABLES[table].key))
+        values = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in changed)
+        action = f"on conflict ({key}) do update set {values}"
     else:
         action = "on conflict do nothing"
     con.register("incoming", data)
     try:
         _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
-        con.execute(f"insert into {table} by name select * from incoming {action}")
+        con.execute(f"insert into {quoted(table)} by name select * from incoming {action}")
     finally:
         con.unregister("incoming")
 
@@ -325,10 +367,10 @@ def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
     """Raise `RunBusy` if stored rows with the keys of `incoming` were made by another writer."""
     if not fixed:
         return
-    key = TABLES[table].key
+    key = ", ".join(map(quoted, TABLES[table].key))
     other = con.execute(
-        f"select {', '.join(key)} from incoming join {table} stored using ({', '.join(key)}) where "
-        + " or ".join(f"incoming.{column} is distinct from stored.{column}" for column in fixed)
+        f"select {key} from incoming join {quoted(table)} stored using ({key}) where "
+        + " or ".join(f"incoming.{quoted(column)} is distinct from stored.{quoted(column)}" for column in fixed)
         + " limit 1"
     ).fetchone()
     if other is not None:

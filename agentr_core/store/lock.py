@@ -6,16 +6,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from agentr_core.errors import StoreBusy, StoreError
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
+_FIRST_WORD_S = 10.0
+_NEXT_WORD_S = 60.0
+_LOOK_S = 1.0
+"""After so many seconds a wait is told, then again and again; so often the holder is asked for."""
+_OWN_S = 60.0
+"""The longest wait of a thread that holds the lock itself, which would wait for itself for ever."""
+
+log = logging.getLogger(__name__)
+_told: dict[Path, float] = {}
+"""When a wait for each database was told last, whichever thread told it."""
+_own = threading.local()
 
 
 @contextmanager
@@ -30,34 +44,78 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
     Args:
         path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
         exclusive: whether the body writes.
-        deadline: `time.monotonic()` at which to give up.
+        deadline: `time.monotonic()` at which to give up; infinite: never. Long waits are told to
+            the log.
 
     Raises:
         StoreBusy: the lock was not free before the deadline.
         StoreError: the lock files cannot be made or locked.
     """
+    mine: list[Path] = _own.__dict__.setdefault("paths", [])
+    if path in mine:
+        deadline = min(deadline, time.monotonic() + _OWN_S)
     with _opened(path, ".queue", exclusive) as queue, _opened(path, ".lock", exclusive) as lock:
         _acquire(queue, path, exclusive, deadline)
         try:
             _acquire(lock, path, exclusive, deadline)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
+        mine.append(path)
         try:
             yield
         finally:
+            mine.remove(path)
             # Closing is not enough: a child forked meanwhile would share the lock and keep it.
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
+@contextmanager
+def held_if_shared(path: Path, deadline: float) -> Iterator[None]:
+    """Hold the lock of the database at `path` for the body as a reader, if there is one; make none
+    for a file that no process of ours has opened where it is. Raises as `held` does.
+    """
+    if all(path.with_name(path.name + suffix).exists() for suffix in (".queue", ".lock")):
+        with held(path, exclusive=False, deadline=deadline):
+            yield
+    else:
+        yield
+
+
 def busy(path: Path, holder: int | None) -> StoreBusy:
     """Return the error that says who holds the database at `path`, if that is known."""
+    return StoreBusy(f"{path} is held by {_who(holder)}; wait until it is done, or stop it, and try again")
+
+
+def _who(holder: int | None) -> str:
     if holder is None:
-        who = "another process"
-    elif holder == os.getpid():
-        who = f"another part of this process (PID {holder})"
-    else:
-        who = f"another process (PID {holder})"
-    return StoreBusy(f"{path} is held by {who}; wait until it is done, or stop it, and try again")
+        return "another process"
+    return f"another {'part of this process' if holder == os.getpid() else 'process'} (PID {holder})"
+
+
+class Wait:
+    """A wait for the database at `path`, of which the log is told now and then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._began = self._looked = time.monotonic()
+        self._holder: int | None = None
+        self._since = datetime.now()
+
+    def tell(self, holder: Callable[[], int | None]) -> None:
+        """Ask who holds the database, and tell it if it is time."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        pid = holder()
+        if pid != self._holder:
+            self._holder, self._since = pid, datetime.now()
+        if now - self._began < _FIRST_WORD_S or now - _told.get(self._path, -_NEXT_WORD_S) < _NEXT_WORD_S:
+            return
+        _told[self._path] = now
+        since = f"{self._since:%H:%M:%S}"
+        sentence = f"waiting for the store {self._path}, which {_who(pid)} has held since {since} at least"
+        log.warning("%s; nothing is lost meanwhile", sentence)
 
 
 @contextmanager
@@ -84,12 +142,14 @@ def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
 def _acquire(descriptor: int, path: Path, exclusive: bool, deadline: float) -> None:
     operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
     pause = _FIRST_PAUSE_S
+    wait = Wait(path)
     while True:
         try:
             fcntl.flock(descriptor, operation)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise busy(path, _holder(path)) from None
+            wait.tell(lambda: _holder(path))
         except OSError as error:
             raise StoreError(f"{path} cannot be locked ({error.strerror}); keep workspaces on a local disk") from error
         else:

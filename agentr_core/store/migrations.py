@@ -2,25 +2,42 @@
 
 Tables and columns are changed by numbered scripts, one after another. Views hold no rows: those of
 before are dropped, and `schema/views` has them as they are now.
+
+A store may come from anywhere, so its catalogue is read before any statement of ours names
+something in it: tables that are not as the scripts make them are refused, views under our names are
+made anew, and nobody else's are touched.
 """
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
 
 from agentr_core.errors import StoreError
+from agentr_core.fingerprint import fingerprint
+from agentr_core.store.connection import connected, quoted
+from agentr_core.store.tables import TABLES
 
 VIEWS = 39
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
+CATALOGUE = "8d88a88e7c34b965"
+"""The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
+pin. A store with another one is compared in detail, which takes a second.
+"""
+_VERSIONS = "schema_version"
+_OURS = frozenset({*TABLES, _VERSIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +49,13 @@ class Migration:
     sql: str
 
 
-@cache
 def available() -> tuple[Migration, ...]:
     """Return the migrations that come with this version, in order."""
+    return _shipped()
+
+
+@cache
+def _shipped() -> tuple[Migration, ...]:
     folder = resources.files("agentr_core.store").joinpath("schema")
     tables = [
         Migration(number=int(name.split("_", 1)[0]), name=name, sql=sql) for name, sql in _scripts(folder).items()
@@ -49,77 +70,235 @@ def _scripts(folder: Traversable) -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in files if file.name.endswith(".sql")}
 
 
+@dataclass(frozen=True, slots=True)
+class _Catalogue:
+    """What the main schema of a database has under our names, by name in lower case.
+
+    `tables` and `views` are in SQL; `others` are the names of all other tables.
+    """
+
+    tables: Mapping[str, str]
+    views: Mapping[str, str]
+    others: tuple[str, ...]
+
+
 def version(con: Any, path: Path) -> int:
     """Return the schema version of an open database; 0 for an empty one.
 
     Raises:
-        StoreError: the database holds tables of another program.
+        StoreError: the database holds tables of another program, or something of its own where we
+            look for ours.
     """
-    try:
-        return int(con.execute("select coalesce(max(version), 0) from schema_version").fetchall()[0][0])
-    except duckdb.CatalogException:
-        tables = con.execute(
-            "select table_name from duckdb_tables() where database_name = current_database()"
-        ).fetchall()
-    if tables:
-        raise StoreError(
-            f"{path} is a DuckDB database of something else (it has a table {tables[0][0]!r}); name another "
-            "workspace or store"
-        )
-    return 0
+    return _version(con, path, _catalogue(con, path))
 
 
-def check(con: Any, path: Path, newest: int) -> bool:
+def check(con: Any, path: Path, newest: int, *, known: bool = False) -> bool:
     """Return whether an open database has the newest schema; False means it needs `migrate`.
 
+    Args:
+        known: whether an earlier check returned True, or `migrate` has made this file what it is:
+            only the version is looked at then.
+
     Raises:
-        StoreError: the database was written by a newer version, or belongs to something else.
+        StoreError: the database was written by a newer version, belongs to something else, or has
+            tables under our names that are not ours.
     """
-    current = version(con, path)
+    catalogue = None if known else _catalogue(con, path)
+    current = _newest_version(con) if catalogue is None else _version(con, path, catalogue)
     if current > newest:
         raise StoreError(
             f"{path} has schema version {current}, but this version of agentr knows only up to {newest}; "
             "update agentr, or name another workspace or store"
         )
-    return current == newest
+    if catalogue is None:
+        return current == newest
+    if current == VIEWS and _fingerprint(catalogue) == CATALOGUE:
+        return current == newest
+    _compare(con, path, current, catalogue)
+    return current == newest and catalogue.views == _own(current)[0].views
 
 
-def migrate(con: Any, path: Path, migrations: tuple[Migration, ...]) -> None:
+def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, known: bool = False) -> None:
     """Bring an open database up to the last of the migrations, each in a transaction of its own,
-    and fold them into the file.
-
-    Raises:
-        StoreError: the database was written by a newer version, or belongs to something else.
+    and fold them into the file; make our views anew where they are not ours. Raises as `check`
+    does.
     """
-    if check(con, path, migrations[-1].number):
+    if check(con, path, migrations[-1].number, known=known):
         return
-    current = version(con, path)
-    for migration in (one for one in migrations if one.number > current):
-        con.begin()
-        try:
-            if migration.number == 1:
-                con.execute(_VERSION_TABLE)
-            if migration.number == VIEWS:
-                _drop_views(con)
-            con.execute(migration.sql)
-            con.execute("insert into schema_version (version, name) values (?, ?)", [migration.number, migration.name])
-        except BaseException:
-            con.rollback()
-            raise
-        con.commit()
+    current = _version(con, path, _catalogue(con, path))
+    for migration in migrations:
+        if current < migration.number or migration.number == VIEWS:
+            _apply(con, path, migration)
     # Opened by a program other than agentr, DuckDB cannot replay all changes of a table from a log.
     con.execute("checkpoint")
 
 
-def _drop_views(con: Any) -> None:
-    # Names of views begin with `v_`; others are somebody's own.
-    found = con.execute(
-        "select view_name from duckdb_views() where database_name = current_database() and starts_with(view_name, 'v_')"
-    ).fetchall()
-    for (view,) in found:
-        con.execute(f"drop view {view}")
+def _apply(con: Any, path: Path, migration: Migration) -> None:
+    con.begin()
+    try:
+        if migration.number == 1:
+            con.execute(_VERSION_TABLE)
+        if migration.number == VIEWS:
+            for view in _view_names(migration.sql):
+                con.execute(f"drop view if exists main.{quoted(view)}")
+        con.execute(migration.sql)
+        con.execute(
+            f"insert or ignore into {_VERSIONS} (version, name) values (?, ?)", [migration.number, migration.name]
+        )
+    except duckdb.CatalogException as error:
+        con.rollback()
+        name = re.search(r'with name "(.+?)" already exists', str(error))
+        if name is None:
+            raise
+        raise _in_the_way(path, name[1]) from error
+    except BaseException:
+        con.rollback()
+        raise
+    con.commit()
 
 
+def _in_the_way(path: Path, name: str) -> StoreError:
+    return StoreError(
+        f"{path} has something of its own named {name!r}, which is a name of agentr's; give it another name with the "
+        "duckdb shell"
+    )
+
+
+@cache
+def _view_names(sql: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"^create view (\w+)", sql, re.M))
+
+
+def _catalogue(con: Any, path: Path) -> _Catalogue:
+    """Return the catalogue of an open database.
+
+    Raises:
+        StoreError: it has a view where we look for a table, a table where we look for a view, or
+            functions or types in place of those of DuckDB, which our queries use.
+    """
+    views = _view_names(next(one.sql for one in _shipped() if one.number == VIEWS))
+    # Where the database is not the default, nothing of it is looked up: neither its macros, which
+    # come before DuckDB's functions and even operators, nor its types.
+    con.execute("use memory")
+    try:
+        tables = con.execute(_TABLES).fetchall()
+        shown = con.execute(_VIEWS).fetchall()
+        shadows = con.execute(_SHADOWS).fetchall()
+    finally:
+        con.execute("use store.main")
+    if shadows:
+        raise StoreError(
+            f"{path} has a function or type of its own in place of DuckDB's {shadows[0][0]}, which agentr does not "
+            "run; drop it with the duckdb shell, or name another workspace or store"
+        )
+    made = {name.lower(): sql for schema, name, sql in tables if schema == "main"}
+    seen = {name.lower(): sql for schema, name, sql in shown if schema == "main"}
+    wrong = [*(name for name in _OURS if name in seen), *(name for name in views if name in made)]
+    if wrong:
+        raise _in_the_way(path, min(wrong))
+    return _Catalogue(
+        {name: sql for name, sql in made.items() if name in _OURS},
+        # DuckDB keeps what a star leaves out in no order.
+        {name: _EXCLUDED.sub(_in_order, sql) for name, sql in seen.items() if name in views},
+        tuple(name for schema, name, _ in tables if schema != "main" or name.lower() not in _OURS),
+    )
+
+
+def _in_order(excluded: re.Match[str]) -> str:
+    return f"EXCLUDE ({', '.join(sorted(excluded[1].split(', ')))})"
+
+
+def _version(con: Any, path: Path, catalogue: _Catalogue) -> int:
+    if _VERSIONS in catalogue.tables:
+        return _newest_version(con)
+    names = (*catalogue.others, *catalogue.tables)
+    if names:
+        raise StoreError(
+            f"{path} is a DuckDB database of something else (it has a table {names[0]!r}); name another "
+            "workspace or store"
+        )
+    return 0
+
+
+def _newest_version(con: Any) -> int:
+    return int(con.execute(f"select coalesce(max(version), 0) from main.{_VERSIONS}").fetchall()[0][0])
+
+
+def _fingerprint(catalogue: _Catalogue) -> str:
+    return fingerprint(sorted(catalogue.tables.items()), sorted(catalogue.views.items()))
+
+
+def _compare(con: Any, path: Path, current: int, catalogue: _Catalogue) -> None:
+    """Raise `StoreError` for a table of ours that is missing or is not as the scripts make it up to
+    a version. Only columns without a default, and indexes, may have been added.
+    """
+    own = _own(current)[1]
+    missing = own.keys() - catalogue.tables.keys()
+    if missing:
+        raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
+    early = catalogue.tables.keys() - own.keys()
+    if early:
+        raise _in_the_way(path, min(early))
+    parts = _parts(con, frozenset(own))
+    for table, (columns, rules) in own.items():
+        found, bound = parts[table]
+        odd = [name for name, facts in columns.items() if found.get(name) != facts]
+        odd += [name for name, (_, default) in found.items() if name not in columns and default is not None]
+        if odd or rules != bound:
+            what = f"column {min(odd)!r}" if odd else "a constraint"
+            raise StoreError(
+                f"{path} has a table {table} that agentr did not make ({what} differs), and is not opened; put it "
+                "right with the duckdb shell, or name another workspace or store"
+            )
+
+
+_Parts = dict[str, tuple[dict[str, tuple[str, str | None]], frozenset[tuple[str, str]]]]
+"""By table: the type and default of its columns, and the text and columns of its constraints."""
+
+
+def _parts(con: Any, tables: frozenset[str]) -> _Parts:
+    parts: _Parts = {}
+    rules = con.execute(_CONSTRAINTS).fetchall()
+    for table in sorted(tables):
+        columns = con.execute(f"select name, type, dflt_value from pragma_table_info('main.{table}')").fetchall()
+        parts[table] = (
+            {column.lower(): (kind, default) for column, kind, default in columns},
+            frozenset((rule, on) for name, rule, on in rules if name.lower() == table),
+        )
+    return parts
+
+
+@cache
+def _own(current: int) -> tuple[_Catalogue, _Parts]:
+    """Return what the scripts make up to a version."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "store.duckdb"
+        with connected(path, time.monotonic(), read_only=False) as con:
+            for migration in _shipped():
+                if migration.number <= current:
+                    _apply(con, path, migration)
+            con.execute("checkpoint")
+        # DuckDB writes types in a view in another way before it has read the view from a file.
+        with connected(path, time.monotonic(), read_only=True) as con:
+            catalogue = _catalogue(con, path)
+            return catalogue, _parts(con, frozenset(catalogue.tables))
+
+
+_EXCLUDED = re.compile(r"EXCLUDE \(([^()]*)\)")
+_TABLES = "select schema_name, table_name, sql from duckdb_tables() where database_name = 'store'"
+_VIEWS = "select schema_name, view_name, sql from duckdb_views() where database_name = 'store' and not internal"
+_SHADOWS = """
+with own as (
+    select lower(function_name) as name, database_name, schema_name, internal from duckdb_functions()
+    union all select lower(type_name), database_name, schema_name, internal from duckdb_types()
+)
+select name from own where database_name = 'store' and schema_name = 'main' and not internal
+    and name in (select name from own where database_name = 'system') order by name limit 1
+"""
+_CONSTRAINTS = """
+select table_name, constraint_text, constraint_column_names::varchar from duckdb_constraints()
+where database_name = 'store' and schema_name = 'main'
+"""
 _VERSION_TABLE = """
 create table schema_version (
     version integer primary key,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import duckdb
 import pyarrow as pa
 
 from agentr_core.errors import ConfigError
+from agentr_core.store.connection import quoted
 
+SECONDS = 300.0
+"""How long a question may take unless it is given more: who writes to the store waits meanwhile."""
 _ASKS = ("SELECT", "EXPLAIN")
 _USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
 """Kinds of statements that reach beyond the store, or are only useful to those that do."""
@@ -24,8 +29,10 @@ def ask(
 ) -> pa.Table | None:
     """Return the answer of the last statement in `sql`, or None if there is no statement.
 
-    Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked,
-    and unless `files` is given it reaches no files except those it has open.
+    Column names are made distinct, such as `a` and `a_1`. The connection's configuration is locked.
+
+    Args:
+        files: whether the connection reaches other files, so that statements may name them.
 
     Raises:
         ConfigError: a statement does more than query, or there are several queries.
@@ -39,18 +46,47 @@ def ask(
     if not statements:
         return None
     _check(statements, store, files=files)
-    if not files:
-        con.execute("set enable_external_access = false")
     con.execute("set lock_configuration = true")
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
     names = _distinct(relation.columns)
     columns = [
-        f"{f'cast(#{position} as varchar)' if _lossy(kind) else f'#{position}'} as {_quoted(name)}"
+        f"{f'cast(#{position} as varchar)' if _lossy(kind) else f'#{position}'} as {quoted(name)}"
         for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1)
     ]
     return relation.project(", ".join(columns)).to_arrow_table()
+
+
+@contextmanager
+def limited(con: Any, seconds: float) -> Iterator[None]:
+    """Interrupt what a connection does in the body once it has taken so many seconds.
+
+    Raises `ConfigError` then.
+    """
+    done, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not done.wait(min(seconds, threading.TIMEOUT_MAX)):
+            over.set()
+            # An interrupt between two statements has no effect.
+            while not done.wait(0.05):
+                con.interrupt()
+
+    watching = threading.Thread(target=watch, name="time limit of a query", daemon=True)
+    watching.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        if not over.is_set():
+            raise
+        raise ConfigError(
+            f"SQL: the query was stopped after {seconds:g} seconds, its time limit; ask for less, give it more with "
+            "--seconds N (Python: seconds=N), or ask a copy that `agentr store backup FILE` makes"
+        ) from error
+    finally:
+        done.set()
+        watching.join()
 
 
 def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
@@ -114,10 +150,6 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
 
 def _lossy(kind: Any) -> bool:
     return any(word in str(kind) for word in _AS_TEXT)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -76,7 +76,8 @@ def merge(others: tuple[Path, ...], workspace: Path) -> None:
 
     OTHER is a workspace or the file of a store, such as a backup from another machine; it stays as
     it is. Each row is added once, and nothing is added if two stores have different rows under the
-    same id. Weights, datasets and reports stay where they are.
+    same id. Weights, datasets and reports stay where they are, and so do tables and views that are
+    not agentr's.
     """
     from flows.commands.stores import merged
 

@@ -61,8 +61,23 @@ def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, worksp
 @click.option("--example", default="", metavar="NAME", help="Ask one of the examples instead of QUERY.")
 @click.option("--examples", is_flag=True, help="List the examples and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=300,
+    show_default=True,
+    help="Stop the query after so long; a run waits while it reads.",
+)
 def sql(
-    query: str, workspace: Path, form: str | None, output: Path | None, example: str, examples: bool, files: bool
+    query: str,
+    workspace: Path,
+    form: str | None,
+    output: Path | None,
+    example: str,
+    examples: bool,
+    files: bool,
+    seconds: int,
 ) -> None:
     """Ask the store a question in SQL, even while a run is writing.
 
@@ -76,7 +91,7 @@ def sql(
         return
     if query == "-":
         query = standard_input().read()
-    click.echo(answer(workspace, query, form, named=example, output=output, files=files), nl=False)
+    click.echo(answer(workspace, query, form, named=example, output=output, files=files, seconds=seconds), nl=False)
 
 
 @click.command()

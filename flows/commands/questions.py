@@ -8,6 +8,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.store.answers import FORMATS, write_parquet
 from agentr_core.store.examples import example, examples
 from agentr_core.store.queries.runs import ALL_RUNS
+from agentr_core.store.questions import SECONDS
 from agentr_core.texts import counted
 from agentr_core.writing import write_text
 from tasks.workspaces import open_store
@@ -18,7 +19,14 @@ _PLAN = ["explain_key", "explain_value"]
 
 
 def answer(
-    workspace: Path, query: str, form: str | None, *, named: str = "", output: Path | None = None, files: bool = False
+    workspace: Path,
+    query: str,
+    form: str | None,
+    *,
+    named: str = "",
+    output: Path | None = None,
+    files: bool = False,
+    seconds: float = SECONDS,
 ) -> str:
     """Return the answer to a question in SQL in one of the `FORMATS`, or, if it is written to a
     file, a line that says so.
@@ -28,6 +36,7 @@ def answer(
         form: also `parquet`, which needs a file; None: as the file's ending says, else a table.
         output: the file; None for none.
         files: whether the question may read and write other files.
+        seconds: how long the question may take.
 
     Raises `ConfigError` for wrong SQL, and `StoreError` if there is no store.
     """
@@ -40,7 +49,7 @@ def answer(
     form = form or _form_of(output)
     if form == PARQUET and output is None:
         raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
-    found = store.answer(query or example(named).sql, files=files)
+    found = store.answer(query or example(named).sql, files=files, seconds=seconds)
     if output is None and form == "table" and found.column_names == _PLAN:
         return "\n".join(found["explain_value"].to_pylist()) + "\n"
     if output is None:

@@ -299,10 +299,10 @@ def test_a_kill_leaves_the_store_as_it_is(store: Store, sign: signal.Signals) ->
     before = everything(store)
     code = (
         "import os, signal, sys; from pathlib import Path; from agentr_core.store import Store;"
-        "from agentr_core.store.care.rewriting import copy_rows, rewrite;"
+        "from agentr_core.store.care.rewriting import copy, rewrite;"
         # What a shell starts in the background ignores interrupts, and so do its children.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "rewrite(Store(Path(sys.argv[1])), lambda con: (copy_rows(con), os.kill(os.getpid(), int(sys.argv[2]))))"
+        "rewrite(Store(Path(sys.argv[1])), lambda con: (copy(con), os.kill(os.getpid(), int(sys.argv[2]))))"
     )
     words = [sys.executable, "-c", code, str(store.path), str(int(sign))]
     assert subprocess.run(words, capture_output=True, check=False).returncode != 0

@@ -4,7 +4,9 @@ half of anything.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest
 
 import agentr_core
 from agentr_core.errors import StoreBusy
-from agentr_core.store import Store
+from agentr_core.store import Store, lock
 
 ROOT = Path(agentr_core.__file__).parents[1]
 HEAD = """
@@ -175,3 +177,40 @@ def test_threads_of_one_process_share_the_store(path: Path) -> None:
         thread.join()
     assert faults == []
     assert store.query("select count(*) as n from text")["n"].tolist() == [15]
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_reader_without_end_and_says_who_reads(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lock, "_FIRST_WORD_S", 0.3)
+    monkeypatch.setattr(lock, "_NEXT_WORD_S", 0.5)
+    monkeypatch.setattr(lock, "_LOOK_S", 0.1)
+    Store(path).write({})
+    reader = start(HEAD + "with store.reading(): print('reading', flush=True); sys.stdin.readline()", path, "a")
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        release = threading.Timer(2, lambda: reader.communicate("go on\n"))
+        release.start()
+        Store(path, wait_s=math.inf).write({"text": [{"text_id": "sampled", "text": "x"}]})
+        release.join()
+    finally:
+        reader.kill()
+        reader.communicate()
+    assert Store(path).missing("text", ["sampled"]) == []
+    said = [record.getMessage() for record in caplog.records]
+    # Every half a second, not at each of a hundred attempts.
+    assert 1 <= len(said) <= 5
+    assert all(
+        re.search(rf"the store .*, which another process \(PID {reader.pid}\) has held since", one) for one in said
+    )
+
+
+def test_a_thread_that_would_wait_for_itself_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_OWN_S", 0.1)
+    store = Store(path, wait_s=math.inf)
+    store.write({})
+    with store.reading(), pytest.raises(StoreBusy, match="another part of this process"):
+        store.write({})
+    store.write({})

@@ -7,10 +7,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
 from agentr_core.store.answers import FORMATS, to_csv, to_json, to_table, write_parquet
+from agentr_core.store.questions import limited
 
 SEED = 9_007_199_254_740_993
 """The first whole number that a float of 64 bits does not hold."""
@@ -263,3 +266,21 @@ def test_decimals_and_nested_values_keep_their_digits(store: Store) -> None:
 @pytest.mark.parametrize("value", [SEED, -SEED, 2**63 - 1, -(2**63)])
 def test_parameters_are_exact(store: Store, value: Any) -> None:
     assert store.query("select $v::bigint as v", {"v": value})["v"].tolist() == [value]
+
+
+LONG = "select count(*) from range(1000000000) a, range(1000) b"
+
+
+@pytest.mark.slow
+def test_a_question_ends_at_its_time_limit_and_the_next_is_answered(store: Store) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"stopped after 0.2 seconds, its time limit; .* --seconds N") as caught:
+        store.answer(LONG, seconds=0.2)
+    assert time.monotonic() - began < 20
+    assert "\n" not in str(caught.value)
+    assert store.answer("select 1 as one", seconds=1e12)["one"].to_pylist() == [1]
+
+
+def test_an_interrupt_of_somebody_else_is_not_taken_for_the_limit(store: Store) -> None:
+    with store.reading() as con, pytest.raises(duckdb.InterruptException), limited(con, 3600):
+        raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")

@@ -1,7 +1,8 @@
-"""Kills at random times, and two processes that ask for the same stage at once: both end as if
-nothing had been.
+"""Kills at random times, two processes that ask for the same stage at once, and a reader who keeps
+the store for minutes: all end as if nothing had been.
 
 `make test-kills` and `make test-all` do 20 of each and say what came out; `make test` has one kill.
+AGENTR_TEST_READER_MINUTES is how long the reader stays.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ ROUNDS = int(os.environ.get("AGENTR_TEST_KILLS", "1"))
 KILLS = 4
 """So often each run is killed."""
 SEED = 15
+READER_MINUTES = float(os.environ.get("AGENTR_TEST_READER_MINUTES", "3"))
 PAUSE = ("-o", "environment.options.pause=0.03")
 STAGES = (
     ("evaluate", 0),
@@ -79,6 +81,21 @@ for number, words in enumerate(wanted):
         else:
             break
 """
+# Three times a reader keeps all writers waiting, longer than any of them used to wait.
+READ = """
+import sys, time
+from pathlib import Path
+from agentr_core.store import Store
+
+store, seconds = Store(Path(sys.argv[1])), float(sys.argv[2])
+for _ in range(3):
+    with store.reading() as con:
+        print(con.execute("select count(*) from text").fetchall(), flush=True)
+        time.sleep(seconds / 3)
+"""
+# A stage that was tried twice has two rows, with the tokens of both.
+TIMES = "select iteration_id, stage, part, count(*), sum(tokens) from timing group by all order by all"
+REPLIES = "select count(*) from generation"
 
 
 @dataclass(frozen=True)
@@ -264,6 +281,29 @@ def test_two_processes_at_one_stage_end_as_one_does(site: Site, calm: Ended) -> 
             assert site.store.query(NODES).to_json(orient="split") == calm.answers[OUTCOME.index(NODES)]
     if whole:
         tell(f"{passes * len(wanted)} stages asked for twice at once; refused: {dict(refused)}; {equal(site)}")
+
+
+@pytest.mark.long
+def test_no_reply_is_sampled_twice_because_somebody_reads(site: Site, calm: Ended) -> None:
+    finish(site)
+    times, replies = site.store.rows(TIMES), site.store.count(REPLIES)
+    shutil.rmtree(site.root)
+    seconds = 60 * READER_MINUTES
+    with started(*site.command, env=site.env) as process, ThreadPoolExecutor(1) as listener:
+        wait_for(process, moment(site, calm, 0.3), site.store)
+        words = [sys.executable, "-c", READ, str(site.store.path), str(seconds)]
+        with launched(words, env=site.env) as reader:
+            saying = listener.submit(process.communicate, timeout=PATIENCE + seconds)
+            assert reader.wait(PATIENCE + seconds) == 0
+            out, err = saying.result()
+    assert process.returncode == 0, err
+    assert site.store.rows(TIMES) == times
+    assert site.store.count(REPLIES) == replies > 0
+    alike(ended(site), calm)
+    waits = re.findall(rf"waiting for the store .*PID {reader.pid}\) has held since \d\d:\d\d:\d\d", out + err)
+    # The first word comes after ten seconds, the next ones after a minute each.
+    assert 3 <= len(waits) <= 6 + READER_MINUTES, out + err
+    tell(f"{READER_MINUTES:g} minutes of a reader, told {len(waits)} times: {replies} replies; {equal(site)}")
 
 
 def equal(site: Site) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from agentr_core.errors import CorruptStore, StoreError
 from agentr_core.store import lock
-from agentr_core.store.care.rewriting import Rewritten, attached, copy_rows, rewrite
+from agentr_core.store.care.rewriting import Rewritten, attached, copy, rewrite
+from agentr_core.store.connection import connected, quoted, storage_faults
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 
@@ -31,68 +33,97 @@ _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"
 def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
     """Merge the rows of other stores into one, each row once, and return what changed.
 
-    Only rows are taken: the weights, datasets and reports that they name stay where they are.
+    Only rows of our tables are taken: tables that somebody else has put into another store stay
+    there, as do the weights, datasets and reports that rows name. Nothing is written to the other
+    stores, nor beside them.
 
     Raises:
         StoreError: two stores have rows of the same id with different content, one of the others is
             the store itself, or as for `rewrite`. Nothing is changed then.
     """
     for other in others:
-        if other.path.resolve() == store.path.resolve():
+        if other.path.exists() and store.path.exists() and other.path.samefile(store.path):
             raise StoreError(f"{other.path} is the store itself; name another one to merge")
-        _up_to_date(other)
+    folder = store.path.with_name(f"{store.path.name}.merged")
+    # What a killed process may have left.
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        copies = {folder / f"{number}.duckdb": other.path for number, other in enumerate(others)}
+        for taken, path in copies.items():
+            _copy(path, taken, time.monotonic() + store.wait_s)
 
-    def fill(con: Any) -> None:
-        copy_rows(con)
-        for other in others:
-            with lock.held(other.path, exclusive=False, deadline=time.monotonic() + other.wait_s):
-                _take(con, other.path)
+        def fill(con: Any) -> None:
+            copy(con)
+            for taken, path in copies.items():
+                _take(con, taken, path)
 
-    found, _ = rewrite(store, fill)
+        found, _ = rewrite(store, fill, beside=tuple(copies))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def _up_to_date(other: Store) -> None:
-    """Migrate a store of an older version. Raises `StoreError` for a file that is no store."""
+def _copy(path: Path, copy: Path, deadline: float) -> None:
+    """Copy the file of another store with its log, and bring the copy up to date.
+
+    Raises `StoreError` for a file that is no store, and `StoreBusy`.
+    """
     no_store = StoreError(
-        f"{other.path} is no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store"
+        f"{path} is no store of agentr, or damaged; nothing was merged: name a workspace, or the file of a store"
     )
     try:
+        # While DuckDB has the file open for reading, nobody writes to it, and no lock file of ours
+        # is needed beside it.
+        with lock.held_if_shared(path, deadline), storage_faults(path), connected(path, deadline, read_only=True):
+            copy.parent.mkdir(exist_ok=True)
+            for ending in ("", ".wal"):
+                source = path.with_name(f"{path.name}{ending}")
+                if source.exists():
+                    shutil.copyfile(source, copy.with_name(f"{copy.name}{ending}"))
+        state = Store(copy)
         # A database without tables would be migrated to a store, too.
-        if not other.version():
+        if not state.version():
             raise no_store
-        with other.reading():
-            pass
+        state.checkpoint()
     except CorruptStore as error:
         # Its advice is for one's own store.
         raise no_store from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be copied to {copy.parent}: {error.strerror}; free some disk space") from error
+    except StoreError as error:
+        # The sentence is about the store, not about our copy of it.
+        raise type(error)(str(error).replace(str(copy), str(path))) from error
 
 
-def _take(con: Any, path: Path) -> None:
-    with attached(con, path, "other"):
+def _take(con: Any, copy: Path, path: Path) -> None:
+    with attached(con, copy, "other"):
         for table, facts in TABLES.items():
             later = _KNOWN_LATER.get(table, ())
             columns = [name for (name,) in con.execute(_COLUMNS, [table]).fetchall()]
             same = [name for name in columns if name not in {*facts.key, *later, *_OF_A_MACHINE.get(table, ())}]
             _check(con, path, table, same, later)
-            key = ", ".join(facts.key)
-            matching = " and ".join(f"{table}.{column} = o.{column}" for column in facts.key)
+            key = ", ".join(map(quoted, facts.key))
+            matching = " and ".join(f"t.{quoted(column)} = o.{quoted(column)}" for column in facts.key)
             for column in later:
-                con.execute(_LEARN.format(table=table, column=column, matching=matching))
-            con.execute(_ADD.format(table=table, key=key))
+                con.execute(_LEARN.format(table=quoted(table), column=quoted(column), matching=matching))
+            names = ", ".join(map(quoted, (*columns, "created_at")))
+            con.execute(_ADD.format(table=quoted(table), key=key, columns=names))
 
 
 def _check(con: Any, path: Path, table: str, same: Sequence[str], later: Sequence[str]) -> None:
     """Raise `StoreError` if a row is in both stores and differs."""
     key = TABLES[table].key
     differs = {
-        **{name: f"s.{name} is distinct from o.{name}" for name in same},
-        **{name: f"s.{name} <> o.{name}" for name in later},
+        **{name: f"s.{quoted(name)} is distinct from o.{quoted(name)}" for name in same},
+        **{name: f"s.{quoted(name)} <> o.{quoted(name)}" for name in later},
     }
     if not differs:
         return
     sql = _CONFLICT.format(
-        table=table, key=", ".join(key), condition=" or ".join(differs.values()), columns=", ".join(differs.values())
+        table=quoted(table),
+        key=", ".join(map(quoted, key)),
+        condition=" or ".join(differs.values()),
+        columns=", ".join(differs.values()),
     )
     found = con.execute(sql).fetchone()
     if found is not None:
@@ -103,13 +134,20 @@ def _check(con: Any, path: Path, table: str, same: Sequence[str], later: Sequenc
         )
 
 
+# Of a table of ours somebody may have more columns.
 _COLUMNS = """
-select column_name from duckdb_columns()
-where database_name = current_database() and table_name = ? and column_name <> 'created_at' order by column_index
+select s.column_name from duckdb_columns() s join duckdb_columns() o using (schema_name, table_name, column_name)
+where s.database_name = 'store' and o.database_name = 'other' and schema_name = 'main' and table_name = ?
+    and column_name <> 'created_at' order by s.column_index
 """
-_CONFLICT = "select {key}, {columns} from store.{table} s join other.{table} o using ({key}) where {condition} limit 1"
+_CONFLICT = """
+select {key}, {columns} from store.main.{table} s join other.main.{table} o using ({key}) where {condition} limit 1
+"""
 _LEARN = """
-update store.{table} set {column} = o.{column}
-from other.{table} o where {matching} and {table}.{column} is null and o.{column} is not null
+update store.main.{table} t set {column} = o.{column}
+from other.main.{table} o where {matching} and t.{column} is null and o.{column} is not null
 """
-_ADD = "insert into store.{table} by name select * from other.{table} anti join store.{table} using ({key})"
+_ADD = """
+insert into store.main.{table} ({columns})
+select {columns} from other.main.{table} anti join store.main.{table} using ({key})
+"""

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentr_core.models.files import checkpoint_entries, iteration_of, shared_weights
-from agentr_core.store.care.rewriting import Rewritten, copy_rows, rewrite
+from agentr_core.store.care.rewriting import Rewritten, copy, rewrite
+from agentr_core.store.connection import quoted
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 from agentr_core.store.weights import weights_now
@@ -46,12 +47,11 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         con.execute(_KEPT, [list(run_ids)])
         for name, sql in _KEPT_BY.items():
             con.execute(f"create temp table {name} as {sql}")
-        copy_rows(con, CONDITIONS)
+        copy(con, CONDITIONS)
         # After all rows that may refer to them.
         for table, columns in _POINTED_AT.items():
-            named = " union ".join(
-                f"select {column} from store.{other}" for other, column in con.execute(_POINTERS, [columns]).fetchall()
-            )
+            pointers = con.execute(_POINTERS, [columns, list(TABLES)]).fetchall()
+            named = " union ".join(f"select {quoted(name)} from store.main.{quoted(other)}" for other, name in pointers)
             con.execute(_ADD_POINTED_AT.format(table=table, key=TABLES[table].key[0], named=named))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
@@ -80,49 +80,49 @@ def _trainings(root: Path, gone: Collection[str], kept: Collection[str]) -> Iter
 _EDGES = """
 with made_by as (
     select checkpoint_id, case when iteration_id is null then 'c' || checkpoint_id else 'i' || iteration_id end as maker
-    from old.checkpoint
+    from old.main.checkpoint
 ), played as (
     select trajectory_id, 'i' || coalesce(t.iteration_id, e.iteration_id) as maker, tree_id, copied_from, source
-    from old.trajectory t left join old.evaluation e using (evaluation_id)
+    from old.main.trajectory t left join old.main.evaluation e using (evaluation_id)
 ), grown as (
-    select tree_id, 'i' || iteration_id as maker, checkpoint_id, copied_from from old.tree
+    select tree_id, 'i' || iteration_id as maker, checkpoint_id, copied_from from old.main.tree
 ), sampled as (
-    select sample_id, 'i' || iteration_id as maker, pair_id, trajectory_id, tree_id from old.sample
+    select sample_id, 'i' || iteration_id as maker, pair_id, trajectory_id, tree_id from old.main.sample
 )
-select 'i' || iteration_id as needs, 'r' || run_id as needed from old.iteration
+select 'i' || iteration_id as needs, 'r' || run_id as needed from old.main.iteration
 union select 'i' || iteration_id, maker from (
-    unpivot (select iteration_id, checkpoint_in, checkpoint_out, promoted, collected_by from old.iteration)
+    unpivot (select iteration_id, checkpoint_in, checkpoint_out, promoted, collected_by from old.main.iteration)
     on checkpoint_in, checkpoint_out, promoted, collected_by into name role value checkpoint_id
 ) join made_by using (checkpoint_id)
-union select m.maker, p.maker from old.checkpoint c join made_by m using (checkpoint_id)
+union select m.maker, p.maker from old.main.checkpoint c join made_by m using (checkpoint_id)
     join made_by p on p.checkpoint_id = c.parent_id
-union select m.maker, 'i' || d.iteration_id from old.checkpoint c join made_by m using (checkpoint_id)
-    join old.dataset d on d.dataset_id = c.dataset_id
-union select 'i' || d.iteration_id, s.maker from old.dataset d join old.dataset_row using (dataset_id)
+union select m.maker, 'i' || d.iteration_id from old.main.checkpoint c join made_by m using (checkpoint_id)
+    join old.main.dataset d on d.dataset_id = c.dataset_id
+union select 'i' || d.iteration_id, s.maker from old.main.dataset d join old.main.dataset_row using (dataset_id)
     join sampled s using (sample_id)
-union select s.maker, 'i' || p.iteration_id from sampled s join old.pair p using (pair_id)
+union select s.maker, 'i' || p.iteration_id from sampled s join old.main.pair p using (pair_id)
 union select s.maker, t.maker from sampled s join played t using (trajectory_id)
 union select s.maker, t.maker from sampled s join grown t using (tree_id)
 union select t.maker, m.maker from grown t join made_by m using (checkpoint_id)
 union select t.maker, o.maker from grown t join grown o on o.tree_id = t.copied_from
 union select t.maker, g.maker from played t join grown g using (tree_id)
 union select t.maker, o.maker from played t join played o on o.trajectory_id = t.copied_from
-union select 'i' || j.iteration_id, t.maker from old.judgement j
+union select 'i' || j.iteration_id, t.maker from old.main.judgement j
     join grown t on t.tree_id in (j.tree_id, j.copied_from)
-union select 'i' || p.iteration_id, t.maker from old.pair p join grown t using (tree_id)
-union select 'i' || c.iteration_id, 'i' || p.iteration_id from old.critique c join old.pair p using (pair_id)
-union select 'i' || d.iteration_id, t.maker from old.derivation d
+union select 'i' || p.iteration_id, t.maker from old.main.pair p join grown t using (tree_id)
+union select 'i' || c.iteration_id, 'i' || p.iteration_id from old.main.critique c join old.main.pair p using (pair_id)
+union select 'i' || d.iteration_id, t.maker from old.main.derivation d
     join played t on t.trajectory_id in (d.child_id, d.parent_id)
-union select 'i' || e.iteration_id, m.maker from old.evaluation e join made_by m using (checkpoint_id)
-union select 'i' || e.iteration_id, t.maker from old.evaluation e join old.episode using (evaluation_id)
+union select 'i' || e.iteration_id, m.maker from old.main.evaluation e join made_by m using (checkpoint_id)
+union select 'i' || e.iteration_id, t.maker from old.main.evaluation e join old.main.episode using (evaluation_id)
     join played t using (trajectory_id)
-union select 'i' || p.iteration_id, s.maker from old.preference p
+union select 'i' || p.iteration_id, s.maker from old.main.preference p
     join sampled s on s.sample_id in (p.chosen_sample_id, p.rejected_sample_id)
-union select 'i' || o.iteration_id, t.maker from old.rl_rollout o join played t using (trajectory_id)
-union select 'i' || v.iteration_id, t.maker from old.rl_validation v join played t using (trajectory_id)
-union select 'i' || f.iteration_id, m.maker from old.family f join made_by m using (checkpoint_id)
-union select 'r' || s.run_id, t.maker from old.revision_state s join played t using (trajectory_id)
-union select 'r' || r.run_id, 'i' || i.iteration_id from old.run r join old.iteration i
+union select 'i' || o.iteration_id, t.maker from old.main.rl_rollout o join played t using (trajectory_id)
+union select 'i' || v.iteration_id, t.maker from old.main.rl_validation v join played t using (trajectory_id)
+union select 'i' || f.iteration_id, m.maker from old.main.family f join made_by m using (checkpoint_id)
+union select 'r' || s.run_id, t.maker from old.main.revision_state s join played t using (trajectory_id)
+union select 'r' || r.run_id, 'i' || i.iteration_id from old.main.run r join old.main.iteration i
     on i.run_id in (r.config->>'$.compare.pool', r.config->>'$.compare.samples', r.config->>'$.compare.trees',
         r.config->>'$.evaluation.revision_test.states')
 """
@@ -133,7 +133,7 @@ create temp table kept as
 with recursive edges as materialized ({_EDGES}),
 closed(thing) as (
     select unnest(['r' || run_id, 'i' || iteration_id])
-    from old.run left join old.iteration using (run_id) where run_id not in (select unnest(?::varchar[]))
+    from old.main.run left join old.main.iteration using (run_id) where run_id not in (select unnest(?::varchar[]))
     union
     select needed from closed join edges on needs = thing
 )
@@ -141,18 +141,21 @@ select distinct thing from closed where thing is not null
 """
 _KEPT_BY: Mapping[str, str] = MappingProxyType(
     {
-        "kept_run": "select run_id from old.run semi join kept on thing = 'r' || run_id",
-        "kept_iteration": "select iteration_id from old.iteration semi join kept on thing = 'i' || iteration_id",
-        "kept_checkpoint": "select checkpoint_id from old.checkpoint c semi join kept "
+        "kept_run": "select run_id from old.main.run semi join kept on thing = 'r' || run_id",
+        "kept_iteration": "select iteration_id from old.main.iteration semi join kept on thing = 'i' || iteration_id",
+        "kept_checkpoint": "select checkpoint_id from old.main.checkpoint c semi join kept "
         "on thing in ('i' || c.iteration_id, 'c' || c.checkpoint_id)",
-        "kept_evaluation": "select evaluation_id from old.evaluation semi join kept_iteration using (iteration_id)",
-        "kept_trajectory": "select trajectory_id from old.trajectory left join old.evaluation e using (evaluation_id) "
+        "kept_evaluation": "select evaluation_id from old.main.evaluation "
+        "semi join kept_iteration using (iteration_id)",
+        "kept_trajectory": "select trajectory_id from old.main.trajectory "
+        "left join old.main.evaluation e using (evaluation_id) "
         "where coalesce(trajectory.iteration_id, e.iteration_id) in (select iteration_id from kept_iteration)",
-        "kept_tree": "select tree_id from old.tree semi join kept_iteration using (iteration_id)",
-        "kept_sample": "select sample_id from old.sample semi join kept_iteration using (iteration_id)",
-        "kept_pair": "select pair_id from old.pair semi join kept_iteration using (iteration_id)",
-        "kept_dataset": "select dataset_id from old.dataset semi join kept_iteration using (iteration_id)",
-        "kept_judgement": "select tree_id, node_index from old.judgement semi join kept_iteration using (iteration_id)",
+        "kept_tree": "select tree_id from old.main.tree semi join kept_iteration using (iteration_id)",
+        "kept_sample": "select sample_id from old.main.sample semi join kept_iteration using (iteration_id)",
+        "kept_pair": "select pair_id from old.main.pair semi join kept_iteration using (iteration_id)",
+        "kept_dataset": "select dataset_id from old.main.dataset semi join kept_iteration using (iteration_id)",
+        "kept_judgement": "select tree_id, node_index from old.main.judgement "
+        "semi join kept_iteration using (iteration_id)",
     }
 )
 """Queries for the ids that stay, ordered so that each needs only earlier ones."""
@@ -205,25 +208,26 @@ _POINTED_AT: Mapping[str, list[str]] = MappingProxyType(
 )
 """The columns that refer to rows of texts and instances."""
 _POINTERS = """
-select table_name, column_name from duckdb_columns() join duckdb_tables() using (database_name, table_name)
-where database_name = 'store' and column_name in (select unnest(?)) and table_name not in ('text', 'instance')
+select table_name, column_name from duckdb_columns()
+where database_name = 'store' and schema_name = 'main' and lower(column_name) in (select unnest(?))
+    and lower(table_name) in (select unnest(?)) and lower(table_name) not in ('text', 'instance')
 """
-_ADD_POINTED_AT = "insert into store.{table} by name select * from old.{table} where {key} in ({named})"
+_ADD_POINTED_AT = "insert into store.main.{table} by name select * from old.main.{table} where {key} in ({named})"
 _ADD_ORIGINS = """
-insert into store.instance by name select * from old.instance
+insert into store.main.instance by name select * from old.main.instance
 where instance_id in (
-    select v.origin_id from store.instance v anti join store.instance o on o.instance_id = v.origin_id
+    select v.origin_id from store.main.instance v anti join store.main.instance o on o.instance_id = v.origin_id
 )
 """
 _NEEDED = """
-select run_id, iteration from store.iteration where run_id in (select unnest(?::varchar[])) order by all
+select run_id, iteration from store.main.iteration where run_id in (select unnest(?::varchar[])) order by all
 """
 _UNNAMED = """
-select checkpoint_id, path from old.checkpoint
-where iteration_id is not null and path not in (select path from store.checkpoint)
+select checkpoint_id, path from old.main.checkpoint
+where iteration_id is not null and path not in (select path from store.main.checkpoint)
 """
 _GONE_FILES = """
-select 'datasets/' || dataset_id || '.parquet' from old.dataset anti join store.dataset using (dataset_id)
-union all select 'reports/' || run_id from old.run anti join store.run using (run_id)
+select 'datasets/' || dataset_id || '.parquet' from old.main.dataset anti join store.main.dataset using (dataset_id)
+union all select 'reports/' || run_id from old.main.run anti join store.main.run using (run_id)
 """
-_KEPT_IDS = "select checkpoint_id from store.checkpoint union all select iteration_id from store.iteration"
+_KEPT_IDS = "select checkpoint_id from store.main.checkpoint union all select iteration_id from store.main.iteration"

@@ -1,19 +1,24 @@
 """Rewriting a store into a new file, which replaces the old one once it is complete.
 
-If a full disk, Ctrl-C or a kill ends the work before that, the old file stays as it is.
+If a full disk, Ctrl-C or a kill ends the work before that, the old file stays as it is. What
+somebody else has put into it, such as tables, views and macros of their own, is copied by DuckDB,
+which runs none of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import duckdb
+
 from agentr_core.errors import StoreError
-from agentr_core.store import lock, migrations
-from agentr_core.store.connection import connected, storage_faults
+from agentr_core.store import lock
+from agentr_core.store.connection import connected, literal, quoted, storage_faults
+from agentr_core.store.copies import stored_columns
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 from agentr_core.writing import sync
@@ -32,12 +37,15 @@ class Rewritten(NamedTuple):
     gone: Mapping[str, int]
 
 
-def rewrite(store: Store, fill: Callable[[Any], T], *, keep: bool = True) -> tuple[Rewritten, T]:
+def rewrite(
+    store: Store, fill: Callable[[Any], T], *, keep: bool = True, beside: Sequence[Path] = ()
+) -> tuple[Rewritten, T]:
     """Rewrite a store; return what changed, and what `fill` returned.
 
     Args:
-        fill: fills the tables of the new file, `store`, from those of the old one, `old`.
+        fill: fills the new file, `store`, which has no tables yet, from the old one, `old`.
         keep: whether the new file replaces the old one; otherwise this is a dry run.
+        beside: other database files that `fill` reads.
 
     Raises:
         StoreError: there is no store, the new file would have dangling references, or the disk is
@@ -54,7 +62,7 @@ def rewrite(store: Store, fill: Callable[[Any], T], *, keep: bool = True) -> tup
             con.execute("checkpoint")
         try:
             _remove(draft)
-            gone, result = _filled(store, draft, fill, deadline)
+            gone, result = _filled(store, draft, fill, deadline, beside)
             found = Rewritten(store.path.stat().st_size, draft.stat().st_size, gone)
             if keep:
                 _take_over(draft, store.path)
@@ -63,44 +71,69 @@ def rewrite(store: Store, fill: Callable[[Any], T], *, keep: bool = True) -> tup
     return found, result
 
 
-def copy_rows(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
-    """Copy all rows of the old file; for tables in `conditions`, only rows that meet the SQL
-    condition.
+def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
+    """Copy everything in the old file, but of our tables in `conditions` only rows that meet the
+    SQL condition.
+
+    Raises:
+        StoreError: a row of somebody else's table refers to one that is not copied.
     """
-    for table in TABLES:
-        con.execute(_COPY.format(table=table, condition=conditions.get(table, "true")))
+    # DuckDB would copy rows, too, but not in the order that foreign keys ask for, and fails then.
+    con.execute(f"copy from database {OLD} to store (schema)")
+    left = []
+    for schema, table, columns in stored_columns(con, OLD, "store"):
+        condition = conditions.get(table.lower(), "true") if schema == "main" else "true"
+        name = f"{quoted(schema)}.{quoted(table)}"
+        left.append(f"insert into store.{name} ({columns}) select {columns} from {OLD}.{name} where {condition}")
+    while left:
+        later = [statement for statement in left if not _done(con, statement)]
+        if len(later) == len(left):
+            raise StoreError(
+                "nothing was changed: a table that is not agentr's refers to rows that would go; remove what refers to "
+                "them first"
+            )
+        left = later
+
+
+def _done(con: Any, statement: str) -> bool:
+    try:
+        con.execute(statement)
+    except duckdb.ConstraintException:
+        return False
+    return True
 
 
 def compact(store: Store) -> Rewritten:
     """Rewrite a store without the unused space in its file, and return what changed. Raises as
     `rewrite` does.
     """
-    found, _ = rewrite(store, copy_rows)
+    found, _ = rewrite(store, copy)
     return found
 
 
 @contextmanager
 def attached(con: Any, path: Path, name: str) -> Iterator[None]:
-    """Attach the file at a path to a connection for the body, for reading, under a name. The caller
-    holds its lock.
+    """Attach the file at a path, one of those beside the connection's own, to the connection for
+    the body, for reading, under a name. The caller holds its lock.
     """
-    quoted = str(path.absolute()).replace("'", "''")
-    con.execute(f"attach '{quoted}' as {name} (read_only)")
+    con.execute(f"attach {literal(str(path.absolute()))} as {quoted(name)} (read_only)")
     try:
         yield
     finally:
-        con.execute(f"detach {name}")
+        con.execute(f"detach {quoted(name)}")
 
 
-def _filled(store: Store, draft: Path, fill: Callable[[Any], T], deadline: float) -> tuple[dict[str, int], T]:
-    with storage_faults(draft), connected(draft, deadline, read_only=False) as con:
-        migrations.migrate(con, draft, migrations.available())
+def _filled(
+    store: Store, draft: Path, fill: Callable[[Any], T], deadline: float, beside: Sequence[Path]
+) -> tuple[dict[str, int], T]:
+    with (
+        storage_faults(draft),
+        connected(draft, deadline, read_only=False, beside=(store.path, *beside)) as con,
+    ):
         with attached(con, store.path, OLD):
-            # The times of the migrations belong to the history of the old file.
-            con.execute(_VERSIONS)
             result = fill(con)
             _check_references(con, store.path)
-            counts = {table: con.execute(_GONE.format(table=table)).fetchall()[0][0] for table in TABLES}
+            counts = {table: con.execute(_GONE.format(table=quoted(table))).fetchall()[0][0] for table in TABLES}
         con.execute("checkpoint")
     return {table: count for table, count in counts.items() if count}, result
 
@@ -132,7 +165,6 @@ def _remove(draft: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-_VERSIONS = "insert or replace into store.schema_version by name select * from old.schema_version"
-_COPY = "insert into store.{table} by name select * from old.{table} where {condition}"
-_GONE = "select (select count(*) from old.{table}) - (select count(*) from store.{table})"
-_ORPHANS = "select * from store.v_orphans except select * from old.v_orphans order by all limit 100"
+# The schema is named, too: somebody may have one that is called `old` or `store`.
+_GONE = "select (select count(*) from old.main.{table}) - (select count(*) from store.main.{table})"
+_ORPHANS = "select * from store.main.v_orphans except select * from old.main.v_orphans order by all limit 100"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from agentr_core.store.connection import quoted
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 
@@ -31,7 +32,9 @@ def sizes(store: Store) -> Sizes:
     """
     with store.reading() as con:
         ((block, idle),) = con.execute(_BLOCKS).fetchall()
-        found = [TableSize(table, *con.execute(_SIZE.format(table=table), [block]).fetchall()[0]) for table in TABLES]
+        found = [
+            TableSize(table, *con.execute(_SIZE.format(table=quoted(table)), [block]).fetchall()[0]) for table in TABLES
+        ]
     return Sizes(tuple(sorted(found, key=lambda one: (-one.size, -one.rows, one.table))), int(block * idle))
 
 
