@@ -15,8 +15,8 @@ from agentr_core.recipes.faults import faults_of, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
 from agentr_core.recipes.wrong_values import given, sentence
-from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
-from agentr_core.texts import listed
+from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml, unfit_values
+from agentr_core.texts import listed, unreadable, visible
 
 _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
 
@@ -37,7 +37,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> R
         raise ConfigError(f"recipe {path} does not exist; `ls deployments/recipes` shows the shipped ones") from None
     except IsADirectoryError:
         raise ConfigError(f"recipe {path} is a folder; name a YAML file in it") from None
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read as YAML: {unreadable(error)}") from error
+    except ConfigError as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
@@ -57,6 +59,8 @@ def parse(
     merged = _plain_copy(data)
     for override in overrides:
         _apply(merged, override)
+    if unfit := unfit_values(merged):
+        raise ConfigError(visible(listed(unfit, source)))
     recipe = restored(merged, source=source)
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"

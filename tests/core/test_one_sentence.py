@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import sys
 from collections.abc import Callable
@@ -17,9 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentr_core.environments import registry
-from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError
+from agentr_core.environments.agentgym.ids import read_ids
+from agentr_core.environments.reasoning.question_sets import _file_rows
+from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
+from agentr_core.models.files import read_json
+from agentr_core.recipes import load, parse
+from agentr_core.runtime.prompts import opening_of
+from agentr_core.samples.json_lines import records
 from agentr_core.stages import dataset
 from agentr_core.store import Store
+from agentr_core.tools.search.corpus import scan
+from agentr_core.tools.search.retriever import _starts
 from agentr_core.writing import write_text, writing
 from flows import cli
 from flows.commands import environments
@@ -88,6 +97,40 @@ def test_a_place_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(DiskError) as caught, writing(tmp_path / name):
         (tmp_path / name).write_text("x")
     refused(caught, "cannot be written", "name another place")
+
+
+PACKED = gzip.compress(b'{"id": 0}')
+RECIPE: dict[str, Any] = {"name": "x", "model": {"path": "m"}}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "recipe": load,
+    "json lines": lambda path: list(records(path, setting="FILE")),
+    "corpus": lambda path: list(scan(path)),
+    "model": lambda path: read_json(path),
+    "ids": lambda path: read_ids(str(path), "option train"),
+    "instruction": lambda path: opening_of(parse(RECIPE, [f"environment.prompt.instruction_file={path}"])),
+    "parquet": lambda path: list(_file_rows(path.rename(path.with_suffix(".parquet")))),
+    "starts": _starts,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content", [PACKED, b"PAR1 and no more", b"\xff\xfe{\x00}\x00", b"\0\1", b"[" * 100_000, None])
+def test_a_file_of_another_kind_is_one_sentence_of_the_user(tmp_path: Path, reader: str, content: bytes | None) -> None:
+    path = tmp_path / "file"
+    path.mkdir() if content is None else path.write_bytes(content)
+    if (reader == "instruction" and content and content.isascii()) or (reader == "parquet" and content is None):
+        pytest.skip("any text is an instruction, and a folder may hold the parts of a Parquet file")
+    with pytest.raises(UserError) as caught:
+        READERS[reader](path)
+    refused(caught, "file")
+    assert "<" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reader", ["recipe", "json lines", "instruction"])
+def test_a_compressed_file_is_told_to_be_one(tmp_path: Path, reader: str) -> None:
+    (tmp_path / "file").write_bytes(PACKED)
+    with pytest.raises(UserError, match="it is compressed; unpack it with gunzip"):
+        READERS[reader](tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "a\udcffb", "a?b"])
