@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -20,6 +21,9 @@ from prefect.settings import PREFECT_API_URL, get_current_settings
 from agentr_core.errors import ConfigError, ServerLost
 from agentr_core.lifetime import importing
 from flows import server_guard
+
+_DATABASE = 4 * 2**20
+"""Bytes that a new database of Prefect's and its first runs take."""
 
 
 def reach() -> None:
@@ -176,6 +180,14 @@ def _check_home() -> None:
             f"Prefect's own server keeps its data in {home}, which cannot be made or written to; set PREFECT_HOME to "
             "another folder"
         )
+    try:
+        with TemporaryFile(dir=home) as trial:
+            trial.write(bytes(_DATABASE))
+    except OSError as error:
+        raise ConfigError(
+            f"Prefect's own server keeps its data in {home}, where nothing more can be written ({error.strerror}); "
+            "free some space, or set PREFECT_HOME to another folder"
+        ) from None
 
 
 def _check(address: str) -> None:

@@ -26,7 +26,6 @@ from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 
-
 _SHOWN = 500
 """Characters of a fault, which may quote a value of any length."""
 
