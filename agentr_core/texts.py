@@ -25,6 +25,9 @@ _UNSEEN = re.compile(
 
 _OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/")
 """Files whose lines are never the cause: these packages, and what imports modules."""
+MOST_FAULTS = 20
+"""The most faults that a message lists; it counts the others."""
+_GZIP = b"\x1f\x8b"
 _LENIENT_JSON = json.JSONDecoder(strict=False)
 _THOUGHT_MARK = re.compile(
     r"(?P<opens><think(?:ing)?>|\[THINK\])|(?P<closes></think(?:ing)?>|\[/THINK\])|<tool_call>\s*", re.IGNORECASE
@@ -100,6 +103,15 @@ def quoted(text: str, limit: int) -> str:
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Return why a text file cannot be read, as a part of a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if error.object.startswith(_GZIP):
+        return "it is compressed; unpack it with gunzip"
+    return f"it is no text in UTF-8, from byte {error.start} on"
+
+
 def cause(error: BaseException) -> str:
     """Return an exception of somebody else's code as one line: its class, what it says, and the
     line of theirs that led to it, if there is one.
@@ -113,10 +125,12 @@ def cause(error: BaseException) -> str:
 
 
 def listed(faults: Sequence[str], where: str = "") -> str:
-    """Return faults as one message, after the name of what has them: several stand on a line
-    each.
+    """Return faults as one message, after the name of what has them: several stand on a line each,
+    at most `MOST_FAULTS` of them.
     """
-    said = faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} faults", *faults])
+    rest = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
+    shown = [f"{len(faults):,} faults", *faults[:MOST_FAULTS], *rest]
+    said = faults[0] if len(faults) == 1 else "\n  ".join(shown)
     return f"{where}: {said}" if where else said
 
 

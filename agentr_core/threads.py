@@ -1,5 +1,5 @@
-"""Functions in threads: one of its own for a function, and long work that ends soon after its
-caller is cancelled, as by Ctrl-C.
+"""Functions in threads: one of its own for a function, long work that ends soon after its caller is
+cancelled, as by Ctrl-C, and a thread for coroutines.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,3 +64,27 @@ def check_wanted() -> None:
     unwanted = _unwanted.get()
     if unwanted is not None and unwanted.is_set():
         raise asyncio.CancelledError
+
+
+class LoopThread:
+    """An event loop in its own thread, to which other threads give coroutines to run."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result. Raises what the coroutine raises."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine that nobody waits for."""
+        self._loop.call_soon_threadsafe(self._loop.create_task, coroutine)
+
+    def close(self) -> None:
+        """End the thread. Calling it twice is harmless."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -20,6 +21,9 @@ from prefect.settings import PREFECT_API_URL, get_current_settings
 from agentr_core.errors import ConfigError, ServerLost
 from agentr_core.lifetime import importing
 from flows import server_guard
+
+_DATABASE = 4 * 2**20
+"""Bytes that a new database of Prefect's and its first runs take."""
 
 
 def reach() -> None:
@@ -176,19 +180,29 @@ def _check_home() -> None:
             f"Prefect's own server keeps its data in {home}, which cannot be made or written to; set PREFECT_HOME to "
             "another folder"
         )
+    try:
+        with TemporaryFile(dir=home) as trial:
+            trial.write(bytes(_DATABASE))
+    except OSError as error:
+        raise ConfigError(
+            f"Prefect's own server keeps its data in {home}, where nothing more can be written ({error.strerror}); "
+            "free some space, or set PREFECT_HOME to another folder"
+        ) from None
 
 
 def _check(address: str) -> None:
     # Not with Prefect's client: it tries for a minute.
     try:
-        answer = httpx.get(f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True)
+        with httpx.stream("GET", f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True) as answer:
+            # Whatever else answers there may have no end.
+            said = next(answer.iter_text(), "")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
             "PREFECT_API_URL"
         ) from error
     # A server that wants a key tells us no more than that; Prefect's client has the key.
-    if answer.status_code not in (401, 403) and not (answer.status_code == 200 and answer.text.strip() == "true"):
+    if answer.status_code not in (401, 403) and not (answer.status_code == 200 and said.strip() == "true"):
         raise ConfigError(
             f"what answers at {address} is not a Prefect server (status {answer.status_code}); the address ends with "
             "/api, as in http://127.0.0.1:4200/api; set PREFECT_API_URL to it, or unset it"

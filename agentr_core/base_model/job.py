@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentr_core.fingerprint import canonical, fingerprint
+from agentr_core.models.files import read_json
 from agentr_core.recipes import BaseConfig
 from agentr_core.training.job import Fault, WorkFolder
 
@@ -47,7 +48,7 @@ class BaseJob:
     def is_made(self) -> bool:
         """Return whether the model at `output` is the one that this job makes."""
         file = record_file(self.output)
-        return file.exists() and bool(json.loads(file.read_text(encoding="utf-8")).get("key") == self.key)
+        return file.exists() and bool(read_json(file).get("key") == self.key)
 
     @property
     def _made_of(self) -> BaseConfig:

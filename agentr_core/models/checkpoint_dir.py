@@ -60,6 +60,7 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
     its model.
     """
     own = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
+    own |= {f"{file.parent.name}/{file.name}": file_sha256(file) for file in _named_templates(path)}
     base = adapter_base(path)
     if base is None:
         return own
@@ -71,7 +72,13 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
 def prints_date(path: Path) -> bool:
     """Return whether the chat template of a directory uses the date."""
     names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-    return any(DATE in (path / name).read_text(encoding="utf-8") for name in names if (path / name).is_file())
+    files = [*(path / name for name in names if (path / name).is_file()), *_named_templates(path)]
+    return any(DATE in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def _named_templates(path: Path) -> list[Path]:
+    """Return the files of the chat templates that a tokenizer has beside its `default`, sorted."""
+    return sorted((path / "additional_chat_templates").glob("*.jinja"))
 
 
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:

@@ -1,16 +1,23 @@
-"""Connections to model servers: one for each request under way, and enough open files for them.
+"""Connections to servers: one for each request under way, enough open files for them, and no answer
+larger than a recipe allows.
 
 By default OpenAI's client allows a thousand connections, and treats a request that waits for one as
-a server that does not answer.
+a server that does not answer. Clients of HTTP read an answer of any size, and unpack what is small
+and becomes large.
 """
 
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING
+import time
+import zlib
+from collections.abc import Callable, Coroutine, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from httpx2 import Limits
+
+MIB: Final = 2**20
 
 _OTHER_FILES = 512
 """Files that a process has open besides its connections: weights, logs, the store, pipes."""
@@ -40,3 +47,99 @@ def allow_connections(most: int) -> None:
         return
     raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
+
+
+class GarbledAnswer(Exception):
+    """The content of an answer cannot be unpacked."""
+
+
+class LargeAnswer(Exception):
+    """An answer is larger than allowed; it was not read to its end."""
+
+
+class LateAnswer(Exception):
+    """An answer began in time, but was not whole in time."""
+
+
+class Content:
+    """The content of an answer while it arrives: unpacked, and no larger than allowed.
+
+    Args:
+        headers: those of the answer; what says that it is packed is removed.
+        most: the most bytes, unpacked.
+
+    Raises `GarbledAnswer` for an answer packed in another way than the one that was asked for.
+    """
+
+    def __init__(self, headers: MutableMapping[str, str], most: int) -> None:
+        packed = headers.pop("content-encoding", "identity").strip().lower()
+        if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise GarbledAnswer(f"it is packed as {packed[:40]!r}, which was not asked for")
+        # 32: a header of either kind, gzip's or zlib's.
+        self._unpack = None if packed in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
+        self._most, self._left = most, most
+        self._parts: list[bytes] = []
+
+    def add(self, part: bytes) -> None:
+        """Take the next part in. Raises `LargeAnswer` and `GarbledAnswer`."""
+        try:
+            # One byte more than may come tells that more comes.
+            found = part if self._unpack is None else self._unpack.decompress(part, self._left + 1)
+        except zlib.error as error:
+            raise GarbledAnswer(f"it cannot be unpacked ({error})") from None
+        self._left -= len(found)
+        if self._left < 0:
+            raise LargeAnswer(f"it has more than {self._most / MIB:g} MiB")
+        self._parts.append(found)
+
+    def whole(self) -> bytes:
+        """Return the content. Raises `GarbledAnswer` if its end is missing."""
+        if self._unpack is not None and self._parts and not self._unpack.eof:
+            raise GarbledAnswer("it is cut off")
+        return b"".join(self._parts)
+
+
+def reading(most: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
+    """Return the `event_hooks` of an asynchronous client that read each answer whole, of at most
+    `most` bytes; a request then raises as `Content`.
+    """
+
+    async def read(response: Any) -> None:
+        content, stream = Content(response.headers, most), response.stream
+        async for part in stream:
+            content.add(part)
+        await stream.aclose()
+        response.stream = _stream(response, content.whole())
+
+    return {"request": [_ask_for_gzip_later], "response": [read]}
+
+
+def reading_now(most: int) -> dict[str, list[Callable[[Any], None]]]:
+    """Return the `event_hooks` of a client, as `reading`. A request whose extension `until` is a
+    time of the monotonic clock raises `LateAnswer` if parts of its answer still come then.
+    """
+
+    def read(response: Any) -> None:
+        content, stream = Content(response.headers, most), response.stream
+        until = response.request.extensions.get("until")
+        for part in stream:
+            content.add(part)
+            if until is not None and time.monotonic() > until:
+                raise LateAnswer("it was not whole in time")
+        stream.close()
+        response.stream = _stream(response, content.whole())
+
+    return {"request": [_ask_for_gzip], "response": [read]}
+
+
+def _ask_for_gzip(request: Any) -> None:
+    request.headers["Accept-Encoding"] = "gzip"
+
+
+async def _ask_for_gzip_later(request: Any) -> None:
+    _ask_for_gzip(request)
+
+
+def _stream(response: Any, content: bytes) -> Any:
+    """Return a content that was read as the client of an answer, of either library, takes it."""
+    return type(response)(response.status_code, content=content).stream

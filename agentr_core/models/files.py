@@ -158,7 +158,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises `ModelDirectoryError` when it has none."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelDirectoryError(f"{file} is not readable JSON ({error}); copy it again") from error
     if not isinstance(data, dict):
         raise ModelDirectoryError(f"{file} must hold a JSON object, not a {type(data).__name__}; copy it again")

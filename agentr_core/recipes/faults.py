@@ -40,7 +40,8 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults = _faults_of_models(recipe) if method.acts else []
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
-    if not faults and method.acts:
+    # The plans go through both lists.
+    if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
         faults += _faults_of_plans(recipe)
     return faults + _faults_of_sections(recipe) + _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
@@ -66,6 +67,8 @@ def _faults_of_sections(recipe: Recipe) -> list[str]:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
+    if not faults and method.acts:
+        faults += _faults_of_plans(recipe)
     faults += training_faults(recipe.training)
     if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")

@@ -50,6 +50,9 @@ class ServerConfig:
     connect_seconds: Positive = 10.0
     timeout_seconds: Positive = 600.0
     """The most seconds that one try of a request may take."""
+    answer_mib: Count = later(64)
+    """The most MiB of an answer, unpacked: larger ones are not read to their end. A token takes
+    about 5 bytes, with its log-probability 100."""
     max_retries: Natural = 8
     """Further tries after a transient fault: 408, 409, 429, 5xx, a broken connection, a malformed
     reply.
@@ -119,6 +122,8 @@ class VllmConfig:
     """Seconds in which a replica must answer after its start."""
     request_timeout: Positive = 600.0
     """Seconds in which a request must be answered."""
+    answer_mib: Count = later(64)
+    """The most MiB of an answer; a token takes about 10 bytes, with its log-probability 30."""
     restarts: Natural = 3
     """How often a replica that has died is restarted."""
     options: dict[str, bool | int | float | str] = field(default_factory=dict)

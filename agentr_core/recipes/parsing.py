@@ -14,8 +14,8 @@ from agentr_core.recipes.faults import faults_of, faults_of_method, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
 from agentr_core.recipes.wrong_values import given, sentence
-from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml
-from agentr_core.texts import closest, listed, placed
+from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml, unfit_values
+from agentr_core.texts import closest, listed, placed, unreadable, visible
 
 _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
 
@@ -39,7 +39,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> R
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"recipe {placed(path)} is a folder; name a YAML file in it") from None
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read as YAML: {unreadable(error)}") from error
+    except ConfigError as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
@@ -59,6 +61,8 @@ def parse(
     merged = _plain_copy(data)
     for override in overrides:
         _apply(merged, override)
+    if unfit := unfit_values(merged):
+        raise ConfigError(visible(listed(unfit, source)))
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from agentr_core.errors import ConfigError
+from agentr_core.texts import lone_surrogate, visible
 
 MOST_VALUES = 100_000
 """The most values in a document once its aliases are written out."""
@@ -36,7 +37,11 @@ def read_yaml(text: str) -> Any:
             document is nested too deeply or too large, or a number has too many digits; the message
             is only the cause.
     """
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        place = f"line {text[: error.position].count(chr(10)) + 1}"
+        raise ConfigError(f"{_said(error)} ({visible(text[error.position])}), on {place}") from None
     try:
         root = loader.get_single_node()
         if root is None:
@@ -64,6 +69,33 @@ def quoted(text: str) -> str:
     """
     written: str = yaml.safe_dump(text, default_style='"', width=math.inf)
     return written.rstrip("\n")
+
+
+def unfit_values(value: Any, where: str = "") -> list[str]:
+    """Return one phrase for each part of a value, named by its path, that a run could not store or
+    pass on: half a surrogate pair, as escapes may give, a zero character, a number that is not
+    finite, a date or another kind that JSON does not know.
+    """
+    if isinstance(value, Mapping):
+        faults = [f"{where or 'a name'}: {fault}" for key in value if (fault := _unfit(key))]
+        inner = [(f"{where}.{key}" if where else str(key), part) for key, part in value.items()]
+        return faults + [fault for name, part in inner for fault in unfit_values(part, name)]
+    if _listed(value):
+        return [fault for number, part in enumerate(value) for fault in unfit_values(part, f"{where}.{number}")]
+    fault = _unfit(value)
+    return [f"{where}: {fault}" if where else fault] if fault else []
+
+
+def _unfit(value: Any) -> str | None:
+    if isinstance(value, str):
+        if lone_surrogate(value) is not None:
+            return f"{visible(value)[:_SHOWN]} has half of a surrogate pair; write the character itself"
+        return f"{visible(value)[:_SHOWN]} has a zero character; leave it out" if "\0" in value else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"give a finite number, not {value}"
+    if value is None or isinstance(value, bool | int | float):
+        return None
+    return f"a {type(value).__name__} is no value of a recipe; put it in quotes to give a text"
 
 
 def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:

@@ -14,7 +14,7 @@ from agentr_core.recipes import Recipe
 from agentr_core.recipes.environments import PromptConfig
 from agentr_core.samples.json_lines import records
 from agentr_core.samples.record_turns import conversation
-from agentr_core.texts import placed
+from agentr_core.texts import placed, unreadable
 
 FOLDER = "examples"
 """The folder of the shipped data with a file of examples for each world that has some."""
@@ -100,7 +100,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"file {placed(file)} of environment.prompt cannot be read: {error}") from error
+        raise DataFileError(f"file {placed(file)} of environment.prompt cannot be read: {unreadable(error)}") from error
 
 
 def _sha256(file: Path) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.texts import cause
 
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 """Jinja's sources of randomness: a filter and a function that no caller can seed."""
@@ -39,9 +40,12 @@ class ChatTemplate:
     Args:
         at: The moment whose date the template prints; None refuses templates that print one.
 
+    A tokenizer may have several templates by name: `tool_use`, where it is there, renders
+    conversations with tools, `default` the others, as in Transformers.
+
     Raises:
-        ModelDirectoryError: there is no template, or it renders the same conversation in different
-            ways.
+        ModelDirectoryError: there is no template, or none of several is named `default`, or one
+            renders the same conversation in different ways.
     """
 
     def __init__(self, tokenizer: Any, at: datetime | None) -> None:
@@ -49,22 +53,10 @@ class ChatTemplate:
             raise ModelDirectoryError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
             )
-        source = str(tokenizer.get_chat_template())
-        if found := _RANDOM.search(source):
-            raise ModelDirectoryError(
-                f"the chat template of {tokenizer.name_or_path!r} draws at random ({found[0]!r}), so nothing could be "
-                "trained on as it was sampled; remove that from its chat_template.jinja"
-            )
-        if DATE in source and at is None:
-            raise ModelDirectoryError(
-                f"the chat template of {tokenizer.name_or_path!r} prints the date, and no run says which; start the "
-                "run first, or write a fixed date into its chat_template.jinja"
-            )
         self._tokenizer = tokenizer
-        self._options: dict[str, Any] = {}
-        if DATE in source and at is not None:
-            date = [[directive, at.strftime(directive)] for directive in _DIRECTIVES]
-            self._options = {"chat_template": _FIXED_DATE + source, "agentr_date": date}
+        plain, with_tools = _sources(tokenizer)
+        self._plain = _options(tokenizer, plain, at)
+        self._with_tools = _options(tokenizer, with_tools, at)
 
     def text(
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
@@ -72,7 +64,8 @@ class ChatTemplate:
         """Return a conversation as text; with `prompt` the header of the next reply comes last.
         `tools` are the definitions of the tools that may be called.
 
-        Raises `DataFault` when the template refuses the order of the turns.
+        Raises `DataFault` when the template refuses the order of the turns, or fails;
+        `ModelDirectoryError` when it is no template.
         """
         try:
             text = self._tokenizer.apply_chat_template(
@@ -80,8 +73,51 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **self._options,
+                **(self._with_tools if tools else self._plain),
             )
+        except TemplateSyntaxError as error:
+            raise ModelDirectoryError(
+                f"the chat template of {self._tokenizer.name_or_path!r} is no template ({error.message}, on line "
+                f"{error.lineno}); correct it"
+            ) from error
         except TemplateError as error:
             raise DataFault(f"the chat template refuses this order of turns: {error}") from error
+        # What a foreign template makes Python raise is anyone's guess.
+        except Exception as error:
+            raise DataFault(f"the chat template cannot render these turns: {cause(error)}; correct it") from error
         return str(text)
+
+
+def _sources(tokenizer: Any) -> tuple[str, str]:
+    """Return the templates of a tokenizer for conversations without tools, and with tools. Raises
+    `ModelDirectoryError` if it has several, and none is named `default`.
+    """
+    named = tokenizer.chat_template
+    if not isinstance(named, Mapping):
+        return str(named), str(named)
+    if "default" not in named:
+        raise ModelDirectoryError(
+            f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, named))}, and none is "
+            "named default; put the one to use into its chat_template.jinja"
+        )
+    return str(named["default"]), str(named.get("tool_use", named["default"]))
+
+
+def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]:
+    """Return the arguments by which a tokenizer renders with a template that prints the date of
+    `at`. Raises `ModelDirectoryError` if it could render a conversation in different ways.
+    """
+    if found := _RANDOM.search(source):
+        raise ModelDirectoryError(
+            f"the chat template of {tokenizer.name_or_path!r} draws at random ({found[0]!r}), so nothing could be "
+            "trained on as it was sampled; remove that from its chat_template.jinja"
+        )
+    if DATE not in source:
+        return {"chat_template": source}
+    if at is None:
+        raise ModelDirectoryError(
+            f"the chat template of {tokenizer.name_or_path!r} prints the date, and no run says which; start the "
+            "run first, or write a fixed date into its chat_template.jinja"
+        )
+    date = [[directive, at.strftime(directive)] for directive in _DIRECTIVES]
+    return {"chat_template": _FIXED_DATE + source, "agentr_date": date}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentr_core.errors import DataFileError
-from agentr_core.texts import placed, quoted
+from agentr_core.texts import placed, quoted, unreadable
 from agentr_core.types import Instance
 
 MOST_DIGITS = 1_000
@@ -62,7 +62,7 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = unreadable(error)
         raise DataFileError(f"file {placed(path)} cannot be read: {why}; set {setting} to a JSONL file") from error
     start = text.lstrip()[:1]
     if start == "[":

@@ -69,6 +69,10 @@ def stored_tokens(place: Workplace, iteration: int) -> list[tuple[list[int], lis
         table = pq.read_table(file, columns=["input_ids", "labels"])
     except FileNotFoundError as error:
         raise ConfigError(f"{file}, which has the tokens of iteration {iteration}, is missing; restore it") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(
+            f"{file}, which has the tokens of iteration {iteration}, is damaged ({error}); restore it"
+        ) from error
     return list(zip(table["input_ids"].to_pylist(), table["labels"].to_pylist(), strict=True))
 
 

@@ -20,7 +20,7 @@ from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
 from agentr_core.http_server.hosts import token_for
 from agentr_core.protocols import Environment
-from agentr_core.recipes.yaml_text import read_yaml
+from agentr_core.recipes.yaml_text import read_yaml, unfit_values
 from agentr_core.repeating import Repeatability, repeatability_of
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.texts import cause, visible
@@ -57,6 +57,8 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"option {pair!r} must look like name=value, with a value in YAML")
         try:
             options[name] = read_yaml(text)
+            if unfit := unfit_values(options[name]):
+                raise ConfigError(visible(unfit[0]))
         except ConfigError as error:
             raise ConfigError(f"option {name} must have a value in YAML: {error}") from None
     return options

@@ -21,13 +21,13 @@ from agentr_core.exchange.imports import (
 from agentr_core.recipes.eto import ExpertConfig
 from agentr_core.samples.json_lines import World
 from agentr_core.samples.record_fields import named
-from agentr_core.texts import counted
+from agentr_core.texts import MOST_FAULTS, counted
 from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 
-_TOLD = 20
-"""The most unsound records that are told one by one."""
+_SHOWN = 500
+"""Characters of a fault, which may quote a value of any length."""
 
 
 def import_file(
@@ -66,10 +66,10 @@ def import_file(
         found, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
     else:
         found, setting = import_pairs(source, _place(environment, options, split)), PAIRS
-    for fault in found.faults[:_TOLD]:
-        say(fault)
-    if found.faults[_TOLD:]:
-        say(f"and {len(found.faults) - _TOLD} more records are not sound")
+    for fault in found.faults[:MOST_FAULTS]:
+        say(fault if len(fault) <= _SHOWN else f"{fault[:_SHOWN]}…")
+    if more := found.faults[MOST_FAULTS:]:
+        say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
     # The turns are written as they were, so the recipe must skip as many.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
     done = _written(found, source, target, skip_bad=skip_bad)

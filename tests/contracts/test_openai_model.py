@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import shutil
 import time
@@ -25,6 +26,7 @@ from agentr_core.errors import (
     ModelUnavailable,
     PromptTooLong,
 )
+from agentr_core.models.connections import MIB
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import Endpoint, context_length, endpoint
 from agentr_core.models.relay import Relay
@@ -92,6 +94,26 @@ HEALING: dict[str, tuple[Fault, type[AgentrError], str]] = {
     "null": (choice(message={"content": None}), MalformedReply, "reply 0 is empty"),
     "unfinished": (choice(finish_reason=None), MalformedReply, "has no finish reason"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Served, packed: bool) -> None:
+    large = b" " * (MIB + 1)
+    async with connected(server, answer_mib=1) as model:
+        expected = await model.generate([ask()])
+        server.faults.append(
+            answer(200, gzip.compress(large), **{"content-encoding": "gzip"}) if packed else answer(200, large)
+        )
+        with pytest.raises(ModelFault, match=r"it has more than 1 MiB; raise server\.answer_mib"):
+            await model.generate([ask()])
+        assert await model.generate([ask()]) == expected
+
+
+async def test_an_answer_that_cannot_be_unpacked_is_asked_for_again(server: Served) -> None:
+    async with connected(server) as model:
+        expected = await model.generate([ask()])
+        server.faults += [answer(200, b"{}", **{"content-encoding": packed}) for packed in ("gzip", "zstd")]
+        assert await model.generate([ask()]) == expected
 
 
 @pytest.mark.parametrize("name", HEALING)

@@ -5,14 +5,16 @@ an environment of its own.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from agentr_core.environments.agentgym.connection import Connection
-from agentr_core.errors import EnvironmentUnavailable
+from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
 
 
 class Ports(ThreadingHTTPServer):
@@ -79,6 +81,45 @@ def test_the_connection_of_a_thread_ends_with_it(ports: Ports) -> None:
     thread.start()
     thread.join()
     assert ports.ended.wait(5)
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers with white space: as much as is asked for at once, or a little at a time."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(100):
+                self.wfile.write(b" " * (2**16 if self.path == "/large" else 1))
+                time.sleep(0 if self.path == "/large" else 0.05)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "error", "said"),
+    [
+        ("/large", EnvironmentFault, "it has more than 1 MiB; raise environment.options.answer_mib"),
+        ("/slow", EnvironmentUnavailable, r"gave no answer within 0\.3 s"),
+    ],
+)
+def test_an_answer_is_neither_larger_nor_later_than_allowed(path: str, error: type[Exception], said: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(error, match=said):
+            Connection(
+                f"http://127.0.0.1:{server.server_port}",
+                timeout_s=0.3 if path == "/slow" else 60,
+                patience_s=0,
+                answer_mib=1,
+            ).post(path, {})
+        assert time.monotonic() - began < 2
+        server.shutdown()
 
 
 def test_an_environment_is_lent_once_at_a_time() -> None:

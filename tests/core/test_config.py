@@ -641,3 +641,34 @@ def test_a_wrong_kind_of_value_is_told_in_the_words_of_recipes(change: str, said
     with pytest.raises(ConfigError) as caught:
         load(TINY, [change])
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('environment.prompt.system="a \\ud800"', r"environment.prompt.system: a \ud800 has half of a surrogate pair"),
+        ('model.from_run="\\udc00"', r"model.from_run: \udc00 has half of a surrogate pair"),
+        ('model.path="\\ud83d\\ude00"', "write the character itself"),
+        ('training.report_to=["\\ud800"]', "training.report_to.0: "),
+        ('environment.options={a: {"\\ud800": 1}}', r"environment.options.a: \ud800 has half"),
+        ('environment.prompt.instruction_file="\\0"', "has a zero character; leave it out"),
+        ("environment.options={a: .nan}", "environment.options.a: give a finite number, not nan"),
+        ("environment.options={a: 2001-01-01}", "environment.options.a: a date is no value of a recipe"),
+        ("instances.only=!!binary aGk=", "instances.only: a bytes is no value of a recipe"),
+        ("training.num_train_epochs=[]", "training.num_train_epochs: give at least one number"),
+        ("pairs.alpha=[]", "pairs.alpha: give at least one threshold"),
+    ],
+)
+def test_what_no_run_could_store_or_train_is_told_in_one_sentence(change: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", "model": {"path": "m"}}, [change])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).isascii()
+
+
+def test_a_message_lists_at_most_twenty_faults_and_counts_them() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"name": "x", "model": {"path": "m"}, **{f"field{number}": 1 for number in range(30)}})
+    head, *faults, rest = str(caught.value).splitlines()
+    assert (head, len(faults), rest) == ("recipe: 30 faults", 20, "  and 10 more")

@@ -15,12 +15,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agentr_core.errors import ModelDirectoryError
+from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, prints_date
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.demonstrate import expert_samples
@@ -92,6 +94,75 @@ def test_a_template_that_draws_at_random_is_refused(make_tiny_tokenizer: Callabl
     template = chance + make_tiny_tokenizer().chat_template
     with pytest.raises(ModelDirectoryError, match="draws at random"):
         Renderer(make_tiny_tokenizer(template=template), at=THEN)
+
+
+NAMED = {
+    "tool_use": "{{ tools | length }} tools, {{ strftime_now('%Y') }}\n" + CHATML,
+    "default": "{{ strftime_now('%d %b %Y') }}\n" + CHATML,
+    "2024-07-26": "{{ ['a', 'b'] | random }}" + CHATML,
+}
+
+
+def named_model_dir(source: Path, target: Path, templates: dict[str, str], form: str) -> Path:
+    """A copy of a model directory whose tokenizer has several templates: in its configuration, as
+    most published ones have them, or in files.
+    """
+    shutil.copytree(source, target)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    file = target / "tokenizer_config.json"
+    config = json.loads(file.read_text("utf-8"))
+    config.pop("chat_template", None)
+    if form == "list":
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    for name, text in templates.items() if form == "files" else ():
+        template = target / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+        template.parent.mkdir(exist_ok=True)
+        template.write_text(text, encoding="utf-8")
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return target
+
+
+@pytest.mark.parametrize("form", ["list", "files"])
+def test_of_several_templates_those_that_are_used_print_the_date_of_the_run(
+    tiny_model_dir: Path, tmp_path: Path, form: str
+) -> None:
+    path = named_model_dir(tiny_model_dir, tmp_path / form, NAMED, form)
+    check_model_directory(path)
+    chat = ChatTemplate(load_tokenizer(path), THEN)
+    turns = [{"role": "user", "content": "Craft."}]
+    tools = [{"type": "function", "function": {"name": "craft", "parameters": {}}}]
+    assert chat.text(turns, prompt=True).startswith("29 Feb 2024\n<|im_start|>user")
+    assert chat.text(turns, prompt=True, tools=tools).startswith("1 tools, 2024\n<|im_start|>user")
+    assert prints_date(path)
+    with pytest.raises(ModelDirectoryError, match="prints the date, and no run says which"):
+        ChatTemplate(load_tokenizer(path), None)
+
+
+def test_each_template_is_part_of_what_a_model_is(tiny_model_dir: Path, tmp_path: Path) -> None:
+    path = named_model_dir(tiny_model_dir, tmp_path / "files", NAMED, "files")
+    before = behaviour_files_sha256(path)
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text(CHATML)
+    assert behaviour_files_sha256(path) != before
+
+
+def test_several_templates_without_a_default_are_refused_in_a_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
+    templates = {"tool_use": CHATML, "2024-07-26": CHATML}
+    path = named_model_dir(tiny_model_dir, tmp_path / "named", templates, "list")
+    with pytest.raises(ModelDirectoryError, match="templates tool_use, 2024-07-26, and none is named default") as error:
+        Renderer(load_tokenizer(path), at=THEN)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "said"),
+    [("{% for", ModelDirectoryError, "is no template .*on line 1"), ("{{ 1 / 0 }}", DataFault, "ZeroDivisionError")],
+)
+def test_a_template_that_is_broken_is_told_in_a_sentence(
+    make_tiny_tokenizer: Callable[..., Any], template: str, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said) as error:
+        Renderer(make_tiny_tokenizer(template=template), at=THEN)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture

@@ -218,6 +218,15 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path) -> None:
     assert "name it with --environment" in str(imported(file, tmp_path / "x", "--as", "pairs").exception)
 
 
+def test_at_most_twenty_unsound_records_are_told_one_by_one_and_the_others_counted(tmp_path: Path) -> None:
+    records = [{"messages": [{"role": "x" * 10_000, "content": "a"}]}] * 23
+    refused = imported(write(tmp_path, "\n".join(map(json.dumps, records))), tmp_path / "o", "--as", "general")
+    *told, rest = refused.stderr.splitlines()
+    assert (len(told), rest) == (20, "and 3 more records are not sound")
+    assert max(map(len, told)) < 1000
+    assert "23 of 23 records of " in str(refused.exception)
+
+
 def test_an_import_with_another_opening_says_what_the_recipe_must_set(tmp_path: Path) -> None:
     first = TextCraft().instances("train")[0]
     record = {"id": first.index, "conversations": [{"from": "human", "value": "Goal"}, *spoken("a", "b")[1:]]}

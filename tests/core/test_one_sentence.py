@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
+import resource
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from io import StringIO
@@ -15,11 +21,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from prefect.settings import PREFECT_HOME, temporary_settings
 
 from agentr_core.environments import registry
-from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError
+from agentr_core.environments.agentgym.ids import read_ids
+from agentr_core.environments.reasoning.question_sets import _file_rows
+from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
+from agentr_core.lifetime import python_path
+from agentr_core.models.files import read_json
+from agentr_core.recipes import load, parse
+from agentr_core.runtime.prompts import opening_of
+from agentr_core.samples.json_lines import records
 from agentr_core.stages import dataset
 from agentr_core.store import Store
+from agentr_core.tools.search.corpus import scan
+from agentr_core.tools.search.retriever import _starts
 from agentr_core.writing import write_text, writing
 from flows import cli
 from flows.commands import environments
@@ -88,6 +104,40 @@ def test_a_place_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(DiskError) as caught, writing(tmp_path / name):
         (tmp_path / name).write_text("x")
     refused(caught, "cannot be written", "name another place")
+
+
+PACKED = gzip.compress(b'{"id": 0}')
+RECIPE: dict[str, Any] = {"name": "x", "model": {"path": "m"}}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "recipe": load,
+    "json lines": lambda path: list(records(path, setting="FILE")),
+    "corpus": lambda path: list(scan(path)),
+    "model": lambda path: read_json(path),
+    "ids": lambda path: read_ids(str(path), "option train"),
+    "instruction": lambda path: opening_of(parse(RECIPE, [f"environment.prompt.instruction_file={path}"])),
+    "parquet": lambda path: list(_file_rows(path.rename(path.with_suffix(".parquet")))),
+    "starts": _starts,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content", [PACKED, b"PAR1 and no more", b"\xff\xfe{\x00}\x00", b"\0\1", b"[" * 100_000, None])
+def test_a_file_of_another_kind_is_one_sentence_of_the_user(tmp_path: Path, reader: str, content: bytes | None) -> None:
+    path = tmp_path / "file"
+    path.mkdir() if content is None else path.write_bytes(content)
+    if (reader == "instruction" and content and content.isascii()) or (reader == "parquet" and content is None):
+        pytest.skip("any text is an instruction, and a folder may hold the parts of a Parquet file")
+    with pytest.raises(UserError) as caught:
+        READERS[reader](path)
+    refused(caught, "file")
+    assert "<" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reader", ["recipe", "json lines", "instruction"])
+def test_a_compressed_file_is_told_to_be_one(tmp_path: Path, reader: str) -> None:
+    (tmp_path / "file").write_bytes(PACKED)
+    with pytest.raises(UserError, match="it is compressed; unpack it with gunzip"):
+        READERS[reader](tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "a\udcffb", "a?b"])
@@ -220,7 +270,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(cli.cli, "main", fail)
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        assert ended.value.code == 1
+        assert ended.value.code == 2
         return capsys.readouterr().err
 
     return end
@@ -239,7 +289,7 @@ class Closed(StringIO):
 
 @pytest.mark.parametrize(
     ("reason", "code", "said"),
-    [(errno.ENOSPC, 1, "agentr: standard output: No space left on device; free space"), (errno.EPIPE, 141, "")],
+    [(errno.ENOSPC, 2, "agentr: standard output: No space left on device; free space"), (errno.EPIPE, 141, "")],
 )
 def test_an_output_that_takes_nothing_is_named_and_a_closed_one_ends_a_command_quietly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: int, code: int, said: str
@@ -257,3 +307,108 @@ def test_the_command_line_says_what_the_system_refused(ending: Callable[[BaseExc
     said = ending(OSError(errno.ENOSPC, "No space left on device", "/somewhere/file"))
     assert said.count("\n") == 1
     assert "No space left on device: '/somewhere/file'" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "agentr: memory ran out (MemoryError); free some, or raise the limit (`ulimit -v`)"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "agentr: memory ran out (libtorch"),
+        (RuntimeError("can't start new thread"), "agentr: memory ran out (can't start new thread)"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "agentr: memory ran out ([Errno 12]"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/t']"),
+            "agentr: temporary files find",
+        ),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "agentr: too many files are open"),
+    ],
+)
+def test_what_the_machine_refuses_is_a_sentence_and_not_our_fault(
+    ending: Callable[[BaseException], str], error: BaseException, said: str
+) -> None:
+    assert ending(error).startswith(said)
+    assert ending(error).count("\n") == 1
+
+
+def test_our_own_fault_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(sys, "argv", ["agentr", "runs"])
+    monkeypatch.setattr(cli.cli, "main", fail)
+    with pytest.raises(RuntimeError, match="ours"):
+        cli.main()
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """Put a small file system on a folder, and fill it."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        with suppress(OSError), (folder / "filling").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_prefects_folder_on_a_full_disk_is_told_at_once(tmp_path: Path) -> None:
+    from flows import server
+
+    home = tmp_path / "home"
+    with full_disk(home), temporary_settings({PREFECT_HOME: home}):
+        with pytest.raises(ConfigError) as caught:
+            server._check_home()
+        refused(caught, f"keeps its data in {home}, where nothing more can be written", "No space left", "PREFECT_HOME")
+
+
+def agentr(*words: str, limit: int | None = None, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *words],
+        env={**os.environ, "PYTHONPATH": python_path(), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["error", "error::DeprecationWarning", "e"])
+def test_warnings_as_errors_are_refused_before_a_library_is_imported(setting: str) -> None:
+    process = agentr("runs", PYTHONWARNINGS=setting)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"agentr: PYTHONWARNINGS or -W {setting} makes errors of warnings")
+
+
+@pytest.mark.slow
+def test_other_settings_of_warnings_are_the_users() -> None:
+    process = agentr("--version", PYTHONWARNINGS="default,ignore::DeprecationWarning")
+    assert (process.communicate(timeout=60), process.returncode)[1] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mebibytes", "said"), [(300, "the limit on memory"), (700, "memory ran out")])
+def test_too_little_memory_is_told(tmp_path: Path, mebibytes: int, said: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: x\nmodel: {path: m}\n")
+    process = agentr("plan", str(recipe), limit=mebibytes * 2**20)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"agentr: {said}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.6])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_the_first_seconds_is_one_sentence(tmp_path: Path, seconds: float, number: int) -> None:
+    process = agentr("run", "deployments/recipes/textcraft-tiny.yaml", "-w", str(tmp_path / "w"))
+    time.sleep(seconds)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted; the same command goes on where it stopped\n")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,16 +19,18 @@ import pytest
 from asgi import running
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentr_core.errors import (
     ConfigError,
+    EnvironmentFault,
     EnvironmentServerError,
     EnvironmentTimeout,
     EnvironmentUnavailable,
     MalformedAnswer,
 )
+from agentr_core.models.connections import MIB
 from agentr_core.retrying import RetryPolicy
 from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
@@ -258,6 +264,50 @@ def test_an_answer_that_does_not_come_in_time_is_a_timeout() -> None:
         with pytest.raises(EnvironmentTimeout, match=r"gave no answer within 0\.1 s"):
             SearchTool(Serper(KEY, top_k=3, url=url, timeout_s=0.1, policy=ONE_TRY)).call("q")
         assert time.monotonic() - began < 0.9
+
+
+@pytest.mark.slow
+def test_the_time_limit_is_for_the_whole_answer_and_not_for_each_part_of_it() -> None:
+    async def drops() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" "
+            await asyncio.sleep(0.05)
+
+    with answering(lambda _: StreamingResponse(drops())) as (url, _):
+        began = time.monotonic()
+        with pytest.raises(EnvironmentTimeout, match=r"gave no answer within 0\.4 s"):
+            SearchTool(RetrievalServer(url, top_k=3, timeout_s=0.4, policy=ONE_TRY)).call("q")
+        assert time.monotonic() - began < 2
+
+
+LARGE = b'{"organic": []}' + b" " * MIB
+
+
+@pytest.mark.parametrize(
+    ("content", "packed", "error", "said"),
+    [
+        (LARGE, None, EnvironmentFault, "it has more than 1 MiB; raise environment.options.search_answer_mib"),
+        (gzip.compress(LARGE), "gzip", EnvironmentFault, "it has more than 1 MiB"),
+        (zlib.compress(LARGE), "deflate", EnvironmentFault, "it has more than 1 MiB"),
+        (gzip.compress(b"{}")[:-4], "gzip", MalformedAnswer, "it is cut off"),
+        (b"{}", "gzip", MalformedAnswer, "it cannot be unpacked"),
+        (b"{}", "br", MalformedAnswer, "it is packed as 'br', which was not asked for"),
+    ],
+)
+def test_a_large_answer_is_not_read_to_its_end(
+    content: bytes, packed: str | None, error: type[Exception], said: str
+) -> None:
+    headers = {"content-encoding": packed} if packed else {}
+    with answering(lambda _: Response(content, headers=headers)) as (url, seen):
+        with pytest.raises(error, match=said):
+            Serper(KEY, top_k=3, url=url, answer_mib=1, policy=ONE_TRY).ask("q")
+        assert seen[0].headers["accept-encoding"] == "gzip"
+
+
+def test_a_packed_answer_is_read() -> None:
+    packed = gzip.compress(json.dumps({"organic": [{"snippet": "one"}]}).encode())
+    with answering(lambda _: Response(packed, headers={"content-encoding": "gzip"})) as (url, _):
+        assert [found.contents for found in Serper(KEY, top_k=3, url=url).ask("q")] == ["one"]
 
 
 def test_a_server_that_is_gone_is_a_fault_and_no_result() -> None:

@@ -63,9 +63,10 @@ class AgentGymWorld(Opaque, ABC):
         train: the instances of the split: numbers and ranges such as "0-99,120", or the path of an
             AgentGym data file; by default the published ones, where they are known.
         test: the same for the test split.
-        timeout_s: seconds that an answer may take.
+        timeout_s: seconds that an answer may take, from the request to its last byte.
         patience_s: seconds for which connecting to an unreachable server is retried.
         retries: how often an episode is restored for one step before the fault is raised.
+        answer_mib: the most MiB of an answer of the server, unpacked.
     """
 
     name: ClassVar[str]
@@ -95,8 +96,9 @@ class AgentGymWorld(Opaque, ABC):
         timeout_s: float = 60.0,
         patience_s: float = 30.0,
         retries: int = 2,
+        answer_mib: int = 16,
     ) -> None:
-        self._server = self._connect(url, timeout_s, patience_s)
+        self._server = self._connect(url, timeout_s, patience_s, answer_mib)
         self._ids: dict[str, Sequence[int]] = {"train": (), "test": ()} | dict(self.published_ids())
         self._ids |= {
             split: read_ids(given, f"{self.name}: option {split}")
@@ -333,7 +335,7 @@ class AgentGymWorld(Opaque, ABC):
         """The address of the server, with the prefix of the world."""
         return self._server.url
 
-    def _connect(self, url: str, timeout_s: float, patience_s: float) -> Connection:
+    def _connect(self, url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Connection:
         variable = self.variables["url"]
         if not url:
             raise ConfigError(
@@ -344,7 +346,9 @@ class AgentGymWorld(Opaque, ABC):
             raise ConfigError(f"{self.name}: option url: {fault}")
         if timeout_s <= 0 or patience_s < 0:
             raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
-        return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s))
+        if answer_mib < 1:
+            raise ConfigError(f"{self.name}: answer_mib must be at least 1")
+        return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s), answer_mib)
 
     def start_hint(self) -> str:
         """Return a hint on how to start a server of this world."""

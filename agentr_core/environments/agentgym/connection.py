@@ -22,6 +22,7 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
     MalformedAnswer,
 )
+from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, LateAnswer, reading_now
 from agentr_core.retrying import RetryPolicy, wait_before_retry
 
 T = TypeVar("T")
@@ -61,7 +62,9 @@ class Connection:
     threads may use it at once.
 
     Args:
-        timeout_s: seconds that the answer to a request may take.
+        timeout_s: seconds that the answer to a request may take, from the request to its last
+            byte.
+        answer_mib: the most MiB of an answer, unpacked.
         patience_s: seconds for which connecting is retried before the server counts as gone.
         kind: what the server is, for error messages.
         token: what the server asks for, if it does.
@@ -73,6 +76,7 @@ class Connection:
         *,
         timeout_s: float,
         patience_s: float,
+        answer_mib: int = 16,
         kind: str = "an AgentGym server of that world",
         token: str = "",
     ) -> None:
@@ -90,6 +94,7 @@ class Connection:
             timeout=self._timeout,
             limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS),
             verify=httpx.create_ssl_context(),
+            event_hooks=reading_now(answer_mib * MIB),
         )
         self._spare: list[int] = []
         self._lent: set[int] = set()
@@ -215,10 +220,17 @@ class Connection:
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
         where = f"{self.url}{path}"
         try:
-            response = self._client.http.request(method, path, json=body, timeout=timeout)
+            until = time.monotonic() + (timeout.read or 0)
+            response = self._client.http.request(method, path, json=body, timeout=timeout, extensions={"until": until})
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise
-        except httpx.TimeoutException as error:
+        except LargeAnswer as error:
+            raise EnvironmentFault(
+                f"{where} gives too large an answer: {error}; raise environment.options.answer_mib"
+            ) from error
+        except GarbledAnswer as error:
+            raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from error
+        except (httpx.TimeoutException, LateAnswer) as error:
             raise EnvironmentUnavailable(
                 f"{where} gave no answer within {timeout.read:g} s; see whether the server works, or raise timeout_s"
             ) from error
@@ -233,13 +245,14 @@ def connection(
     url: str,
     timeout_s: float,
     patience_s: float,
+    answer_mib: int = 16,
     kind: str = "an AgentGym server of that world",
     token: str = "",
 ) -> Connection:
     """Return the one connection of this process to a server; it outlives environments, since it
     holds the spare ids.
     """
-    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, kind=kind, token=token)
+    return Connection(url, timeout_s=timeout_s, patience_s=patience_s, answer_mib=answer_mib, kind=kind, token=token)
 
 
 def _read(where: str, response: httpx.Response, kind: str) -> Any:

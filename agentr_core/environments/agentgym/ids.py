@@ -56,7 +56,7 @@ def _file(path: Path, what: str) -> Sequence[int]:
         raise DataFileError(
             f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFileError(
             f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"
         ) from error

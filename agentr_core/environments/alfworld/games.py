@@ -104,7 +104,7 @@ def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int
         wanted = {
             int(each["item_id"]): (each["task_type"], each["task_id"]) for each in json.loads(mapping.read_bytes())
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFileError(f"{mapping} cannot be read ({error}); it must be a file of AgentGym's configs") from error
     missing = [f"{task}/{trial}" for task, trial in wanted.values() if (task, trial) not in there]
     if missing:
@@ -160,7 +160,7 @@ def _object(path: Path) -> tuple[Mapping[str, Any], str]:
         content = json.loads(written)
     except OSError as error:
         raise DataFileError(f"game file {path} cannot be read ({error.strerror}); {AGAIN}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataFileError(f"game file {path} is cut off or not JSON ({error}); {AGAIN}") from error
     if not isinstance(content, dict):
         raise DataFileError(f"game file {path} is not a JSON object; {AGAIN}")

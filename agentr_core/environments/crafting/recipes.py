@@ -255,7 +255,7 @@ def _reachable(names: Iterable[str], below: Mapping[str, Iterable[str]]) -> set[
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataFileError(f"{path} cannot be read as JSON ({error}); repair or remove it") from error
 
 

@@ -16,9 +16,10 @@ from typing import Literal
 from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.environments.reasoning.per_process import PerProcess
-from agentr_core.environments.reasoning.toolbox import LoopThread, Tools, python_function
+from agentr_core.environments.reasoning.toolbox import Tools, python_function
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Kept
+from agentr_core.threads import LoopThread
 from agentr_core.tools.python.levels import STRICTEST, Level
 from agentr_core.tools.python.limits import Limits
 from agentr_core.tools.python.tool import PythonTool
@@ -39,6 +40,8 @@ class ToolSettings:
     server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
     encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
     account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
+    An answer of a server may take `search_timeout_s` seconds, from the request to its last byte,
+    and have `search_answer_mib` MiB.
     `sandbox` is a level of the Python tool, or `strictest`, which is never one at which code can
     use the user's files. A call of it may take
     `python_timeout_s` seconds, and as many of processor time or, if they are more,
@@ -54,6 +57,8 @@ class ToolSettings:
     search_api_key: str = field(default="", repr=False)
     top_k: int = 4
     document_chars: int = 1200
+    search_timeout_s: float = 60.0
+    search_answer_mib: int = 16
     sandbox: str = STRICTEST
     python_timeout_s: float = 30.0
 
@@ -118,6 +123,12 @@ def _check(settings: ToolSettings) -> None:
         )
     if settings.document_chars < 1:
         raise ConfigError(f"environment.options.document_chars is {settings.document_chars}; it must be at least 1")
+    if not 0 < settings.search_timeout_s < math.inf:
+        raise ConfigError(
+            f"environment.options.search_timeout_s is {settings.search_timeout_s}; give a number of seconds above 0"
+        )
+    if settings.search_answer_mib < 1:
+        raise ConfigError(f"environment.options.search_answer_mib is {settings.search_answer_mib}; give 1 or more")
     if settings.search_url and (settings.corpus or settings.searched == "web"):
         other = "corpus" if settings.corpus else "searched: web"
         raise ConfigError(
@@ -145,11 +156,12 @@ def _python(sandbox: str, timeout_s: float) -> PerProcess[_Python]:
 
 
 def _provider(settings: ToolSettings) -> Provider:
-    top_k = settings.top_k
+    top_k, timeout_s, answer_mib = settings.top_k, settings.search_timeout_s, settings.search_answer_mib
     if settings.searched == "web":
-        return Serper(settings.search_api_key, top_k=top_k, url=settings.web_url)
+        key, url = settings.search_api_key, settings.web_url
+        return Serper(key, top_k=top_k, url=url, timeout_s=timeout_s, answer_mib=answer_mib)
     if settings.search_url:
-        return RetrievalServer(settings.search_url, top_k=top_k)
+        return RetrievalServer(settings.search_url, top_k=top_k, timeout_s=timeout_s, answer_mib=answer_mib)
     corpus = Path(settings.corpus) if settings.corpus else data_path("reasoning", "corpus.jsonl")
     return InProcess(open_retriever(corpus, Path(settings.cache_dir)), top_k=top_k)
 

@@ -21,7 +21,8 @@ class Reasoning(ReasoningWorld):
     Args:
         questions: sets, as `question_sets.load` takes them.
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
-            document_chars, sandbox, python_timeout_s: see `ToolSettings`.
+            document_chars, search_timeout_s, search_answer_mib, sandbox, python_timeout_s: see
+            `ToolSettings`.
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
             summarised, judged, success_from, answers: see `Rules`.
 
@@ -48,6 +49,8 @@ class Reasoning(ReasoningWorld):
         search_api_key: str = "",
         top_k: int = 4,
         document_chars: int = 1200,
+        search_timeout_s: float = 60.0,
+        search_answer_mib: int = 16,
         sandbox: str = "strictest",
         python_timeout_s: float = 30.0,
         python_calls: int = 6,
@@ -72,6 +75,8 @@ class Reasoning(ReasoningWorld):
             search_api_key=search_api_key,
             top_k=top_k,
             document_chars=document_chars,
+            search_timeout_s=search_timeout_s,
+            search_answer_mib=search_answer_mib,
             sandbox=sandbox,
             python_timeout_s=python_timeout_s,
         )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from itertools import dropwhile
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from agentr_core.environments.reasoning.grammar import PYTHON
 from agentr_core.errors import EnvironmentFault
+from agentr_core.threads import LoopThread
 from agentr_core.types import ToolCall
-
-T = TypeVar("T")
 
 _NOTHING = "The code printed nothing."
 _FAILED = {
@@ -65,26 +62,6 @@ class Tools:
         if tool not in self._functions:
             raise EnvironmentFault(f"there is no tool {tool!r}; there are {', '.join(self.tools) or 'none'}")
         return self._functions[tool](query)
-
-
-class LoopThread:
-    """An event loop in its own thread, to which other threads give coroutines to run."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tools", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result. Raises what the coroutine raises."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def close(self) -> None:
-        """End the thread. Calling it twice is harmless."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
 
 def python_function(

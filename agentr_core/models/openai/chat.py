@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong, Transient
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.connections import allow_connections, limits
+from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, allow_connections, limits, reading
 from agentr_core.models.openai import endpoint as endpoints
 from agentr_core.models.openai.endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai.wire import bodies, read_completion, read_prompt_tokens
@@ -76,7 +76,8 @@ class OpenAIModel:
         self._slots = asyncio.Semaphore(server.concurrency)
         allow_connections(server.concurrency)
         connections = limits(server.concurrency, idle_seconds=_IDLE_SECONDS)
-        self._client = AsyncOpenAI(**where.options(server), http_client=DefaultAsyncHttpxClient(limits=connections))
+        client = DefaultAsyncHttpxClient(limits=connections, event_hooks=reading(server.answer_mib * MIB))
+        self._client = AsyncOpenAI(**where.options(server), http_client=client)
         self._closed = False
 
     @classmethod
@@ -218,7 +219,7 @@ class OpenAIModel:
                     async with asyncio.timeout(self._server.timeout_seconds):
                         payload = await self._client.post("/chat/completions", cast_to=bytes, body=body)
                     return read(payload)
-                except (OpenAIError, ModelFault, TimeoutError) as error:
+                except (OpenAIError, ModelFault, TimeoutError, LargeAnswer, GarbledAnswer) as error:
                     failures += 1
                     fault, told = fault_of(error, self._where, self._server), retry_after(error)
                 wait = wait_before_retry(

@@ -20,6 +20,7 @@ from agentr_core.errors import (
     ModelUnavailable,
     RequestTooLong,
 )
+from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, reading_now
 from agentr_core.models.openai.wire import read_models
 from agentr_core.recipes import ServerConfig, url_fault
 from agentr_core.recipes.secret_values import MASK, references
@@ -131,12 +132,13 @@ def context_length(where: Endpoint, server: ServerConfig, configured: int) -> in
         ModelUnavailable, MalformedReply, ModelFault: the server does not answer, or not as it
             should.
     """
-    from openai import APIStatusError, OpenAI, OpenAIError
+    from openai import APIStatusError, DefaultHttpxClient, OpenAI, OpenAIError
 
+    http = DefaultHttpxClient(event_hooks=reading_now(server.answer_mib * MIB))
     try:
-        with OpenAI(**where.options(server)) as client:
+        with OpenAI(**where.options(server), http_client=http) as client:
             served = read_models(client.get("/models", cast_to=bytes))
-    except (OpenAIError, MalformedReply) as error:
+    except (OpenAIError, MalformedReply, LargeAnswer, GarbledAnswer) as error:
         if not (isinstance(error, APIStatusError) and error.status_code in _NO_LIST):
             raise fault_of(error, where, server) from None
         served = {server.model: None}
@@ -167,6 +169,10 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
         )
     if isinstance(error, APIStatusError):
         return _fault_of_status(error, where, server)
+    if isinstance(error, LargeAnswer):
+        return ModelFault(f"{where.url} gives too large an answer: {error}; raise server.answer_mib")
+    if isinstance(error, GarbledAnswer):
+        return MalformedReply(f"{where.url} gives an answer that cannot be read: {error}")
     if isinstance(error, APIConnectionError):
         cause = where.redacted(" ".join(str(error.__cause__ or error).split()))
         return ModelUnavailable(f"{where.url} cannot be reached ({cause}); start the server, or correct its address")

@@ -290,7 +290,7 @@ class RemoteFleet:
         with closing(http.client.HTTPConnection(*self._where, timeout=_TIMEOUT_SECONDS)) as connection:
             try:
                 connection.request(method, "/", body, {"Content-Type": _JSON})
-                return _STATE.validate_json(connection.getresponse().read())
+                return _STATE.validate_json(connection.getresponse().read(_MOST_BYTES))
             except (OSError, http.client.HTTPException, ValidationError) as error:
                 raise ModelUnavailable(
                     f"`agentr models serve` does not answer at {self._address} ({error}); start it, or unset "

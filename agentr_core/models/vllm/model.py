@@ -11,7 +11,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.checkpoint_dir import end_ids
-from agentr_core.models.connections import allow_connections, limits
+from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.stopping import cut_at_stop
 from agentr_core.models.together import all_or_none
@@ -78,7 +78,11 @@ class VllmModel:
             max_retries=0,
             timeout=Timeout(launch.settings.request_timeout, pool=None),
             # The servers are on this machine: a proxy that the environment names must not be used.
-            http_client=DefaultAsyncHttpxClient(trust_env=False, limits=limits(None, idle_seconds=_IDLE_SECONDS)),
+            http_client=DefaultAsyncHttpxClient(
+                trust_env=False,
+                limits=limits(None, idle_seconds=_IDLE_SECONDS),
+                event_hooks=reading(launch.settings.answer_mib * MIB),
+            ),
         )
 
     async def ready(self) -> tuple[str, ...]:
@@ -170,6 +174,10 @@ class VllmModel:
         options: Any = {"headers": {VERSION: self._version}} if self._launch.key else {}
         try:
             return await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked, options=options)
+        except LargeAnswer as error:
+            raise ModelFault(
+                f"the vLLM replica at {address} gives too large an answer: {error}; raise model.vllm.answer_mib"
+            ) from error
         except APIConnectionError as error:
             self._suspect(address)
             why = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__

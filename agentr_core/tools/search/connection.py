@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import random
 import re
 import time
 import weakref
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 import httpx2
@@ -22,10 +25,11 @@ from agentr_core.errors import (
     MalformedAnswer,
     Transient,
 )
-from agentr_core.models.connections import limits
+from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, limits, reading
 from agentr_core.recipes import url_fault
 from agentr_core.recipes.secret_values import MASK
 from agentr_core.retrying import RetryPolicy, seconds_told, wait_before_retry
+from agentr_core.threads import LoopThread
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS: Final = 5.0
@@ -46,7 +50,8 @@ class Connection:
     Args:
         url: the server's address, without the paths.
         secret: a text sent in `headers`; no error repeats it.
-        timeout_s: the most seconds that an answer may take.
+        timeout_s: the most seconds that an answer may take, from the request to its last byte.
+        answer_mib: the most MiB of an answer, unpacked.
 
     Raises `ConfigError` for an invalid address, or a secret that cannot be sent.
     """
@@ -57,6 +62,7 @@ class Connection:
         *,
         policy: RetryPolicy,
         timeout_s: float,
+        answer_mib: int = 16,
         headers: Mapping[str, str] | None = None,
         secret: str = "",
     ) -> None:
@@ -70,12 +76,15 @@ class Connection:
         self._secret = secret
         self._policy = policy
         self._timeout_s = timeout_s
-        self._client = httpx2.Client(
+        # Asynchronous: a limit of a client that blocks is for each part of an answer.
+        self._loop = _loop()
+        self._client = httpx2.AsyncClient(
             headers=dict(headers or {}),
-            timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_SECONDS, pool=None),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             limits=limits(_MOST_CONNECTIONS, idle_seconds=_IDLE_SECONDS),
+            event_hooks=reading(answer_mib * MIB),
         )
-        weakref.finalize(self, self._client.close)
+        weakref.finalize(self, _close, self._client, self._loop, os.getpid()).atexit = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the answer to a request.
@@ -83,7 +92,8 @@ class Connection:
         Raises:
             EnvironmentTimeout: no answer came in time in the last of several tries.
             EnvironmentUnavailable: the server cannot be reached, or is overloaded.
-            MalformedAnswer: the answer is not JSON.
+            MalformedAnswer: the answer is not JSON, or cannot be unpacked.
+            EnvironmentFault: the answer is larger than allowed.
             EnvironmentRefusal: the server refuses the request.
             EnvironmentServerError: the server refuses the key, its account has no credit left, or
                 the server has no such path.
@@ -116,15 +126,25 @@ class Connection:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
         where = f"{self.url}{path}"
         try:
-            return self._client.request(method, where, json=body)
+            return self._loop.run(self._answer(method, where, body))
+        except LargeAnswer as error:
+            raise EnvironmentFault(
+                f"{where} gives too large an answer: {error}; raise environment.options.search_answer_mib"
+            ) from None
+        except GarbledAnswer as error:
+            raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise EnvironmentUnavailable(
                 f"{where} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
             ) from None
-        except httpx2.TimeoutException:
+        except (httpx2.TimeoutException, TimeoutError):
             raise EnvironmentTimeout(f"{where} gave no answer within {self._timeout_s:g} s") from None
         except httpx2.HTTPError as error:
             raise EnvironmentUnavailable(f"{where} broke the connection ({self._redacted(error)})") from None
+
+    async def _answer(self, method: str, where: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+        async with asyncio.timeout(self._timeout_s):
+            return await self._client.request(method, where, json=body)
 
     def _read(self, path: str, response: httpx2.Response) -> Any:
         where, status = f"{self.url}{path}", response.status_code
@@ -153,3 +173,19 @@ class Connection:
     def _redacted(self, words: object) -> str:
         text = str(words) or type(words).__name__
         return text.replace(self._secret, MASK) if self._secret else text
+
+
+@cache
+def _loop() -> LoopThread:
+    """Return the thread of this process in which requests are sent."""
+    return LoopThread()
+
+
+# A forked process has no thread of its parent.
+os.register_at_fork(after_in_child=_loop.cache_clear)
+
+
+def _close(client: httpx2.AsyncClient, loop: LoopThread, process: int) -> None:
+    """Close a client that nobody has any longer, without waiting for it."""
+    if os.getpid() == process:
+        loop.start(client.aclose())

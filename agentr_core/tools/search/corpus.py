@@ -91,7 +91,7 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
 def _document(line: bytes, where: str) -> Document:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataFileError(f"{where} is not JSON in UTF-8 ({error}); write one object on each line") from None
     if not isinstance(record, dict):
         raise DataFileError(f"{where} is a {type(record).__name__}; write one JSON object on each line")

@@ -68,8 +68,10 @@ class RetrievalServer:
 
     name = "server"
 
-    def __init__(self, url: str, *, top_k: int, policy: RetryPolicy = PATIENCE) -> None:
-        self._connection = Connection(url, policy=policy, timeout_s=60.0)
+    def __init__(
+        self, url: str, *, top_k: int, timeout_s: float = 60.0, answer_mib: int = 16, policy: RetryPolicy = PATIENCE
+    ) -> None:
+        self._connection = Connection(url, policy=policy, timeout_s=timeout_s, answer_mib=answer_mib)
         self._top_k = _checked(top_k)
         self._fingerprint = ""
 
@@ -115,6 +117,7 @@ class Serper:
         a_second: float = 2.0,
         url: str = URL,
         timeout_s: float = 20.0,
+        answer_mib: int = 16,
         policy: RetryPolicy = PATIENCE,
     ) -> None:
         if not key:
@@ -124,7 +127,9 @@ class Serper:
         self._body = {"num": top_k, "hl": language, "gl": country}
         self._top_k = top_k
         self._pace = Pace(a_second)
-        self._connection = Connection(url, policy=policy, timeout_s=timeout_s, headers={"X-API-KEY": key}, secret=key)
+        self._connection = Connection(
+            url, policy=policy, timeout_s=timeout_s, answer_mib=answer_mib, headers={"X-API-KEY": key}, secret=key
+        )
 
     def ask(self, query: str) -> list[Document]:
         """See `Provider.ask`: pages whose snippets differ."""

@@ -15,7 +15,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.texts import placed
 from agentr_core.tools.search import bm25, dense
 from agentr_core.tools.search.bm25 import Bm25
-from agentr_core.tools.search.corpus import CorpusFile, Document, scan
+from agentr_core.tools.search.corpus import CorpusFile, Document, Starts, scan
 from agentr_core.tools.search.dense import Dense
 from agentr_core.tools.search.encoder import Encoder
 from agentr_core.tools.search.ranking import Ranker
@@ -83,7 +83,7 @@ def open_retriever(
     if not corpus.is_file():
         raise DataFileError(f"corpus {placed(corpus)} does not exist; name a JSONL file")
     content = content_sha256(corpus, cache)
-    documents = CorpusFile(corpus, np.load(_made(cache, ("starts", content), lambda file: _save_starts(corpus, file))))
+    documents = CorpusFile(corpus, _starts(_made(cache, ("starts", content), lambda file: _save_starts(corpus, file))))
     texts = (document.text for document in documents)
     if encoder is None:
         made = _made(cache, ("bm25", bm25.VERSION, content), lambda folder: Bm25.build(texts).save(folder))
@@ -107,6 +107,14 @@ def _made(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) 
             make(Path(draft) / path.name)
             publish(Path(draft) / path.name, path)
     return path
+
+
+def _starts(file: Path) -> Starts:
+    try:
+        starts: Starts = np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataFileError(f"index {file} is damaged ({error}); delete it to have it rebuilt") from error
+    return starts
 
 
 def _save_starts(corpus: Path, file: Path) -> None:
