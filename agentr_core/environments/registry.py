@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.environments.native import native
@@ -24,6 +25,7 @@ from agentr_core.protocols import Environment, Labelled, Labels
 from agentr_core.texts import cause, listed
 
 GROUP = "agentr.environments"
+_CACHE = Path("runs", "cache")
 
 
 def names() -> tuple[str, ...]:
@@ -38,10 +40,12 @@ def make(
     *,
     transcript: Literal["own", "native"] = "own",
     labels: Labels = "lenient",
+    cache: Path | None = None,
 ) -> Environment:
-    """Return a new environment; `variables` are those of the process. With a `native` transcript
-    its actions are tool calls; see `environments.native`. Labels of actions are read as `labels`
-    says.
+    """Return a new environment; `variables` are those of the process. What it would keep below
+    `runs/cache`, if its options do not say where, it keeps in the folder `cache`. With a `native`
+    transcript its actions are tool calls; see `environments.native`. Labels of actions are read as
+    `labels` says.
 
     Raises:
         ConfigError: there is no environment with that name, it has no such option, an option has a
@@ -50,7 +54,12 @@ def make(
     """
     kind = checked(name, options)
     named = _variables_of(kind, options)
-    told = {option: value for option, variable in named.items() if (value := (variables or {}).get(variable))}
+    told: dict[str, Any] = {
+        option: value for option, variable in named.items() if (value := (variables or {}).get(variable))
+    }
+    usual = inspect.signature(kind).parameters.get("cache_dir")
+    if cache is not None and usual is not None and Path(str(usual.default)).parent == _CACHE:
+        told["cache_dir"] = str(cache / Path(usual.default).name)
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
         environment: Environment = chosen(**{**told, **options})

@@ -17,6 +17,7 @@ from agentr_core.recipes import parse
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance, Transition
 from flows.commands import environments
+from tasks.wiring import named_environment
 
 
 def lock(split: str, index: int) -> Instance:
@@ -140,3 +141,26 @@ def test_the_doctor_tells_each_broken_rule_once(monkeypatch: pytest.MonkeyPatch)
     (found,) = environments.diagnose("world", {})
     assert found["detail"].startswith("expert: ")
     assert found["detail"].endswith("(and 5 more)")
+
+
+@pytest.mark.parametrize(
+    ("options", "workspace", "expected"),
+    [
+        ({}, "mine", "mine/cache/rooms"),
+        ({}, "", "elsewhere/cache/rooms"),
+        ({"cache_dir": "here"}, "mine", "here"),
+        ({"own_dir": "there"}, "mine", "mine/cache/rooms"),
+    ],
+)
+def test_what_a_world_keeps_is_kept_in_the_workspace(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], workspace: str, expected: str
+) -> None:
+    class Keeping(CombinationLock):
+        def __init__(self, *, cache_dir: str = "runs/cache/rooms", own_dir: str = "") -> None:
+            super().__init__()
+            self.cache_dir, self.own_dir = cache_dir, own_dir
+
+    monkeypatch.setitem(registry._KINDS, "keeping", Keeping)
+    monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
+    made: Any = named_environment("keeping", options, workspace=workspace)
+    assert (made.cache_dir, made.own_dir) == (expected, options.get("own_dir", ""))
