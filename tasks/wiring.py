@@ -138,7 +138,13 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
     tool answers are kept in `store`, if given.
     """
     world = recipe.environment
-    env = named_environment(world.name, world.options, transcript=world.transcript, labels=world.action.labels)
+    env = named_environment(
+        world.name,
+        world.options,
+        transcript=world.transcript,
+        labels=world.action.labels,
+        workspace=recipe.workspace,
+    )
     opening = opening_of(recipe)
     if opening is not None:
         open_with(env, opening)
@@ -153,11 +159,13 @@ def named_environment(
     *,
     transcript: Literal["own", "native"] = "own",
     labels: Labels = "lenient",
+    workspace: str = "",
 ) -> Environment:
     """Return a new environment; options that are left out come from the variables that its class
-    names.
+    names. Its caches are in a workspace, by default the usual one.
     """
-    return registry.make(name, options, os.environ, transcript=transcript, labels=labels)
+    cache = Path(workspace or usual_workspace()) / "cache"
+    return registry.make(name, options, os.environ, transcript=transcript, labels=labels, cache=cache)
 
 
 def gateway_token() -> str:

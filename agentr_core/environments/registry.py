@@ -27,6 +27,7 @@ from agentr_core.protocols import Environment, Labelled, Labels
 from agentr_core.texts import cause, closest, listed
 
 GROUP = "agentr.environments"
+_CACHE = Path("runs", "cache")
 
 
 def names() -> tuple[str, ...]:
@@ -41,10 +42,12 @@ def make(
     *,
     transcript: Literal["own", "native"] = "own",
     labels: Labels = "lenient",
+    cache: Path | None = None,
 ) -> Environment:
-    """Return a new environment; `variables` are those of the process. With a `native` transcript
-    its actions are tool calls; see `environments.native`. Labels of actions are read as `labels`
-    says.
+    """Return a new environment; `variables` are those of the process. What it would keep below
+    `runs/cache`, if its options do not say where, it keeps in the folder `cache`. With a `native`
+    transcript its actions are tool calls; see `environments.native`. Labels of actions are read as
+    `labels` says.
 
     Raises:
         ConfigError: there is no environment with that name, it has no such option, an option has a
@@ -52,9 +55,13 @@ def make(
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = checked(name, options)
+    kept: dict[str, str] = {}
+    usual = inspect.signature(kind).parameters.get("cache_dir")
+    if cache is not None and usual is not None and Path(str(usual.default)).parent == _CACHE:
+        kept["cache_dir"] = str(cache / Path(usual.default).name)
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
-        environment: Environment = chosen(**{**_told_options(kind, options, variables), **options})
+        environment: Environment = chosen(**{**kept, **_told_options(kind, options, variables), **options})
     if labels != "lenient":
         if not isinstance(environment, Labelled):
             environment.close()

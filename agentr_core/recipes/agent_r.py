@@ -27,6 +27,9 @@ class AgentRConfig:
     phases: tuple[Learning, ...] = ("sft",)
     """What each iteration does; the last entry counts for all later iterations. An `rl` iteration
     (not in the paper) goes on from the policy so far; section `grpo` says how it trains."""
+    quote_chars: Count = later(4000)
+    """The most characters of a turn, or of a judge's reply to it, that a report quotes; it says how
+    many it leaves out."""
 
 
 @record

@@ -67,8 +67,6 @@ def _faults_of_sections(recipe: Recipe) -> list[str]:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
-    if not faults and method.acts:
-        faults += _faults_of_plans(recipe)
     faults += training_faults(recipe.training)
     if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")

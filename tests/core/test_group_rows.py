@@ -323,7 +323,7 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     first = learner(tiny_model_dir)
     first.update(rows())
     for number in (1, 2, 3):
-        snapshots.save(tmp_path, number, first.state(), [])
+        snapshots.save(tmp_path, number, first.state(), [], [])
     assert len(list(tmp_path.glob("*"))) == 1
     found = snapshots.load(tmp_path)
     assert found is not None
@@ -404,7 +404,7 @@ def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_mod
     for _ in range(3):
         whole.update(rows())
     cut.update(rows())
-    snapshots.save(tmp_path / "states", 1, cut.state(), [])
+    snapshots.save(tmp_path / "states", 1, cut.state(), [], [])
     two = dataclasses.replace(ADAPTED, launch=LaunchConfig(num_processes=2))
     for training, exact in ((ADAPTED, True), (two, False)):
         found = snapshots.load(tmp_path / "states")

@@ -93,7 +93,7 @@ def test_a_full_disk_while_a_dataset_is_written(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(pq, "write_table", half)
     with pytest.raises(DiskError) as caught:
-        dataset._write_file({"": []}, file)
+        dataset._write_file({"": []}, file, "hash")
     refused(caught, f"{file} cannot be written", "No space left")
     assert not list(file.parent.iterdir())
 
@@ -106,7 +106,7 @@ def test_a_place_that_is_none(tmp_path: Path, name: str) -> None:
     refused(caught, "cannot be written", "name another place")
 
 
-PACKED = gzip.compress(b'{"id": 0}')
+PACKED = gzip.compress(b'{"id": 0}', mtime=0)
 RECIPE: dict[str, Any] = {"name": "x", "model": {"path": "m"}}
 READERS: dict[str, Callable[[Path], Any]] = {
     "recipe": load,
@@ -121,7 +121,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("content", [PACKED, b"PAR1 and no more", b"\xff\xfe{\x00}\x00", b"\0\1", b"[" * 100_000, None])
+@pytest.mark.parametrize(
+    "content",
+    [PACKED, b"PAR1 and no more", b"\xff\xfe{\x00}\x00", b"\0\1", b"[" * 100_000, None],
+    ids=["packed", "cut", "utf-16", "binary", "nested", "folder"],
+)
 def test_a_file_of_another_kind_is_one_sentence_of_the_user(tmp_path: Path, reader: str, content: bytes | None) -> None:
     path = tmp_path / "file"
     path.mkdir() if content is None else path.write_bytes(content)

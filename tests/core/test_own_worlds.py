@@ -24,6 +24,7 @@ from agentr_core.recipes import parse
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance, Transition
 from flows.commands import environments
+from tasks.wiring import named_environment
 
 
 def lock(split: str, index: int) -> Instance:
@@ -201,3 +202,26 @@ def test_the_doctor_says_what_a_world_reads_and_does_not_name(
     expected = said.format(file=tmp_path / "map", python=Path(sys.executable).name)
     assert re.fullmatch(rf"keeps the contract.*{expected}", found["detail"])
     assert ("files_of" in found["detail"]) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "workspace", "expected"),
+    [
+        ({}, "mine", "mine/cache/rooms"),
+        ({}, "", "elsewhere/cache/rooms"),
+        ({"cache_dir": "here"}, "mine", "here"),
+        ({"own_dir": "there"}, "mine", "mine/cache/rooms"),
+    ],
+)
+def test_what_a_world_keeps_is_kept_in_the_workspace(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], workspace: str, expected: str
+) -> None:
+    class Keeping(CombinationLock):
+        def __init__(self, *, cache_dir: str = "runs/cache/rooms", own_dir: str = "") -> None:
+            super().__init__()
+            self.cache_dir, self.own_dir = cache_dir, own_dir
+
+    monkeypatch.setitem(registry._KINDS, "keeping", Keeping)
+    monkeypatch.setenv("AGENTR_WORKSPACE", "elsewhere")
+    made: Any = named_environment("keeping", options, workspace=workspace)
+    assert (made.cache_dir, made.own_dir) == (expected, options.get("own_dir", ""))

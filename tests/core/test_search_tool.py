@@ -287,9 +287,9 @@ LARGE = b'{"organic": []}' + b" " * MIB
     ("content", "packed", "error", "said"),
     [
         (LARGE, None, EnvironmentFault, "it has more than 1 MiB; raise environment.options.search_answer_mib"),
-        (gzip.compress(LARGE), "gzip", EnvironmentFault, "it has more than 1 MiB"),
+        (gzip.compress(LARGE, mtime=0), "gzip", EnvironmentFault, "it has more than 1 MiB"),
         (zlib.compress(LARGE), "deflate", EnvironmentFault, "it has more than 1 MiB"),
-        (gzip.compress(b"{}")[:-4], "gzip", MalformedAnswer, "it is cut off"),
+        (gzip.compress(b"{}", mtime=0)[:-4], "gzip", MalformedAnswer, "it is cut off"),
         (b"{}", "gzip", MalformedAnswer, "it cannot be unpacked"),
         (b"{}", "br", MalformedAnswer, "it is packed as 'br', which was not asked for"),
     ],

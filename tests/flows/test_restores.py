@@ -227,7 +227,7 @@ def meddled(site: Site, rng: random.Random, backups: list[Path], folder: Path) -
     what = rng.choice(["backup", "prune", "restore", "prune", "restore", "nothing"])
     if what == "backup" or (what == "restore" and not backups):
         file = folder / f"backup-{len(backups)}.duckdb"
-        back_up(site.root, file)
+        back_up(site.root, str(file))
         backups.append(file)
         return "backup"
     if what == "restore":

@@ -13,6 +13,7 @@ from agentr_core.reports.document import RevisionExample, Turn, TurnPart
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import load_critiques, load_samples
 from agentr_core.store.queries.datasets import trained_revisions
+from agentr_core.texts import counted
 from agentr_core.types import Critique, Message, Role, Sample, Span, StepVerdict
 
 
@@ -25,10 +26,11 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
     chosen = dict(rng.sample(rows, min(count, len(rows))))
     samples = load_samples(place.store, list(chosen))
     critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
-    return tuple(_example(key, sample, critiques.get(chosen[key] or "")) for key, sample in samples.items())
+    most = place.recipe.agent_r.quote_chars
+    return tuple(_example(key, sample, critiques.get(chosen[key] or ""), most) for key, sample in samples.items())
 
 
-def _example(key: str, sample: Sample, critique: Critique | None) -> RevisionExample:
+def _example(key: str, sample: Sample, critique: Critique | None, most: int) -> RevisionExample:
     origin = sample.provenance
     live = origin.extra.get("live_reward")
     return RevisionExample(
@@ -39,12 +41,12 @@ def _example(key: str, sample: Sample, critique: Critique | None) -> RevisionExa
         bad_reward=origin.bad_reward or 0.0,
         split=origin.split or 0,
         cut=origin.cut or 0,
-        turns=_turns(sample, critique),
+        turns=_turns(sample, critique, most),
         live_reward=None if live is None else float(live),
     )
 
 
-def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
+def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, ...]:
     split, cut = sample.provenance.split or 0, sample.provenance.cut or 0
     verdicts: dict[int, StepVerdict] = {v.position: v for v in critique.verdicts} if critique else {}
     first_error = critique.first_error if critique else None
@@ -58,15 +60,20 @@ def _turns(sample: Sample, critique: Critique | None) -> tuple[Turn, ...]:
         turns.append(
             Turn(
                 role=role,
-                text=message.text,
+                text=_quoted(message.text, most),
                 part=_part(number, position, split, cut),
                 train=message.train,
                 first_error=reply and position == first_error and position < cut,
                 verdict=str(verdict.verdict) if verdict else "",
-                judge_reply=verdict.reply if verdict else "",
+                judge_reply=_quoted(verdict.reply, most) if verdict else "",
             )
         )
     return tuple(turns)
+
+
+def _quoted(text: str, most: int) -> str:
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]}\n[... {counted(left, 'character')} more]"
 
 
 def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
