@@ -345,10 +345,9 @@ def test_the_thought_stands_beside_its_call() -> None:
 
 @pytest.mark.parametrize("reply", [f"<think>Perhaps {SEARCHING}?</think>\nIt is 5.", f"<think>Perhaps {SEARCHING}"])
 def test_the_gateway_tells_no_call_that_a_thought_considers(reply: str) -> None:
-    asked = ChatCall.model_validate(
-        {"model": "policy", "messages": [{"role": "user", "content": "q"}], "tools": [{"type": "function"}]}
-    )
-    (choice,) = completion(asked, {"text": reply, "finish_reason": "stop"})["choices"]
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    asked = ChatCall.model_validate({"model": "policy", "messages": [{"role": "user", "content": "q"}], "tools": tools})
+    (choice,) = completion(asked, {"text": reply, "finish_reason": "stop", "id": "1", "created": 0})["choices"]
     assert choice["message"] == {"role": "assistant", "content": reply}
     assert choice["finish_reason"] == "stop"
 
