@@ -55,11 +55,13 @@ test-ray: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest tests/flows/test_clusters.py tests/flows/test_spread.py -k ray
 
-# Kills at random times, and stages that two processes ask for at once: 20 of each, where `make test` has a few.
-# And a reader beside a run for so many minutes.
+# Kills at random times, and stages that two processes ask for at once: 20 of each, where `make test` has a few. Then 40 rounds
+# of kills, prunes and restored backups over all methods; AGENTR_TEST_KILLS scales all of them. And a reader beside a run, for
+# so many minutes.
 READER_MINUTES ?= 30
 test-kills: $(STAMP)
-	AGENTR_TEST_KILLS=20 AGENTR_TEST_READER_MINUTES=$(READER_MINUTES) $(BIN)/python -m pytest -s tests/flows/test_kills.py
+	AGENTR_TEST_KILLS=$${AGENTR_TEST_KILLS:-20} AGENTR_TEST_READER_MINUTES=$(READER_MINUTES) \
+		$(BIN)/python -m pytest -s tests/flows/test_kills.py tests/flows/test_restores.py
 
 # The manual as pages that need no network, in data/manual/site.
 manual: $(STAMP)

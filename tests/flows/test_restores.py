@@ -1,7 +1,8 @@
 """Kills, prunes and restored backups, in any order and over all methods: at the end there are the
 rows and weights of an undisturbed run, or a sentence says why not and what to do.
 
-`make test-kills` does 40 rounds and prints each; AGENTR_TEST_KILLS scales their number.
+`make test-kills` does 40 rounds and prints each, and ends 50 commands on a store in their midst;
+AGENTR_TEST_KILLS scales these numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -36,6 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 ROUNDS = 2 * int(os.environ.get("AGENTR_TEST_KILLS", "2"))
+KILLS_OF_COMMANDS = ROUNDS * 5 // 4
 FIRST = int(os.environ.get("AGENTR_TEST_FIRST", "0"))
 """The number of the first round: a round depends on its number alone."""
 SEED = 51
@@ -198,6 +201,39 @@ def test_killed_pruned_and_restored_it_ends_as_if_nothing_had_been(
         f"round {number}, {method}: {', '.join(history)}; {sum(refused.values())} refusals; equal rows and weights, "
         f"{time.monotonic() - began:.0f} s"
     )
+
+
+def test_commands_on_a_store_that_are_ended_at_any_moment_leave_every_row(
+    sites: dict[str, Site], tmp_path: Path
+) -> None:
+    site = sites["agent-r"]
+    finish(site)
+    store, rng, ended = site.store, random.Random(SEED), Counter[str]()
+    other, before = tmp_path / "other.duckdb", everything(store)
+    store.backup(other)
+    for number in range(KILLS_OF_COMMANDS):
+        file = tmp_path / f"backup-{number}.duckdb"
+        words = rng.choice([("backup", file), ("compact",), ("merge", other), ("check",), ("sizes",)])
+        number_of_signal = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        with started("store", *words, "--workspace", site.root, env=site.env) as process:
+            time.sleep(rng.uniform(0.5, 4))
+            over = process.poll() is not None
+            process.send_signal(number_of_signal)
+            _, err = process.communicate(timeout=PATIENCE)
+        assert "Traceback" not in err, err
+        if rng.random() < 0.3:
+            for lock in (".lock", ".queue"):
+                store.path.with_name(store.path.name + lock).unlink(missing_ok=True)
+        assert everything(store) == before, (number, words)
+        assert not file.exists() or everything(Store(file)) == before
+        ended["after its end" if over else number_of_signal.name] += 1
+    assert faults(site.root) == []
+    tell(f"{KILLS_OF_COMMANDS} commands on a store ended: {dict(ended)}; every row is there")
+
+
+def everything(store: Store) -> dict[str, list[tuple[Any, ...]]]:
+    with store.reading() as con:
+        return {table: con.execute(f"select * from {table} order by all").fetchall() for table in sorted(TABLES)}
 
 
 def disturbed(site: Site, wanted: Calm, rng: random.Random, refused: Counter[str]) -> str:
