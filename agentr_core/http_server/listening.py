@@ -17,10 +17,12 @@ LOST: Final = "agentr.lost"
 """The key in the scope of a request under which an application may leave a function, which is
 called if the answer cannot have reached the client, even after it was sent.
 """
+STOPPING: Final = "agentr.stopping"
+"""The same for a function that is called if the server is stopped before the answer is complete."""
 
 
 class Watched(H11Protocol):
-    """A connection that says which answers were lost.
+    """A connection that says which answers were lost, and when the server is stopped.
 
     ASGI tells of a client that left before its answer was complete. An answer is also lost if the
     client closes its end without reading it. The client's system then resets the connection.
@@ -36,6 +38,13 @@ class Watched(H11Protocol):
         if self.cycle is not None and (exc is not None or not self.cycle.response_complete):
             self._lose()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection, after its answer if there is one under way."""
+        stopping: Any = self.scope.get(STOPPING) if self.scope is not None else None
+        if stopping is not None and not self.cycle.response_complete:
+            stopping()
+        super().shutdown()
 
     def _is_reset(self) -> bool:
         door = self.transport.get_extra_info("socket")

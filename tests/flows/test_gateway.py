@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -139,4 +140,8 @@ def test_beyond_this_machine_agents_and_runs_need_the_token(process_env: dict[st
         with launched(agent, env={**process_env, "AGENTR_GATEWAY_TOKEN": token}):
             assert "Goal:" in env.reset(env.instances("train")[0])
             assert env.step("Thought: Hm.\nAction: inventory").observation
+        # It ends at once, though this process is still there, and waits.
+        gateway.send_signal(signal.SIGINT)
+        _, errors = gateway.communicate(timeout=60)
         env.close()
+    assert (gateway.returncode, errors) == (130, "\ninterrupted\n")

@@ -38,12 +38,14 @@ Turns = Sequence[Mapping[str, str]]
 class Call:
     """One call of an agent, which several requests may make: clients repeat what was not answered.
 
-    `clients` is how many of them wait for the reply or are being sent it, `reached` how many have
-    it.
+    Its reply has one name and one time, however often it is sent. `clients` is how many requests
+    wait for it or are being sent it, `reached` how many have it.
     """
 
     turns: Turns
     reply: asyncio.Future[Mapping[str, Any]]
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
     clients: int = 0
     reached: int = 0
 
@@ -273,8 +275,7 @@ class Desk:
         if (why := reply.get("refused")) is not None:
             _refuse(seat.call, Refused(400, why, "invalid_request"))
         else:
-            # One reply has one id, however often it is sent.
-            seat.call.reply.set_result({**reply, "id": secrets.token_hex(12), "created": int(time.time())})
+            seat.call.reply.set_result(reply)
         self._advance(seat)
 
     def _give_up(self, seat: Seat, seconds: float) -> None:

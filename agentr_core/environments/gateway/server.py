@@ -27,13 +27,14 @@ from agentr_core.environments.gateway.wire import (
     Failed,
     Refused,
     Rewarded,
+    check_tools,
     chunks,
     completion,
     model,
     refusal_of,
 )
 from agentr_core.http_server.guard import Guard, Locked
-from agentr_core.http_server.listening import LOST
+from agentr_core.http_server.listening import LOST, STOPPING
 from agentr_core.texts import cause
 
 M = TypeVar("M", bound=BaseModel)
@@ -99,8 +100,11 @@ class Observed(Response):
         scope[LOST] = self._lose_it
         leaving = asyncio.ensure_future(_left(receive))
         waiting = asyncio.ensure_future(self._wait())
+        scope[STOPPING] = waiting.cancel
         try:
             await asyncio.wait((leaving, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():
+                raise Refused(503, "the gateway was stopped, and its episodes with it")
             if not (leaving.done() or self._lost):
                 await waiting.result()(scope, receive, send)
                 self._sent = not (leaving.done() or self._lost)
@@ -129,7 +133,10 @@ class Presence(Response):
         try:
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": []})
             await send({"type": "http.response.body", "body": f"{name}\n".encode(), "more_body": True})
-            await _left(receive)
+            leaving = asyncio.ensure_future(_left(receive))
+            scope[STOPPING] = leaving.cancel
+            await asyncio.wait((leaving,))
+            await send({"type": "http.response.body", "body": b""})
         finally:
             self._desk.leave(name)
 
@@ -234,8 +241,9 @@ async def _reply(asked: ChatCall, call: Call) -> Response:
     # Another client may wait for the same reply.
     reply = await asyncio.shield(call.reply)
     if asked.stream:
-        return Response("".join(chunks(asked, reply)), media_type="text/event-stream")
-    return JSONResponse(completion(asked, reply))
+        events = chunks(asked, reply, name=call.name, created=call.created)
+        return Response("".join(events), media_type="text/event-stream")
+    return JSONResponse(completion(asked, reply, name=call.name, created=call.created))
 
 
 def _for_runs(desk: Desk) -> list[Route]:
@@ -278,6 +286,7 @@ def _check_answerable(call: ChatCall) -> None:
     episode.
     """
     _check_model(call.model)
+    check_tools(call.tools or [])
     if call.messages[-1].role == "assistant":
         why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
         raise Refused(400, why, "invalid_request", "messages")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentr_core.episodes.native_calls import NativeCall, read_call
 from agentr_core.models.openai.tool_calls import ToldCall, argument_text, reply_text
@@ -73,13 +73,6 @@ class _Tool(BaseModel):
 _TOOLS: Final = TypeAdapter(list[_Tool])
 
 
-def _as_sent(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools as they are; one without a name would be a fault of the model's template."""
-    _TOOLS.validate_python(tools)
-    json.dumps(tools, allow_nan=False)
-    return tools
-
-
 class _StreamOptions(BaseModel):
     include_usage: bool = False
 
@@ -91,7 +84,7 @@ class ChatCall(BaseModel):
 
     model: str
     messages: Annotated[list[_Turn], Field(min_length=1)]
-    tools: Annotated[list[dict[str, Any]], AfterValidator(_as_sent)] | None = None
+    tools: list[dict[str, Any]] | None = None
     n: Literal[1] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -126,12 +119,25 @@ _KINDS: Final = ("str", "list[_Part]", "dict[str,any]")
 """Names of kinds of content among the fields of an error."""
 
 
-def refusal_of(error: ValidationError) -> Refused:
-    """Return the answer to a body with an error: a sentence that does not quote the body."""
+def check_tools(tools: list[dict[str, Any]]) -> None:
+    """Raise `Refused` for tools that have no names, which no model's template can show."""
+    try:
+        _TOOLS.validate_python(tools)
+        json.dumps(tools, allow_nan=False)
+    except ValidationError as error:
+        raise refusal_of(error, within=("tools",)) from error
+    except ValueError as error:
+        raise Refused(400, f"tools: {error}", "invalid_request", "tools") from error
+
+
+def refusal_of(error: ValidationError, *, within: tuple[str, ...] = ()) -> Refused:
+    """Return the answer to a body with an error: a sentence that does not quote the body. `within`
+    is the field that has the error, if not the body as a whole was read.
+    """
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     # Where a field may be of several kinds, the one that the body comes nearest to.
     nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
-    where = ".".join(str(part) for part in nearest["loc"] if part not in _KINDS)
+    where = ".".join(str(part) for part in (*within, *nearest["loc"]) if part not in _KINDS)
     ours = where.startswith("messages.") or where == "n"
     why = f"{where or 'the body'}: {nearest['msg']}" + (
         "; the gateway takes text, and one reply at a time" if ours else ""
@@ -139,23 +145,23 @@ def refusal_of(error: ValidationError) -> Refused:
     return Refused(400, why, "invalid_request", where or None)
 
 
-def completion(call: ChatCall, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a call; the reply has a text, an id, a time and, if a model generated
-    it, a finish reason and token counts.
+def completion(call: ChatCall, reply: Mapping[str, Any], *, name: str = "", created: int = 0) -> dict[str, Any]:
+    """Return the answer to a call; the reply has a text and, if a model generated it, a finish
+    reason and token counts. Ids are made of its name.
     """
-    message, finish = _message(call, reply)
+    message, finish = _message(call, reply, name)
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    return {**_head("chat.completion", reply), "choices": [choice], "usage": _usage(reply)}
+    return {**_head("chat.completion", name, created), "choices": [choice], "usage": _usage(reply)}
 
 
-def chunks(call: ChatCall, reply: Mapping[str, Any]) -> Iterator[str]:
+def chunks(call: ChatCall, reply: Mapping[str, Any], *, name: str, created: int) -> Iterator[str]:
     """Yield the answer to a call as events of a stream. The reply is in one piece, since it was
     checked and counted as a whole.
     """
-    message, finish = _message(call, reply)
+    message, finish = _message(call, reply, name)
     for number, told in enumerate(message.get("tool_calls", ())):
         told["index"] = number
-    head = _head("chat.completion.chunk", reply)
+    head = _head("chat.completion.chunk", name, created)
     for delta, reason in ((message, None), ({}, finish)):
         yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
     if call.stream_options and call.stream_options.include_usage:
@@ -168,12 +174,12 @@ def model() -> dict[str, Any]:
     return {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}
 
 
-def _message(call: ChatCall, reply: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _message(call: ChatCall, reply: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
     found = read_call(reply["text"]) if call.tools else None
     if not isinstance(found, NativeCall):
         return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
     function = {"name": found.name, "arguments": json.dumps(dict(found.arguments), ensure_ascii=False)}
-    told = {"id": f"call{reply['id'][:8]}", "type": "function", "function": function}
+    told = {"id": f"call{name[:8]}", "type": "function", "function": function}
     return {"role": "assistant", "content": found.beside or None, "tool_calls": [told]}, "tool_calls"
 
 
@@ -184,8 +190,8 @@ def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
-def _head(kind: str, reply: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply['id']}", "object": kind, "created": reply["created"], "model": MODEL}
+def _head(kind: str, name: str, created: int) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": MODEL}
 
 
 def _event(content: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class _Presence:
         self._kept = ExitStack()
         self._lines: Iterator[str] = iter(())
         # At the very end of a process, what closes it by itself is gone.
-        atexit.register(self._kept.close)
+        atexit.register(self._leave)
         self._lock = threading.Lock()
         self.name = "none"
 
@@ -61,8 +61,12 @@ class _Presence:
         """
         with self._lock:
             if self.name == unknown:
-                self._kept.close()
+                self._leave()
                 self.name = self._arrive()
+
+    def _leave(self) -> None:
+        self._lines = iter(())
+        self._kept.close()
 
     def _arrive(self) -> str:
         where = f"{self._url}/run/arrive"
