@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from agentr_core.environments.reasoning.toolbox import LoopThread, Tools, python_function
+from agentr_core.environments.reasoning.toolbox import Tools, python_function
 from agentr_core.errors import EnvironmentFault
+from agentr_core.threads import LoopThread
 from agentr_core.types import ToolCall
 
 
