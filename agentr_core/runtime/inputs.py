@@ -138,7 +138,7 @@ def contents(path: Path, recipe: Recipe) -> str:
     try:
         return content_sha256(path, Path(recipe.workspace) / "cache")
     except OSError as error:
-        raise DataFileError(f"file {placed(path)} of the recipe cannot be read: {error.strerror or error}") from error
+        raise DataFileError(f"the recipe's file {placed(path)} cannot be read: {error.strerror or error}") from error
 
 
 def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -100,11 +100,11 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"file {placed(file)} of environment.prompt cannot be read: {unreadable(error)}") from error
+        raise DataFileError(f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}") from error
 
 
 def _sha256(file: Path) -> str:
     try:
         return file_sha256(file)
     except OSError as error:
-        raise DataFileError(f"file {placed(file)} of environment.prompt cannot be read: {error}") from error
+        raise DataFileError(f"environment.prompt: file {placed(file)} cannot be read: {error}") from error

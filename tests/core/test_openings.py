@@ -130,7 +130,7 @@ def test_a_window_keeps_the_system_turn(recipe: Callable[..., Recipe]) -> None:
             ConfigError,
             "examples are texts and show no calls",
         ),
-        ([f"{PROMPT}.instruction_file=nowhere"], DataFileError, "file nowhere of environment.prompt cannot be read"),
+        ([f"{PROMPT}.instruction_file=nowhere"], DataFileError, "prompt: file nowhere in .* cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_prompt_is_told(
